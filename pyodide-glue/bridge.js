@@ -1,12 +1,12 @@
-// The crossing between Python and the host: the only code that makes Python wait, and the only code that stops it.
+// The crossing between Python and the host: the only code that makes Python wait or stop.
 //
-// Waiting: where there is a mailbox (a cross-origin isolated frame), Python blocks in `Atomics.wait`. Elsewhere JSPI
+// Waiting: with a mailbox (in a cross-origin isolated frame), Python blocks in `Atomics.wait`. Without one, JSPI
 // suspends the whole interpreter while a promise is pending.
 //
-// Stopping: the interpreter polls the "interrupt buffer" while it runs. Ours is a getter that looks at the clock. Every
-// BREATH_MS it asks Python's signal handler (browser/bridge.py) for a *breath*: the handler suspends the interpreter for one
-// trip through the event loop, so that an `interrupt` message is heard although Python is computing. It works in loops,
-// in regular expressions and in sort keys, in any page; only a single long call into C goes on until it is done.
+// Stopping: the interpreter polls its "interrupt buffer" while it runs. Our buffer is a getter that looks at the clock.
+// Every BREATH_MS it raises a signal, and Python's signal handler (browser/bridge.py) takes a *breath*: it suspends the
+// interpreter for one trip through the event loop. So an `interrupt` message arrives although Python is computing. This
+// works in loops, in regular expressions and in sort keys, in any page. Only a single long call into C runs to its end.
 // Decisions: docs/internals/guest-in-a-browser.md and docs/internals/values-and-calls.md.
 
 import { plainBytes } from "./bytes.js";
@@ -16,23 +16,23 @@ import { readMailbox } from "./mailbox.js";
 /** @import { createDetector } from "./nondeterminism.js" */
 
 const BREATH_MS = 50;
-/** Output that follows a message or the begin of an exchange so soon waits for the next message. */
+/** The time after a message or an exchange's begin in which output waits for the next message, in milliseconds. */
 const HOLD_MS = 20;
-/** Longer output never waits. */
+/** The length from which output never waits, in characters. */
 const MAX_HELD = 4096;
-/** Python may swallow an interrupt; it is repeated until the host's grace period is over. */
+/** The pause between two interrupts. Python may swallow one, so they repeat until the host's grace period is over. */
 const REPEAT_MS = 200;
-/** The signal that stands for "look here": the last one, which browser/bridge.py lets nobody else have. */
+/** The signal that calls Python's handler: the highest number, which browser/bridge.py keeps from user code. */
 const SIGNAL = 64;
 
 const canSuspend = "Suspending" in WebAssembly;
 const now = performance.now.bind(performance);
-/** The most that C code may write within one cell; the rest is dropped. */
+/** The most bytes that C code may write within one cell. The rest is dropped. */
 const MAX_WRITTEN_BYTES = 16_000_000;
 const SHORT_TEXT = 10_000;
 const encoder = new TextEncoder();
 const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
-/** The text, or its bytes where it has lone surrogates. @param {Uint8Array} body */
+/** Decodes a text. Returns the bytes themselves if they hold lone surrogates. @param {Uint8Array} body */
 const decode = (body) => {
   try {
     return decoder.decode(body);
@@ -43,7 +43,8 @@ const decode = (body) => {
 const { Map, Promise, setTimeout, clearTimeout, queueMicrotask } = self;
 
 /**
- * Posts an event and its body, with what was held before it; `null` only posts what was held. With `hold`, it waits for the next.
+ * Posts an event and its body, after the held events. `null` posts only the held events. With `hold`, the event waits
+ * for the next post.
  * @typedef {(event: Event | null, body?: Uint8Array, hold?: boolean) => void} Post
  */
 
@@ -55,13 +56,13 @@ const { Map, Promise, setTimeout, clearTimeout, queueMicrotask } = self;
  * @param {ReturnType<typeof createDetector>} detector
  */
 export function createBridge(post, mailbox, detector) {
-  /** The exchange under way, 0 between exchanges. */
+  /** The current exchange; 0 between exchanges. */
   let exchange = 0;
   let deadline = Infinity;
   let nextLook = Infinity;
-  /** @type {StopReason | null} Why Python is to stop. */
+  /** The reason why Python has to stop. @type {StopReason | null} */
   let stopping = null;
-  /** @type {(() => void) | null} Ends the wait that Python is in. */
+  /** Ends Python's current wait. @type {(() => void) | null} */
   let endWait = null;
 
   let holdUntil = 0;
@@ -72,18 +73,18 @@ export function createBridge(post, mailbox, detector) {
 
   let lastCall = 0;
   let unanswered = 0;
-  /** Calls whose answer Python waits for. @type {Map<number, Answer | null>} */
+  /** Calls that Python waits for, by number; null until their answer is there. @type {Map<number, Answer | null>} */
   const calls = new Map();
   /** Calls that are posted once Python really waits. @type {[number, string, Encoding, Uint8Array][]} */
   let unsent = [];
   /** @type {(() => void) | null} */
   let allAnswered = null;
 
-  /** The text that came for a cell which is being written, and was not taken yet. @type {{ text: string, isLast: boolean }[]} */
+  /** Pieces of the cell being written that Python has not taken yet. @type {{ text: string, isLast: boolean }[]} */
   let texts = [];
-  /** All that is left of it, when somebody has asked for it. @type {string | undefined} */
+  /** The whole rest of the cell being written, once the cell was asked for. @type {string | undefined} */
   let rest;
-  /** Python is not in the exchange: it waits for more text. @type {(() => void) | null} */
+  /** Set while the exchange waits for more text, with Python outside of it. @type {(() => void) | null} */
   let wake = null;
 
   const breath = new MessageChannel();
@@ -92,9 +93,10 @@ export function createBridge(post, mailbox, detector) {
   breath.port1.onmessage = () => breathTaken();
 
   /**
-   * A promise that Python waits for. It never rejects: `undefined` says that Python is to stop.
+   * Makes a promise for Python to wait for. It never rejects; `undefined` says that Python has to stop.
    * @template T
-   * @param {(resolve: (value: T) => void) => (() => void) | void} start  returns how to give up
+   * @param {(resolve: (value: T) => void) => (() => void) | void} start  begins the work; returns a function that gives
+   * it up
    * @returns {Promise<T | undefined>}
    */
   const wait = (start) =>
@@ -112,7 +114,10 @@ export function createBridge(post, mailbox, detector) {
       };
     });
 
-  /** The value that a wait comes back with when Python is to stop. That is an interrupt of its own, so the next one has time. */
+  /**
+   * The result of a wait that Python's stop has ended. Such a wait raises KeyboardInterrupt itself, so the next
+   * interrupt has time.
+   */
   const interrupted = () => {
     nextLook = now() + REPEAT_MS;
     return undefined;
@@ -121,12 +126,12 @@ export function createBridge(post, mailbox, detector) {
   /** @param {StopReason} reason */
   const stop = (reason) => {
     stopping ??= reason;
-    // A wait that ends raises KeyboardInterrupt itself; the next one leaves time to clean up.
+    // A wait that ends raises KeyboardInterrupt itself. The next interrupt leaves Python time to clean up.
     nextLook = endWait ? now() + REPEAT_MS : 0;
     endWait?.();
   };
 
-  /** Posts the registered calls. @param {boolean} blocking whether the answers have to come by mailbox */
+  /** Posts the registered calls. @param {boolean} blocking  whether the answers have to come by mailbox */
   const send = (blocking) => {
     const events = unsent;
     unsent = [];
@@ -140,7 +145,7 @@ export function createBridge(post, mailbox, detector) {
   /** @param {Extract<Request, { type: "hostReply" }>} reply @param {Uint8Array} body */
   const accept = ({ call, status, encoding, message }, body) => {
     if (calls.get(call) !== null) return;
-    // A short text crosses as a string at once; what is long is copied as bytes and decoded by Python, which is faster.
+    // A short text crosses at once as a string. A long one is copied as bytes and decoded by Python, which is faster.
     const isShort = encoding === "text" && body.length < SHORT_TEXT;
     calls.set(call, [status, encoding, status !== "ok" ? (message ?? "") : isShort ? decode(body) : body]);
     unanswered -= 1;
@@ -149,7 +154,7 @@ export function createBridge(post, mailbox, detector) {
 
   const read = mailbox && readMailbox(mailbox);
 
-  /** Code that runs ahead has been asked for. @param {number} number @param {string} [more]  the rest of its text */
+  /** Hears that the code which runs ahead was asked for. @param {number} number @param {string} [more]  the rest of its text */
   const promote = (number, more) => {
     if (number !== exchange) return;
     rest = more;
@@ -158,7 +163,7 @@ export function createBridge(post, mailbox, detector) {
     else if (watched) post({ type: "promoted", exchange });
   };
 
-  /** Blocks for one message, at most `ms`. @param {number} ms */
+  /** Blocks until a message comes, or for at most `ms`, and handles it. @param {number} ms */
   const block = (ms) => {
     const message = read?.(ms);
     if (message?.request.type === "hostReply") accept(message.request, message.body);
@@ -188,7 +193,10 @@ export function createBridge(post, mailbox, detector) {
     /** Returns true when Python is in an exchange. */
     busy: () => exchange !== 0,
 
-    /** Nothing is known of what the guest was told before, which may not have been heard yet; calls are numbered from 1 again. */
+    /**
+     * Forgets all messages and calls of the guest's earlier state, also those that it has not read. Calls are numbered
+     * from 1 again.
+     */
     beginAnew() {
       while (read?.(0));
       texts = [];
@@ -197,7 +205,10 @@ export function createBridge(post, mailbox, detector) {
       lastCall = 0;
     },
 
-    /** More of the text that is being written, or the last of it. @param {number} number @param {string} text @param {boolean} isLast */
+    /**
+     * Takes more of the text that is being written, or the last of it.
+     * @param {number} number @param {string} text @param {boolean} isLast
+     */
     extend(number, text, isLast) {
       if (number !== exchange) return;
       texts.push({ text, isLast });
@@ -205,11 +216,12 @@ export function createBridge(post, mailbox, detector) {
     },
 
     /**
-     * Waits for more text, between two statements. The time of the exchange stands still.
-     * @returns {Promise<{ text: string, isLast: boolean, isAsked?: boolean }>}  whether the host waits for what comes of it
+     * Waits for more text between two statements. The exchange's time stands still meanwhile.
+     * @returns {Promise<{ text: string, isLast: boolean, isAsked?: boolean }>}  `isAsked`: the host waits for the
+     * outcome
      */
     async nextText() {
-      if (stopping) detector.report(); // it ran out of time, which it may not do another time
+      if (stopping) detector.report(); // out of time ahead of its call; in a later run it might not be
       if (texts.length === 0 && rest === undefined) {
         const begun = now();
         nextLook = Infinity;
@@ -224,7 +236,7 @@ export function createBridge(post, mailbox, detector) {
       return texts.shift() ?? { text: rest ?? "", isLast: true, isAsked: true };
     },
 
-    /** Ends the exchange; why Python was told to stop, if it was. */
+    /** Ends the exchange. Returns the reason why Python was told to stop, if it was. */
     end() {
       texts = [];
       rest = undefined;
@@ -249,31 +261,31 @@ export function createBridge(post, mailbox, detector) {
 
     // ---- for Pyodide ----
 
-    /** Polled by the interpreter while it runs. */
+    /** The interrupt buffer, which the interpreter polls while it runs. */
     interruptBuffer: {
       get 0() {
         const time = now();
         if (time < nextLook) return 0;
-        nextLook = time + BREATH_MS; // or the handler itself would be interrupted, again and again
+        nextLook = time + BREATH_MS; // otherwise the next poll would interrupt the handler itself
         return SIGNAL;
       },
       set 0(_value) {},
     },
 
     /**
-     * Keeps what C code writes to file descriptor 1 or 2: it does so without the interpreter's lock, so that Python
-     * cannot take it then.
+     * Keeps bytes that C code writes to file descriptor 1 or 2. C code writes without the interpreter's lock, so Python
+     * cannot take them at once.
      * @param {number} fd @param {Uint8Array} bytes
      */
     write(fd, bytes) {
-      // While Python waits, it is not the cell that writes.
+      // While Python waits, the writer cannot be the cell.
       if (!exchange || endWait) return bytes.length;
       writtenBytes += bytes.length;
       if (writtenBytes <= MAX_WRITTEN_BYTES) written.push([fd, bytes.slice()]);
       return bytes.length;
     },
 
-    /** For browser/bridge.py, where user code can reach it: nothing here answers a call or ends an exchange. */
+    /** The functions for browser/bridge.py. User code can reach them, so none of them answers a call or ends an exchange. */
     python: {
       /** @type {(stream: Stream, skipped: number, text: string) => void} */
       output(stream, skipped, text) {
@@ -302,8 +314,8 @@ export function createBridge(post, mailbox, detector) {
       },
 
       /**
-       * Calls a host function, and gives the answers of all calls: three elements of each. They are posted when Python is really
-       * suspended, so that nothing runs while the host believes that Python waits.
+       * Calls a host function once for each pair in `flat`. Returns three elements for each call's answer. The calls
+       * are posted when Python is really suspended, so that nothing runs while the host believes that Python waits.
        * @param {string} name @param {(string | Uint8Array)[]} flat  the encoding and the body of each call
        */
       ask(name, flat) {
@@ -328,7 +340,7 @@ export function createBridge(post, mailbox, detector) {
         return wait((resolve) => (allAnswered = () => resolve(takeAnswers(begun))));
       },
 
-      /** Takes back registered calls that Python does not wait for after all. */
+      /** Drops registered calls that Python will not wait for after all. */
       forget,
 
       /** @param {number | undefined} ms */
@@ -348,7 +360,10 @@ export function createBridge(post, mailbox, detector) {
         });
       },
 
-      /** The rest of the text that is being written. Before it is there, only the world can tell. */
+      /**
+       * The rest of the text that is being written. Code that reads it too early depends on the world outside, as
+       * reported here.
+       */
       rest() {
         if (rest === undefined) detector.report();
         return rest ?? "";
@@ -356,7 +371,7 @@ export function createBridge(post, mailbox, detector) {
 
       canBlock: mailbox !== undefined,
 
-      /** Returns true when Python is to stop now; asked by its signal handler. */
+      /** Returns true when Python has to stop now. Python's signal handler asks. */
       overdue() {
         const time = now();
         if (time >= deadline) stopping ??= "timeout";
@@ -365,7 +380,7 @@ export function createBridge(post, mailbox, detector) {
         return stopping !== null;
       },
 
-      /** One trip through the event loop. */
+      /** Lets the event loop run once. */
       breathe() {
         return wait((resolve) => {
           breathTaken = () => resolve(true);
@@ -373,14 +388,14 @@ export function createBridge(post, mailbox, detector) {
         });
       },
 
-      /** The moment was bad: ask again soon, but not within the handler that says so. */
+      /** Asks for another look soon. The handler calls this when it cannot raise an exception at this moment. */
       lookAgain() {
         nextLook = now() + 1;
       },
     },
   };
 
-  /** The answers, in the order of the calls. The clock of the exchange stood still since then. @param {number} begun */
+  /** Returns the answers in the order of the calls. The exchange's clock stood still since `begun`. @param {number} begun */
   function takeAnswers(begun) {
     const time = now();
     deadline += time - begun;

@@ -1,4 +1,4 @@
-// Bytes that guest code has made, as the glue can use them: a `Uint8Array` may have getters of the guest's in place of its own.
+// Copies bytes from guest code safely: the guest may have replaced a `Uint8Array`'s getters by its own.
 
 // Taken before any guest code runs: it may replace them.
 const { Uint8Array } = self;
@@ -9,7 +9,7 @@ const [buffer, offset, length, kind] = ["buffer", "byteOffset", "byteLength", Sy
 );
 
 /**
- * The same bytes without anything of the guest's. TypeError where it is no `Uint8Array`.
+ * Copies bytes into a `Uint8Array` without anything of the guest's. Throws a TypeError for anything but a `Uint8Array`.
  * @param {unknown} bytes
  * @returns {Uint8Array<ArrayBuffer>}
  */

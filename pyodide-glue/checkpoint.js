@@ -1,52 +1,59 @@
-// Exact checkpoints: the interpreter's whole memory, as what has changed in it since the last one.
+// Exact checkpoints: the interpreter's whole memory, saved as its changes since the checkpoint before.
 //
-// All guests start from one snapshot, so that whatever JavaScript holds of Python has the same address in each. The memory
-// of one, put into another, goes on there: generators, closures, aliases, modules. Beside it travel the files, the open
-// ones and the references from Python to JavaScript, of which only the glue's own mean anything elsewhere.
+// All guests start from one snapshot. So everything that JavaScript holds of Python has the same address in each guest,
+// and memory that is copied to another guest goes on there: generators, closures, aliases, modules. A checkpoint also
+// holds the files, the open descriptors, and the references from Python to JavaScript. Of these references, only those
+// to the glue's own objects mean anything in another guest.
 //
-// Where that cannot be done, because code was loaded into the interpreter that no other guest has, it is the values of the variables instead.
+// A guest that has loaded code which no other guest has cannot be saved so. Its checkpoint holds the values of its
+// variables instead.
 //
 // A checkpoint is a `Blob`: the size of its header as a 32-bit number, the header (`Header`) as JSON, then pages of memory or
 // values, then files.
 // Decisions: docs/internals/saving-and-restoring.md.
 
-/** @typedef {any} Module  what Emscripten makes; Pyodide's `_module` */
+/** Emscripten's module; Pyodide's `_module`. @typedef {any} Module */
 /**
  * @typedef {object} Header
- * @property {string} snapshot  what the guest had started from
- * @property {number} [values]  bytes that Python's `save_state` made; then there is no memory
+ * @property {string} snapshot  the name of the snapshot that the guest started from
+ * @property {number} [values]  the length of the state that Python's `save_state` made; with it, there is no memory
  * @property {number} length  bytes of memory
- * @property {boolean} usedJavaScript  by code, in this guest or in one that its state comes from
- * @property {[first: number, count: number][]} pages  runs of the pages that follow
- * @property {(number | null)[]} references  for each slot the index of one of the glue's objects; -1 for another, null for none
- * @property {string[]} strings  that Pyodide has interned
- * @property {Loaded[]} libraries  that were loaded
- * @property {Files | null} files  what differs from the boot; null when it is as in the checkpoint before
- * @property {string[]} removed  files of the boot that are gone
- * @property {Times[]} times  of what differs from the boot, and of all folders
- * @property {{ bytes: number, files: number }} uncounted  files that are not the user's
- * @property {string} folder  the current one
+ * @property {boolean} usedJavaScript  true when code has used JavaScript, in this guest or in one that its state comes
+ * from
+ * @property {[first: number, count: number][]} pages  runs of pages, whose contents follow the header
+ * @property {(number | null)[]} references  for each slot the index of the glue's object; -1 for any other object, null
+ * for none
+ * @property {string[]} strings  Pyodide's interned strings
+ * @property {Loaded[]} libraries  the loaded shared objects
+ * @property {Files | null} files  the files that differ from the boot; null when they are as in the checkpoint before
+ * @property {string[]} removed  the boot's files that were removed
+ * @property {Times[]} times  the times of all folders, and of files that differ from the boot
+ * @property {{ bytes: number, files: number }} uncounted  the size of files that are not the user's
+ * @property {string} folder  the current folder
  * @property {Open[]} open
  */
 /**
  * @typedef {object} Entry
  * @property {string} path
  * @property {number} mode
- * @property {number | null} size  null: a folder
+ * @property {number | null} size  in bytes; null for a folder
  * @property {string} [link]
- * @property {number} [fd]  of a file that was removed and only is open: the first of its descriptors
+ * @property {number} [fd]  for a removed file that is still open: the first of its descriptors
  */
 /** @typedef {Entry[]} Files */
-/** @typedef {[file: string | number, read: number, written: number, changed: number]} Times  of a path, or of an entry's `fd` */
 /**
- * @typedef {object} Open  a descriptor
+ * The times of a path, or of an entry's `fd`.
+ * @typedef {[file: string | number, read: number, written: number, changed: number]} Times
+ */
+/**
+ * @typedef {object} Open  an open descriptor
  * @property {number} fd
  * @property {number} flags
  * @property {number} position
- * @property {string} [path]  the file
- * @property {number} [hidden]  the file, where it has no path any more: its `fd`
- * @property {number} [shares]  the descriptor that this is a duplicate of
- *   With none of the three it cannot be opened elsewhere.
+ * @property {string} [path]  the path of its file
+ * @property {number} [hidden]  the `fd` of its file, when the file has no path any more
+ * @property {number} [shares]  the descriptor that this one duplicates
+ *   Without any of the three, the descriptor cannot be opened in another guest.
  */
 
 import { PAGE } from "./snapshot.js";
@@ -64,21 +71,21 @@ const { parse, stringify } = JSON;
 const { assign, freeze } = Object;
 const now = performance.now.bind(performance);
 
-/** Bytes of free memory that are taken at once. */
+/** The sizes of blocks that `clean` takes of the free memory, in bytes. */
 const [LARGEST, SMALLEST] = [1 << 20, 1 << 16];
-/** Pages to be saved that make it worth while to look for memory that is free, and pages that were needed once. */
+/** The number of changed pages from which looking for free memory is worth its time. */
 const WORTH_CLEANING = (32 << 20) / PAGE;
-/** Bytes of memory of a guest that takes another state, at most. */
+/** The most bytes of memory of a guest that may be reused for another state. */
 const MOST_REUSED = 128 << 20;
 /** Pages that are hashed between two looks at the clock. */
 const AT_ONCE = 64;
-/** Parts of a `Blob` that are shorter are joined first, in bytes: each costs some time. */
+/** The length below which parts of a `Blob` are joined first, in bytes: each part costs time. */
 const SHORT = 1 << 18;
-/** The longest time that the event loop waits, in milliseconds. */
+/** The longest time for which the event loop waits, in milliseconds. */
 const SLICE_MS = 1;
-/** Folders that hold no files of anybody's. */
+/** Folders without files. */
 const NOT_FILES = new Set(["/proc"]);
-/** Stands for an object of JavaScript that was only in the other guest. */
+/** Takes the place of an object of JavaScript that only the other guest had. */
 const GONE = (() => {
   const fail = () => {
     throw new Error("this JavaScript object is gone: it was made in a guest that has been replaced");
@@ -87,7 +94,7 @@ const GONE = (() => {
 })();
 /** Emscripten's number of an input or output error. */
 const EIO = 29;
-/** The place where Pyodide's interned strings begin; before it are constants. */
+/** The slot of Pyodide's first interned string. Constants are before it. */
 const FIRST_STRING = 7;
 
 /** @typedef {{ cancelled: boolean, cancel?: () => void }} Job */
@@ -96,7 +103,7 @@ const FIRST_STRING = 7;
  * @param {object} parts
  * @param {Module} parts.module
  * @param {Hash} parts.hash
- * @param {string} parts.snapshot  what the guest has started from
+ * @param {string} parts.snapshot  the name of the snapshot that the guest started from
  * @param {Float64Array} parts.original  the hashes of the snapshot's pages
  * @param {(pages: number[]) => Promise<Uint8Array>} parts.readOriginal  reads pages of the snapshot
  * @param {object[]} parts.roles  the glue's objects that Python may hold
@@ -126,21 +133,21 @@ export function createCheckpoints({
   const boot = new Map(listAll().map(({ file, line }) => [line, file.path]));
   const home = FS.cwd();
   const standard = FS.streams.slice(0, 3);
-  /** Folders with files that are taken for granted. @type {Set<string | number>} */
+  /** Folders that hold expected files. @type {Set<string | number>} */
   const given = new Set();
-  /** The one thing that can be done with a descriptor of what was only in the other guest: to close it. */
+  /** The operations of a descriptor that only the other guest could open: all of them fail, except closing it. */
   const dead = (() => {
     const fail = () => {
       throw new FS.ErrnoError(EIO);
     };
     return freeze({ getattr: fail, setattr: fail, llseek: fail, read: fail, write: fail, mmap: fail, msync: fail });
   })();
-  /** Of the last checkpoint. @type {Float64Array | null} */
+  /** The pages' hashes at the last checkpoint. @type {Float64Array | null} */
   let last = null;
   let lastFiles = "";
-  /** The most pages that were in use. */
+  /** The largest number of pages in use so far. */
   let most = 0;
-  /** Ends the checkpoint under way. */
+  /** Cancels the checkpoint that is being made. */
   let cancel = () => {};
   const tick = new MessageChannel();
 
@@ -161,7 +168,7 @@ export function createCheckpoints({
     return job;
   };
 
-  /** The hashes of all pages as they are; undefined when somebody else needs the thread. @param {Job} job */
+  /** Hashes all pages. Returns undefined when a request needs the thread. @param {Job} job */
   const hashAll = async (job) => {
     const hashes = new Float64Array(module.HEAPU8.length / PAGE);
     for (let page = 0; page < hashes.length;) {
@@ -174,7 +181,7 @@ export function createCheckpoints({
     return hashes;
   };
 
-  /** Fills free memory with zeros, which need not be kept. @param {Job} job */
+  /** Fills free memory with zeros, which a checkpoint leaves out. @param {Job} job */
   const clean = async (job) => {
     /** @type {number[]} */
     const held = [];
@@ -206,15 +213,15 @@ export function createCheckpoints({
   };
 
   return {
-    /** Gives the thread back to a request that has come in. */
+    /** Cancels the checkpoint that is being made, because a request needs the thread. */
     interrupt() {
       cancel();
     },
 
-    /** Returns true when all that code has left here is memory and files, which `restore` puts others in place of. */
+    /** Returns true when code has left only memory and files here, which `restore` can replace. */
     get isReusable() {
       if (detector.usedJavaScript || detector.hasCallbacks || !libraries.isEmpty || libraries.hasOthers) return false;
-      // Memory is not given back.
+      // Memory never shrinks.
       if (module.HEAPU8.length > MOST_REUSED) return false;
       if (!standard.every((/** @type {any} */ stream, /** @type {number} */ fd) => FS.streams[fd] === stream))
         return false;
@@ -223,7 +230,7 @@ export function createCheckpoints({
     },
 
     /**
-     * Takes files for granted: every guest that takes over has them, or gets them first.
+     * Declares files that every guest has which takes over, or gets before it does. Checkpoints leave them out.
      * @param {string[]} paths
      */
     expect(paths) {
@@ -233,8 +240,8 @@ export function createCheckpoints({
     },
 
     /**
-     * What changed since the last checkpoint, or since the snapshot, and which variables it does not hold. Undefined when it was
-     * interrupted.
+     * Saves what has changed since the last checkpoint, or since the snapshot. `lost` names the variables that the
+     * checkpoint does not hold. Resolves to undefined when it was cancelled.
      * @param {boolean} full
      * @returns {Promise<{ blob: Blob, full: boolean, lost: LostVariable[], spent: boolean } | undefined>}
      */
@@ -270,13 +277,13 @@ export function createCheckpoints({
     },
 
     /**
-     * Puts checkpoints in place, each on top of the one before it; returns the variables that could not be restored.
+     * Puts checkpoints in place, each on top of the one before. Returns the variables that could not be restored.
      * @param {Blob[]} chain  begins with a full one
-     * @param {boolean} isUsed  whether the guest has had another state; see `isReusable`
-     * @param {() => void} configure  what a guest needs whose memory is not replaced
+     * @param {boolean} isUsed  whether the guest has had another state before; see `isReusable`
+     * @param {() => void} configure  configures a guest whose memory is not replaced
      */
     async restore(chain, isUsed, configure) {
-      cancel = () => {}; // nothing interrupts this
+      cancel = () => {}; // a restore runs to its end
       const found = /** @type {Float64Array} */ (await hashAll({ cancelled: false }));
       /** @type {Header | undefined} */
       let header;
@@ -304,7 +311,7 @@ export function createCheckpoints({
       if (!header) throw new Error("a checkpoint is empty");
       if (isUsed && header.values !== undefined) throw new Error("the guest has variables of another state");
       if (header.values === undefined) {
-        // What this guest had changed and the other had not.
+        // Pages that this guest has changed, and the saved one has not: the snapshot has their content.
         const stale = changes(found, original)
           .flatMap(([first, count]) => Array.from({ length: count }, (_, index) => first + index))
           .filter((page) => !taken.has(page));
@@ -331,7 +338,7 @@ export function createCheckpoints({
           for (const path of removed) remove(path);
           const hidden = files ? putFiles(files.files, files.bytes) : new Map();
           if (memory) isWhole = putOpen(open, hidden);
-          putTimes(times, hidden); // all of the above changes some
+          putTimes(times, hidden); // last, since the steps above change some times
         });
         if (FS.analyzePath(folder).exists) FS.chdir(folder);
       });
@@ -356,7 +363,7 @@ export function createCheckpoints({
   }
 
   /**
-   * A checkpoint of these parts, and the files.
+   * Makes a checkpoint of these parts and of the files.
    * @param {Pick<Header, "pages" | "values" | "references">} head
    * @param {Uint8Array[]} parts
    * @param {boolean} full
@@ -433,7 +440,7 @@ export function createCheckpoints({
     for (const string of interned.slice(known.length)) module.__hiwire_immortal_add(string);
   }
 
-  /** The descriptors, and the files that only they lead to. */
+  /** Lists the descriptors, and the files that have no path any more. */
   function open() {
     /** @type {Open[]} */
     const streams = [];
@@ -455,7 +462,7 @@ export function createCheckpoints({
     return { streams, hidden };
   }
 
-  /** The place where the file of a descriptor is now. @param {any} stream @returns {string | undefined} */
+  /** Returns the current path of a descriptor's file. @param {any} stream @returns {string | undefined} */
   function pathOf({ node, stream_ops }) {
     if (stream_ops === dead) return undefined;
     try {
@@ -466,19 +473,19 @@ export function createCheckpoints({
     }
   }
 
-  /** Returns true when a checkpoint holds the contents of what a descriptor leads to. @param {any} stream */
+  /** Returns true when a checkpoint holds the contents of a descriptor's file. @param {any} stream */
   function isKept({ node, stream_ops }) {
     return stream_ops !== dead && FS.isFile(node.mode) && node.node_ops === FS.filesystems.MEMFS.ops_table.file.node;
   }
 
-  /** Descriptors of what no other guest can open, such as a pipe. @returns {number[]} */
+  /** Lists the descriptors that no other guest can open, such as a pipe's. @returns {number[]} */
   function onlyHere() {
     return FS.streams.flatMap((/** @type {any} */ stream, /** @type {number} */ fd) =>
       stream && stream.stream_ops !== dead && !isKept(stream) && pathOf(stream) === undefined ? [fd] : [],
     );
   }
 
-  /** Closes and removes what is not as it was at the boot. */
+  /** Closes and removes everything that was not there at the boot. */
   function removeOwn() {
     FS.streams.forEach((/** @type {any} */ stream, /** @type {number} */ fd) => {
       if (stream && fd > 2) FS.closeStream(fd);
@@ -488,7 +495,10 @@ export function createCheckpoints({
     if (listAll().some(({ line }) => !boot.has(line))) throw new Error("a file of another state cannot be removed");
   }
 
-  /** Returns true when all are open again. @param {Open[]} streams @param {Map<number, any>} files  those without a path */
+  /**
+   * Opens the descriptors again. Returns true when it could open all.
+   * @param {Open[]} streams @param {Map<number, any>} files  those without a path
+   */
   function putOpen(streams, files) {
     let all = true;
     const { O_CREAT, O_EXCL, O_TRUNC } = { O_CREAT: 64, O_EXCL: 128, O_TRUNC: 512 };
@@ -504,7 +514,7 @@ export function createCheckpoints({
           FS.createStream(stream, fd);
         }
       } catch {
-        // A pipe, for instance. Nobody else may get its number: Python still writes to that.
+        // For instance a pipe. Its number stays taken, because Python would write to any other file of this number.
         all = false;
         const { node } = FS.lookupPath("/dev/null");
         FS.createStream({ node, path: "/dev/null", flags, seekable: true, position, stream_ops: dead }, fd);
@@ -513,7 +523,10 @@ export function createCheckpoints({
     return all;
   }
 
-  /** Returns the files without a path, by the first of their descriptors. @param {Files} files @param {Uint8Array} bytes */
+  /**
+   * Writes the files. Returns those without a path, by the first of their descriptors.
+   * @param {Files} files @param {Uint8Array} bytes
+   */
   function putFiles(files, bytes) {
     const hidden = new Map();
     let at = 0;
@@ -548,13 +561,13 @@ export function createCheckpoints({
   /** @param {Times[]} times @param {Map<number, any>} hidden */
   function putTimes(times, hidden) {
     for (const [file, atime, mtime, ctime] of times) {
-      // There may be more in it than there was: by its time, Python sees that it has to look again.
+      // The folder may hold more files than before. Its newer time makes Python's importer look again.
       if (given.has(file)) continue;
       try {
         const node = typeof file === "number" ? hidden.get(file) : FS.lookupPath(file).node;
         assign(node ?? {}, { atime, mtime, ctime });
       } catch {
-        // It could not be put in place: then it has no times either.
+        // The file could not be put in place, so it has no times.
       }
     }
   }
@@ -575,12 +588,12 @@ export function createCheckpoints({
       if (FS.isDir(FS.lstat(path).mode)) FS.rmdir(path);
       else FS.unlink(path);
     } catch {
-      // It is gone, or in use: a file too many loses nothing.
+      // The file is gone, or in use. A file too many does no harm.
     }
   }
 }
 
-/** The number of pages that are in use. @param {Float64Array} hashes */
+/** Counts the pages in use. @param {Float64Array} hashes */
 function count(hashes) {
   let used = 0;
   for (let page = 0; page < hashes.length; page++) if (hashes[page] !== 0) used += 1;
@@ -588,7 +601,7 @@ function count(hashes) {
 }
 
 /**
- * Where `after` differs, as runs of pages. Memory that nobody has used is zero, and so is its hash.
+ * Lists the runs of pages in which `after` differs. Unused memory is zero, and so is its hash.
  * @param {Float64Array} after @param {Float64Array} before
  */
 function changes(after, before) {
@@ -604,10 +617,10 @@ function changes(after, before) {
   return runs;
 }
 
-/** The number of pages in runs. @param {[first: number, count: number][]} runs */
+/** Counts the pages in runs. @param {[first: number, count: number][]} runs */
 const sum = (runs) => runs.reduce((sum, [, count]) => sum + count, 0);
 
-/** The same bytes in fewer parts. @param {Uint8Array[]} parts */
+/** Joins short parts, so that there are fewer. @param {Uint8Array[]} parts */
 function gather(parts) {
   /** @type {Uint8Array[]} */
   const gathered = [];
@@ -632,7 +645,7 @@ function gather(parts) {
 /** @typedef {{ file: Entry, node: any, line: string }} Listed  `line` differs when the file does */
 
 /**
- * Everything in the file system, folders before what is in them.
+ * Lists the whole file system, each folder before its contents.
  * @param {any} FS @param {(node: any) => number} version @param {string} [folder] @returns {Listed[]}
  */
 function list(FS, version, folder = "/") {
@@ -658,5 +671,5 @@ function listed(node, path, more, version = 0) {
 /** @param {string | number | undefined} file @param {any} node @returns {Times} */
 const timesOf = (file, { atime, mtime, ctime }) => [file ?? "", atime, mtime, ctime];
 
-/** The contents of a file, which it may change as soon as they are copied. @param {any} node @returns {Uint8Array} */
+/** The contents of a file, as a view: copy them before the file changes. @param {any} node @returns {Uint8Array} */
 const bytesOf = (node) => node.contents.subarray(0, node.usedBytes);

@@ -1,9 +1,9 @@
-// HTML that code has made, for pages that show it. An entry of its own (`sandglass/display`): most pages show none.
+// Shows HTML from guest code in a page. An entry of its own (`sandglass/display`), because most pages show none.
 //
-// A policy and `<iframe sandbox>` keep HTML from running scripts and from loading anything. They do not keep it from looking up
-// names and opening connections (`<link rel=preconnect>`), which tells a guest's secrets to whom it likes. So it is written again
-// from an allowlist, the same that hosts go by (`host/src/html.rs`), twice: `tidyHtml` bounds what parsing it may cost, DOMPurify
-// looks at what the browser makes of it.
+// A policy and `<iframe sandbox>` keep HTML from running scripts and from loading anything. They do not keep HTML from
+// looking up names and opening connections (`<link rel=preconnect>`), by which a guest could send its secrets to
+// anyone. So the HTML is rebuilt from an allowlist, the same as on hosts (`host/src/html.rs`), in two steps: `tidyHtml`
+// bounds the cost of parsing, and DOMPurify checks what the browser made of it.
 
 import createDOMPurify from "dompurify";
 import allowed from "../crates/core/src/display/html.json";
@@ -13,7 +13,7 @@ import { tidyHtml } from "./tidy-html.js";
 const words = (/** @type {string[]} */ lines) => lines.flatMap((line) => line.split(" "));
 const CSS_ATTRIBUTES = new Set(words(allowed.cssAttributes));
 const CONFIG = {
-  // Style sheets are filtered apart. What is purified has none any more.
+  // Style sheets are filtered separately. Purified HTML has none left.
   ALLOWED_TAGS: [...words(allowed.tags), ...words(allowed.svgTags), "#text"].filter((tag) => tag !== "style"),
   ALLOWED_ATTR: [...words(allowed.attributes), ...words(allowed.svgAttributes)],
   ALLOW_ARIA_ATTR: false,
@@ -22,14 +22,18 @@ const CONFIG = {
 
 /** @typedef {{ createHTML(html: string): string, createScriptURL(url: string): string }} Policy */
 
-/** Once there is a document. @type {{ purify: ReturnType<typeof createDOMPurify>, policy: Policy | undefined } | undefined} */
+/**
+ * Set by the first call, because making it needs a document.
+ * @type {{ purify: ReturnType<typeof createDOMPurify>, policy: Policy | undefined } | undefined}
+ */
 let tools;
 
 /**
- * Rebuilds HTML that code has made from an allowlist of elements, attributes and styles: no scripts, no links out, and nothing
- * that makes the browser look up a name, connect or load. Pictures, sound and fonts stay where they come as `data:` URLs.
+ * Rebuilds HTML from guest code from an allowlist of elements, attributes and styles. The result has no scripts and no
+ * links out, and makes the browser look up, connect to and load nothing. Pictures, sound and fonts stay if they are
+ * `data:` URLs.
  *
- * The result belongs into a frame all the same, since it can look like anything: see `displayFrame`.
+ * Show the result in a frame all the same, because it can look like anything: see `displayFrame`.
  * @param {string} html  a display's `data`, where its `mime` is `text/html`
  * @returns {string}
  */
@@ -43,8 +47,9 @@ export function sanitizeHtml(html) {
 }
 
 /**
- * Makes a frame that shows HTML which code has made: sanitized, without scripts, of no origin, and under a policy that lets it
- * load nothing. Its size is the page's affair. A page that requires Trusted Types allows the policy `sandglass-display`.
+ * Makes a frame that shows HTML from guest code: sanitized, without scripts, of an opaque origin, and under a policy
+ * that lets it load nothing. The page sets the frame's size. A page that requires Trusted Types has to allow the policy
+ * `sandglass-display`.
  * @param {string} html  a display's `data`, where its `mime` is `text/html`
  * @returns {HTMLIFrameElement}
  */
@@ -66,15 +71,15 @@ function createTools() {
       createScriptURL: () => "",
     });
   } catch {
-    // The page does not allow it. Where it requires Trusted Types, the browser says so next.
+    // The page does not allow the policy. If it requires Trusted Types, the browser reports that next.
   }
-  // One of our own: the page may have configured another.
+  // An instance of our own: the page may have configured another.
   const purify = createDOMPurify(window);
   purify.addHook("uponSanitizeAttribute", (node, data) => {
     const value = data.attrValue.trim();
     if (data.attrName === "src") data.keepAttr = isData(value);
     else if (/^(?:xlink:)?href$/.test(data.attrName)) {
-      // A drawing refers to its own parts, an image to its data.
+      // A drawing refers to its own parts, and an image to its data.
       data.keepAttr = node.nodeName.toLowerCase() === "image" ? isData(value) : value.startsWith("#");
     } else if (CSS_ATTRIBUTES.has(data.attrName)) data.attrValue = filterCss(data.attrValue);
   });

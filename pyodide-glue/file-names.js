@@ -1,7 +1,8 @@
-// Names of files between C, where they are bytes, and Emscripten's file system, where they are strings.
+// Converts names of files between C, where they are bytes, and Emscripten's file system, where they are strings.
 //
-// Emscripten takes the bytes for UTF-8, and gives what is not another name. Here, such a byte is one of U+DC80 to U+DCFF, as in
-// Python (`surrogateescape`): every name has a string of its own, and the string leads back to it.
+// Emscripten takes the bytes for UTF-8, and replaces bytes that are not, so that different names become the same. Here,
+// such a byte becomes one of U+DC80 to U+DCFF, as in Python (`surrogateescape`): every name has a string of its own,
+// which leads back to it.
 
 // Taken before any guest code runs: it may replace them.
 const { TextDecoder, TextEncoder, Uint8Array } = self;
@@ -51,20 +52,20 @@ export function encodeName(name) {
   return new Uint8Array(bytes);
 }
 
-/** A path as the host is told it, which `shown` of files.py does as well. @param {string} path */
+/** A path in the form for the host, the same as `shown` of files.py makes. @param {string} path */
 export function showName(path) {
   return path
     .replace(/\\(?=udc[89a-f][0-9a-f]|x5c)/g, "\\x5c")
     .replace(/[\ud800-\udfff]/gu, (unit) => `\\u${unit.charCodeAt(0).toString(16)}`);
 }
 
-/** The functions that Emscripten's system calls use for names of files, once its script is changed. */
+/** The functions that Emscripten's system calls use for names of files. build.mjs changes Emscripten's script to do so. */
 export const fileNames = {
   /** @param {Uint8Array} heap @param {number} at  where the name is, which a zero ends */
   read: (heap, at) => decodeName(heap.subarray(at, heap.indexOf(0, at))),
   /** @param {string} name  */
   size: (name) => encodeName(name).length,
-  /**
+  /** Writes a name and a zero byte, at most `most` bytes.
    * Writes a name and a zero, at most `most` bytes.
    * @param {string} name @param {Uint8Array} heap @param {number} at @param {number} most
    */

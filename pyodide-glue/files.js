@@ -1,10 +1,10 @@
-// The guest's files: how much of them there may be, and which of them an execution changed.
+// Bounds the guest's files, and finds the files that an execution changed.
 //
-// Their contents are JavaScript's, outside of the wasm heap that `memoryLimit` bounds. So the operations of Emscripten's file
-// system in memory are wrapped here, all of which every way to a file goes through; Python sees an `OSError`. Python can reach
-// JavaScript, but not take these wrappers off again: the tables that hold them are frozen.
+// JavaScript holds the files' contents, outside of the wasm heap that `memoryLimit` bounds. So this module wraps the
+// operations of Emscripten's in-memory file system, through which every way to a file goes. Beyond a limit, Python gets
+// an `OSError`. Python can reach JavaScript, but cannot remove the wrappers: the tables that hold them are frozen.
 //
-// Nothing is noted of a file as long as nobody changes any: an execution that touches none costs nothing.
+// Nothing is noted until a file changes, so an execution that changes none costs nothing.
 
 import { decodeName, encodeName, showName } from "./file-names.js";
 
@@ -16,21 +16,21 @@ const { Map, Set, WeakMap } = self;
 const { defineProperty, freeze, keys } = Object;
 const { max } = Math;
 
-// Emscripten's own numbers.
+// Emscripten's error numbers.
 const ENAMETOOLONG = 37;
 const EAGAIN = 6;
 const EILSEQ = 25;
 const EINVAL = 28;
 const ENOSPC = 51;
-/** In bytes, as on Linux. */
+/** The longest name and path in bytes, as on Linux. */
 const LONGEST_NAME = 255;
 const LONGEST_PATH = 4096;
-/** Pieces of 8 KiB that a pipe may hold. */
+/** The most pieces of 8 KiB that a pipe may hold. */
 const LARGEST_PIPE = 9;
-/** Changed files that are told of, and characters of their paths. */
+/** The most changed files that are reported, and the most characters of their paths. */
 const MOST_CHANGES = 1000;
 const MOST_CHARS = 100_000;
-/** Files that Python leaves beside modules that it imports. */
+/** The folder in which Python caches the modules that it imports. */
 const IGNORED = "__pycache__";
 
 /** @param {any} module  Pyodide's `_module`, in the working folder */
@@ -38,21 +38,21 @@ export function createFiles({ FS }) {
   const { MEMFS } = FS.filesystems;
   const { dir, file, link } = MEMFS.ops_table;
   const folder = FS.lookupPath(FS.cwd()).node;
-  /** Descriptors 0 to 2. */
+  /** The streams of descriptors 0 to 2. */
   const standard = FS.streams.slice(0, 3);
 
   let mostBytes = Infinity;
   let mostFiles = Infinity;
-  /** Sizes that do not count: those of the files that Python itself needs. */
+  /** The size of files that do not count: those that Python itself needs. */
   let free = { bytes: 0, files: 0 };
-  /** At most so much there is; what was removed is only taken off when it matters. */
+  /** Upper bounds of the files' size and number. Removed files are subtracted only when a bound would be exceeded. */
   let bytes = 0;
   let files = 0;
 
-  /** The execution's, if there is one. @type {{ before: Map<string, Node>, touched: Set<Node> } | null} */
+  /** The changes of the current execution, if any were made. @type {{ before: Map<string, Node>, touched: Set<Node> } | null} */
   let changes = null;
   let watching = false;
-  /** For each file that was written to, what no other change has. @type {WeakMap<Node, number>} */
+  /** A number for each written file, new with every write. @type {WeakMap<Node, number>} */
   const versions = new WeakMap();
   let lastVersion = 0;
 
@@ -60,7 +60,7 @@ export function createFiles({ FS }) {
     throw new FS.ErrnoError(errno);
   };
 
-  /** Counts anew what there is, files that are open and have no name any more included. */
+  /** Counts all files anew, including open files without a name. */
   const count = () => {
     const seen = new Set();
     const todo = [FS.root];
@@ -71,7 +71,7 @@ export function createFiles({ FS }) {
       seen.add(node);
       files += 1;
       if (FS.isFile(node.mode)) bytes += node.usedBytes;
-      // `/dev` and `/proc` hold what is no file of MEMFS.
+      // `/dev` and `/proc` hold no files of MEMFS.
       else if (FS.isDir(node.mode) && node.node_ops === dir.node)
         for (const name of keys(node.contents)) todo.push(node.contents[name]);
     }
@@ -85,13 +85,13 @@ export function createFiles({ FS }) {
     if (!(bytes + more <= mostBytes)) refuse(ENOSPC);
   };
 
-  /** Checks that there is room for one more, so named in this folder. @param {Node} parent @param {string} name */
+  /** Checks that a folder can take an entry of this name. @param {Node} parent @param {string} name */
   const needPlace = (parent, name) => {
     const bytes = encodeName(name);
     if (bytes.length > LONGEST_NAME) refuse(ENAMETOOLONG);
-    // A name that JavaScript has made up: Python would see another.
+    // A name that JavaScript has made up. Python would read it as another.
     if (!name.isWellFormed() && decodeName(bytes) !== name) refuse(EILSEQ);
-    // Emscripten keeps a folder's entries as properties of an object, where this one is no entry.
+    // Emscripten keeps a folder's entries as properties of an object, where this name has another meaning.
     if (name === "__proto__") refuse(EINVAL);
     let length = bytes.length;
     for (let node = parent; node !== node.parent && length <= LONGEST_PATH; node = node.parent)
@@ -103,7 +103,7 @@ export function createFiles({ FS }) {
     if (files >= mostFiles) refuse(ENOSPC);
   };
 
-  /** The files in the working folder, by path. */
+  /** Lists the files in the working folder, by path. */
   const list = () => {
     /** @type {Map<string, Node>} */
     const found = new Map();
@@ -120,7 +120,10 @@ export function createFiles({ FS }) {
     return found;
   };
 
-  /** Something is about to happen to what is in this folder. @param {Node} node */
+  /**
+   * Notes the files before the first change below the working folder. Call it before a change in this folder.
+   * @param {Node} node
+   */
   const note = (node) => {
     if (!watching) return;
     for (let at = node; at !== folder; at = at.parent) if (at === at.parent) return;
@@ -133,8 +136,8 @@ export function createFiles({ FS }) {
   };
 
   /**
-   * Changes the size of a file, or its contents.
-   * @template T @param {Node} node @param {number} size  what it will have @param {() => T} work
+   * Writes to a file, or changes its size.
+   * @template T @param {Node} node @param {number} size  the size in bytes that it will have @param {() => T} work
    */
   const write = (node, size, work) => {
     const before = node.usedBytes;
@@ -145,7 +148,7 @@ export function createFiles({ FS }) {
       return work();
     } catch (error) {
       if (!(error instanceof RangeError)) throw error;
-      return /** @type {never} */ (refuse(ENOSPC)); // the browser has no room for it
+      return /** @type {never} */ (refuse(ENOSPC)); // the browser has no memory for it
     } finally {
       bytes += node.usedBytes - before;
     }
@@ -213,7 +216,7 @@ export function createFiles({ FS }) {
     freeze(stream);
   }
 
-  // A pipe holds what was written to it and not read yet, without a bound of its own.
+  // A pipe holds the bytes that were written and not read yet. Emscripten sets no bound.
   const writeAny = FS.write;
   const writeStreamed = (/** @type {any} */ stream, /** @type {any[]} */ ...rest) => {
     const pipe = stream?.node?.pipe;
@@ -222,7 +225,7 @@ export function createFiles({ FS }) {
   };
   defineProperty(FS, "write", { value: writeStreamed, writable: false, configurable: false });
 
-  // What there is by now is Python's own.
+  // All files so far are Python's own.
   count();
   free = { bytes, files };
   bytes = files = 0;
@@ -234,15 +237,15 @@ export function createFiles({ FS }) {
       mostFiles = maxFiles;
     },
 
-    /** Differs whenever a file has other contents, whatever its times say. @param {Node} node */
+    /** A number that differs whenever the file's contents do, whatever its times say. @param {Node} node */
     version: (node) => versions.get(node) ?? 0,
 
-    /** Files that do not count. */
+    /** The size of the files that do not count. */
     free: () => free,
 
     /**
-     * Puts files in place that were within the limits elsewhere, of which `uncounted` do not count. Nor do those of packages that
-     * were installed since, which are here already.
+     * Puts files in place that were within the limits in another guest. `uncounted` is the size of those that do not
+     * count. Files of packages that were installed here since then do not count either.
      * @param {typeof free} uncounted @param {() => void} work
      */
     put(uncounted, work) {
@@ -258,7 +261,7 @@ export function createFiles({ FS }) {
     },
 
     /**
-     * Does something whose files are not the user's, such as installing a package: they do not count.
+     * Runs work whose files do not count because they are not the user's, such as installing a package.
      * @template T @param {() => T | Promise<T>} work
      */
     async exempt(work) {
@@ -276,16 +279,16 @@ export function createFiles({ FS }) {
       }
     },
 
-    /** An execution begins. */
+    /** Begins to watch an execution. */
     watch() {
       watching = true;
       changes = null;
     },
 
-    /** It ended: the files of the working folder that it changed, and how many more. */
+    /** Ends the watch. Returns the changed files of the working folder, and the number of those left out. */
     changed() {
       watching = false;
-      // Code may have closed one, and what is opened next would get its number.
+      // Code may have closed a standard stream, and the next opened file would get its number.
       for (const [fd, stream] of standard.entries()) {
         if (FS.streams[fd] !== stream || stream.fd !== fd) FS.streams[(stream.fd = fd)] = stream;
       }

@@ -1,4 +1,5 @@
-// CSS without addresses: token by token, so that no spelling of one gets by. Hosts do the same (`host/src/html/css.rs`).
+// Removes addresses from CSS. It goes token by token, so that no spelling of an address gets by. Hosts do the same
+// (`host/src/html/css.rs`).
 
 import { tokenizer, TokenType } from "@csstools/css-tokenizer";
 import allowed from "../crates/core/src/display/html.json";
@@ -8,27 +9,27 @@ import allowed from "../crates/core/src/display/html.json";
 const words = (/** @type {string[]} */ lines) => new Set(lines.flatMap((line) => line.split(" ")));
 const AT_RULES = words(allowed.atRules);
 const FUNCTIONS = words(allowed.functions);
-/** The start of a URL that holds what it stands for. */
+/** The start of a URL that contains its own data. */
 const DATA = /^data:(?:image|audio|video|font)\//i;
 
-/** True for a URL that holds what it stands for: a picture, sound or a font. @param {string} url */
+/** Returns true for a URL that contains its own data: a picture, sound or a font. @param {string} url */
 export const isData = (url) => DATA.test(url);
 
 /**
- * The same CSS, whose addresses, unknown functions and unknown at-rules have become words that mean nothing. A browser drops the
- * declarations and rules with these. All brackets are closed. The content of those in too many others is left out.
+ * Replaces addresses, unknown functions and unknown at-rules by words without meaning. A browser drops the declarations
+ * and rules with these. All brackets get closed. Content in too many nested brackets is left out.
  * @param {string} css
  */
 export function filterCss(css) {
   const { nextToken, endOfFile } = tokenizer({ css });
   let filtered = "";
-  /** The closing brackets that are to come. @type {string[]} */
+  /** The closing brackets that are still missing. @type {string[]} */
   const open = [];
   const write = (/** @type {string} */ text) => {
     if (open.length <= allowed.maxCssDepth) filtered += text;
   };
 
-  /** Reads the rest of `url("…")`; returns the address. */
+  /** Reads the rest of `url("…")`. Returns the address. */
   const readUrl = () => {
     /** @type {string | undefined} */
     let address;
@@ -54,17 +55,17 @@ export function filterCss(css) {
     if (closing) open.push(closing);
   }
   while (open.length > 0) write(/** @type {string} */ (open.pop()));
-  // It could end the element that the text stands in.
+  // The text could end the element that holds it.
   return filtered.replaceAll("<", "\\3c ");
 }
 
-/** One token of anything but `url("…")`. @param {CSSToken} token */
+/** Filters one token of any kind but `url("…")`. @param {CSSToken} token */
 function filterToken(token) {
   switch (token[0]) {
     case TokenType.URL:
       return url(token[4].value);
     case TokenType.Function:
-      // As it is meant, without escapes.
+      // Written by its meaning, without escapes.
       return FUNCTIONS.has(token[4].value.toLowerCase()) ? `${token[4].value}(` : "blocked(";
     case TokenType.AtKeyword: {
       const name = token[4].value.toLowerCase();
@@ -76,7 +77,7 @@ function filterToken(token) {
     case TokenType.BadString:
       return " blocked ";
     case TokenType.Comment:
-      return "/**/"; // the parts that it separates stay apart
+      return "/**/"; // keeps the parts on both sides separate
     case TokenType.CDO:
     case TokenType.CDC:
       return " ";
@@ -85,7 +86,7 @@ function filterToken(token) {
   }
 }
 
-/** The bracket that ends what a token begins. @param {CSSToken} token */
+/** The bracket that closes the one a token opens. @param {CSSToken} token */
 function closingOf([type]) {
   switch (type) {
     case TokenType.Function:
@@ -103,7 +104,7 @@ function url(address) {
   return address.startsWith("#") || isData(address) ? `url(${quote(address)})` : " blocked ";
 }
 
-/** A string of CSS. @param {string} text */
+/** Writes a string of CSS. @param {string} text */
 function quote(text) {
   const escaped = text.replace(/["\\]/g, "\\$&");
   return `"${escaped.replace(/[\0-\x1f\x7f]/g, (char) => `\\${char.charCodeAt(0).toString(16)} `)}"`;

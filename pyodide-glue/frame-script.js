@@ -1,4 +1,4 @@
-// The script of the guest's frame, a document of an opaque origin: it starts the worker and stays out of the way.
+// The script of the guest's frame, a document of an opaque origin. It starts the worker, and does nothing else.
 
 import { startWorker } from "./start-worker.js";
 

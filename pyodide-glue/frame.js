@@ -1,11 +1,14 @@
-// The places where guests live in a page: hidden frames of opaque origins.
+// Makes hidden frames of opaque origins, in which guests live.
 // Decisions: docs/internals/guest-in-a-browser.md.
 
 import { frame as script } from "../dist/assets.js";
 
 /** @typedef {{ element: HTMLIFrameElement, loaded: boolean }} Frame */
 
-/** No network, no storage, no `eval`: nothing but wasm, in a worker made of what the page passed in. The worker inherits the policy. */
+/**
+ * The policy of the frame, which its worker inherits: no network, no storage and no `eval`. Only wasm runs, in a worker
+ * made of what the page passed in.
+ */
 const POLICY =
   "default-src 'none'; script-src 'nonce-sandglass' 'wasm-unsafe-eval'; worker-src blob:; connect-src 'none'";
 

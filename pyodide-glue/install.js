@@ -1,6 +1,7 @@
-// Unpacks wheels into a guest's file system: all of them, or nothing.
+// Unpacks wheels into a guest's file system: all of them, or none.
 //
-// Shared objects are not loaded here but by the `import` that needs them: a worker may compile while Python waits.
+// Shared objects are not loaded here. The `import` that needs one loads it, because a worker may compile while Python
+// waits.
 
 import { listWheel } from "./wheel.js";
 
@@ -9,21 +10,24 @@ import { listWheel } from "./wheel.js";
 
 const { Map } = self;
 
-/** Where packages go, and the libraries that they share: Python and Emscripten look there. */
+/** The folder of libraries that packages share, in which Python and Emscripten look. */
 const LIBRARIES = "/usr/lib";
-/** The same in every guest, so that a file that was left alone is known to be. */
+/** The time of all unpacked files: the same in every guest, so that an unchanged file is known as such. */
 const WRITTEN_AT = Date.UTC(1980, 0, 1);
-/** What no wheel may bring: the guest's runtime. Python's own library comes first on `sys.path`, in an archive. */
+/**
+ * The guest's runtime, which no wheel may replace. Python's own library is safe, because its archive comes first on
+ * `sys.path`.
+ */
 const RESERVED = /^(sandglass|_?pyodide(_js)?|js)(\.|\/|-|$)/i;
 
 /**
- * Puts wheels in their places; returns the paths of what was put there, folders too. Throws an Error that says which file is wrong
- * and how, and then nothing was changed.
+ * Unpacks wheels. Returns the paths of the new files and folders. Throws an Error that names the faulty file and its
+ * fault; then nothing was changed.
  * @param {any} FS  Emscripten's
  * @param {string} site  the folder of packages
  * @param {WheelFile[]} wheels
- * @param {Blob[]} blobs  theirs, in the same order
- * @param {number} maxBytes  that they may take unpacked
+ * @param {Blob[]} blobs  their files, in the same order
+ * @param {number} maxBytes  the most bytes that they may take unpacked
  */
 export async function installWheels(FS, site, wheels, blobs, maxBytes) {
   /** @type {Map<string, Uint8Array>} */
@@ -52,7 +56,7 @@ export async function installWheels(FS, site, wheels, blobs, maxBytes) {
 }
 
 /**
- * Where a member goes, below the folder of packages; undefined when it is of no use here.
+ * Returns a member's path below the folder of packages; undefined when it is of no use here.
  * @param {Member} member
  */
 function place({ name, isLink }) {
@@ -106,6 +110,6 @@ function restore(FS, path, bytes) {
     if (bytes) FS.writeFile(path, bytes);
     else FS.unlink(path);
   } catch {
-    // It was not written yet.
+    // The file was not written yet.
   }
 }

@@ -1,16 +1,19 @@
-// Shared objects: code beside the interpreter's, in the same memory and table of functions. A copy of the memory is of use only
-// where the same code is at the same places. So it is noted what is loaded where, and loaded once more, in the same order and to
-// the same places, into a guest that takes over: then all indices of the table mean the same there.
+// Shared objects: code beside the interpreter's, in the same memory and table of functions. A copy of the memory needs
+// the same code at the same places. So this module notes each loaded library and its places. A guest that takes over
+// loads the same libraries, in the same order and to the same places. Then all indices of the table mean the same
+// there.
 //
-// build.mjs has Emscripten ask here for the place of a library, and leave out what only fills memory while `isReplaying`.
+// build.mjs makes Emscripten ask here for a library's place. While `isReplaying`, Emscripten leaves out steps that only
+// fill memory.
 // Decisions: docs/internals/guest-in-a-browser.md.
 
 /**
  * @typedef {object} Loaded
- * @property {number} handle  the address of what C knows of it, its name included
- * @property {number} before  length of the table of functions before it was loaded
- * @property {number} after
- * @property {[name: string, memory: number, size: number][]} places  its own, and those of libraries that came with it
+ * @property {number} handle  the address of C's record of the library, which holds its name
+ * @property {number} before  the length of the table of functions before the library was loaded
+ * @property {number} after  its length after that
+ * @property {[name: string, memory: number, size: number][]} places  the library's place, and those of libraries that
+ * it loaded
  */
 
 // Taken before any guest code runs: it may replace them.
@@ -25,28 +28,28 @@ export function createLibraries() {
   const loaded = [];
   /** @type {Loaded["places"]} */
   let places = [];
-  /** Length of the table before the library that is being loaded. */
+  /** The length of the table before the library that is being loaded. */
   let beginning = 0;
-  /** Where libraries have to go. @type {Map<string, number> | undefined} */
+  /** The places that libraries have to get, by name. @type {Map<string, number> | undefined} */
   let known;
-  /** Files that every guest has. */
+  /** The files that every guest has. */
   const shared = new Set();
   let own = { libraries: 0, functions: 0 };
 
   const names = () => Object.keys(module.LDSO.loadedLibsByName);
 
-  /** Whether a place in the table is neither the interpreter's nor a library's. @param {number} slot */
+  /** Returns true for a slot of the table that belongs neither to the interpreter nor to a library. @param {number} slot */
   const isStray = (slot) =>
     slot >= own.functions && !loaded.some(({ before, after }) => slot >= before && slot < after);
 
   return {
-    /** Takes the function by which C loads a library; returns the one to have in its place. @param {(handle: number) => number} original */
+    /** Wraps the function by which C loads a library. @param {(handle: number) => number} original */
     hook(original) {
       dlopen = original;
       return (/** @type {number} */ handle) => {
         places = [];
         const before = (beginning = module.wasmTable.length);
-        module.isLoading = true; // functions get new places, and not those that others happen to have left or to have
+        module.isLoading = true; // functions get new slots then, not free slots that differ between guests
         try {
           const done = dlopen(handle);
           if (done && places.length > 0) loaded.push({ handle, before, after: module.wasmTable.length, places });
@@ -74,28 +77,31 @@ export function createLibraries() {
       };
     },
 
-    /** The guest has started. */
+    /** Notes the state of a guest that has just started. */
     begin() {
       own = { libraries: names().length, functions: module.wasmTable.length };
     },
 
-    /** Every guest that takes over has these files. @param {string[]} paths */
+    /** Declares files that every guest has which takes over. @param {string[]} paths */
     expect(paths) {
       for (const path of paths) shared.add(path);
     },
 
-    /** Whether there are any. */
+    /** Returns true when no library was loaded. */
     get isEmpty() {
       return names().length === own.libraries;
     },
 
-    /** Whether JavaScript has made functions for C, beside those of libraries. */
+    /** Returns true when JavaScript has made functions for C, besides those of libraries. */
     get hasOthers() {
       const theirs = loaded.reduce((sum, { before, after }) => sum + after - before, own.functions);
       return module.wasmTable.length > theirs;
     },
 
-    /** What `replay` takes; undefined where it could not put everything at its place, or there is code that no other guest has. */
+    /**
+     * The libraries for `replay`. Undefined when `replay` could not restore all places, or a library's file is not in
+     * every guest.
+     */
     get record() {
       const known = loaded.every(({ places }) => places.every(([name]) => shared.has(name)));
       const count = loaded.reduce((sum, { places }) => sum + places.length, own.libraries);
@@ -103,7 +109,8 @@ export function createLibraries() {
     },
 
     /**
-     * Loads libraries into a guest that has none, and has the memory of one that had them.
+     * Loads libraries into a guest that has none of its own, after the memory of a guest that had them was copied to
+     * it.
      * @param {Loaded[]} wanted
      */
     replay(wanted) {
@@ -113,12 +120,12 @@ export function createLibraries() {
       module.isReplaying = module.isLoading = true;
       try {
         for (const { handle, before, after, places: theirs } of wanted) {
-          // Functions that ctypes had made, and that are gone.
+          // Slots of functions that ctypes had made, and that are gone.
           module.wasmTable.grow(before - module.wasmTable.length);
           known = new Map(theirs.map(([name, memory]) => [name, memory]));
           places = [];
           beginning = before;
-          // To load it writes what its variables are at first.
+          // Loading writes the initial values of the library's variables, so the current ones are kept and put back.
           const kept = theirs.map(([, memory, size]) => module.HEAPU8.slice(memory, memory + size));
           const done = dlopen(handle);
           theirs.forEach(([, memory], index) => module.HEAPU8.set(kept[index], memory));

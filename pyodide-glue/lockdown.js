@@ -1,9 +1,9 @@
-// Takes from the worker what guest code must not have. The frame's policy already closes the network and `eval`; this
-// makes the same true of `isolation: "worker"` as far as a worker can, and keeps what the glue stands on from being
-// changed under it.
+// Removes from the worker what guest code must not have. The frame's policy already closes the network and `eval`. This
+// module does the same for `isolation: "worker"`, as far as a worker can, and freezes the objects that the glue depends
+// on.
 // Decisions: docs/internals/guest-in-a-browser.md.
 
-/** What is left on the global object; everything else is removed along its whole prototype chain. */
+/** The properties that stay on the global object. All others are removed along its whole prototype chain. */
 const KEPT = new Set(
   `AggregateError Array ArrayBuffer BigInt BigInt64Array BigUint64Array Boolean DataView Date Error EvalError
   Float32Array Float64Array Function Infinity Int16Array Int32Array Int8Array Intl Iterator JSON Map Math NaN Number Object Promise
@@ -13,9 +13,9 @@ const KEPT = new Set(
   TextDecoder TextEncoder DOMException WebAssembly constructor toString hasOwnProperty valueOf`.split(/\s+/),
 );
 
-/** Frames that errors tell: V8's own default. */
+/** The number of frames in an error's stack: V8's default. */
 const STACK_TRACE_LIMIT = 10;
-/** What messages and waiting rely on; frozen. */
+/** The types that messages and waiting depend on. */
 const TypedArray = Object.getPrototypeOf(Uint8Array);
 const FROZEN = [
   ...[Promise, Map, Set, Array, String, ArrayBuffer, Uint8Array, TypedArray],
@@ -24,14 +24,14 @@ const FROZEN = [
 const ITERATORS = [new Map().values(), [].values()].map((iterator) => Object.getPrototypeOf(iterator));
 
 /**
- * Keeps the guest out of the page's console: a flood of lines costs the page, and a line looks like the page's own. Called before
- * Pyodide takes methods of the console. What goes wrong while it starts is told as `bootFailed`.
+ * Keeps the guest out of the page's console: a flood of lines slows the page down, and a line looks like the page's
+ * own. Call it before Pyodide takes the console's methods. A failure of the start is reported as `bootFailed` instead.
  */
 export function silence() {
   const silent = () => {};
   for (const name of Reflect.ownKeys(console)) Reflect.set(console, name, silent);
   Object.freeze(console);
-  // Browsers write each of these there.
+  // Browsers write each unhandled rejection to the console.
   self.addEventListener("unhandledrejection", (event) => event.preventDefault());
 }
 
@@ -45,11 +45,12 @@ export function lockDown() {
     }
   }
   for (const object of [...FROZEN, ...FROZEN.map((type) => type.prototype), ...ITERATORS, JSON]) Object.freeze(object);
-  // V8 calls the first with all that is on the stack, and looks at the other for each error.
+  // V8 calls `prepareStackTrace` with everything on the stack, and reads `stackTraceLimit` for each error.
   Object.defineProperty(Error, "prepareStackTrace", { value: undefined });
   Object.defineProperty(Error, "stackTraceLimit", { value: STACK_TRACE_LIMIT, writable: false, configurable: false });
-  // Pyodide cannot live with a frozen one. This much keeps `toJSON` and setters out of the messages that are made here.
+  // Pyodide cannot run with a frozen `Object.prototype`. Preventing extensions keeps `toJSON` and setters out of our
+  // messages.
   Object.preventExtensions(Object.prototype);
-  // Through the first two goes every text of Python's, and through the other Pyodide's names and errors.
+  // The encoders see every text of Python's, and RegExp sees Pyodide's names and errors.
   for (const type of [TextEncoder, TextDecoder, RegExp]) for (const each of [type, type.prototype]) Object.freeze(each);
 }

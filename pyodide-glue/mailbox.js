@@ -1,8 +1,9 @@
-// The second way to a guest: shared memory, for a worker that is blocked in `Atomics.wait` and hears no message.
+// The mailbox: shared memory as a second way to a guest, for a worker that is blocked in `Atomics.wait` and hears no
+// message.
 //
-// Layout: three 32-bit numbers (state, size of the message, size of this piece), then the piece. A message is the size of
-// its header as a 32-bit number, the header as UTF-8 JSON, and the body. The reader asks for the next piece by a message
-// to whoever started it.
+// Layout: three 32-bit numbers (state, size of the message, size of this piece), then the piece. A message is the size
+// of its header as a 32-bit number, the header as UTF-8 JSON, and the body. The reader asks for the next piece by
+// posting a message to the thread that started it.
 // Decisions: docs/internals/guest-in-a-browser.md.
 
 /** @import { Request } from "../pkg/sandglass.js" */
@@ -16,13 +17,13 @@ const MAILBOX_BYTES = 1 << 20;
 const { load, notify, store, wait } = Atomics;
 const askForMore = self.postMessage?.bind(self);
 
-/** Memory for a mailbox, where this context may share memory with its workers. */
+/** Makes the memory of a mailbox; undefined where this context may not share memory with its workers. */
 export function createMailbox() {
   return self.crossOriginIsolated ? new SharedArrayBuffer(MAILBOX_BYTES) : undefined;
 }
 
 /**
- * The relay's end. It lives in the thread that started the worker: the frame, or the page.
+ * Makes the writing end, for the thread that started the worker: the frame's, or the page's.
  * @param {SharedArrayBuffer} mailbox
  * @param {Worker} worker
  */
@@ -63,7 +64,7 @@ export function createMailboxWriter(mailbox, worker) {
 }
 
 /**
- * The worker's end.
+ * Makes the reading end, for the worker.
  * @param {SharedArrayBuffer} mailbox
  * @returns {(ms: number) => { request: Request, body: Uint8Array } | null} waits for one message, at most `ms`
  */

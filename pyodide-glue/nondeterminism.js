@@ -1,10 +1,11 @@
-// Detects nondeterminism in code that runs ahead of its time: it asks for the clock, for chance, or for JavaScript, whose state is in no
-// copy of the interpreter's memory. Its outcome may then differ from that of a later run, or of a run in another guest.
+// Detects nondeterminism in code that runs ahead: the code asks for the clock, for chance, or for JavaScript, whose
+// state no copy of the interpreter's memory holds. The outcome may then differ from that of a later run, or of a run in
+// another guest.
 // Decisions: docs/internals/running-ahead.md.
 
-/** Emscripten's functions that tell the time, or that are chance. */
+/** Emscripten's functions that return the time or random bytes. */
 const WORLD = ["clock_time_get", "emscripten_date_now", "emscripten_get_now", "random_get"];
-/** Those by which code changes what is outside of Python's memory and files, or learns of it. */
+/** Emscripten's functions that change, or read, what is outside of Python's memory and files. */
 const OUTSIDE = [
   "_setitimer_js",
   "__syscall_umask_js",
@@ -19,19 +20,19 @@ const OUTSIDE = [
   "JsObjMap_contains_js",
   "JsObjMap_length_js",
   "JsObjMap_subscript_js",
-  // The addresses of names are given out in the order in which they are asked for.
+  // A name's made-up address depends on the order of the questions.
   "getaddrinfo",
   "_emscripten_lookup_name",
 ];
-/** Devices that are chance. */
+/** Random devices. */
 const CHANCE = ["/dev/random", "/dev/urandom"];
-/** Those that tell of a file by its path, and which of their arguments says where to. */
+/** Emscripten's functions that describe a file by its path, and for each the argument with the address of the description. */
 const ABOUT_FILES = /** @type {const} */ ([
   ["__syscall_stat64", 1],
   ["__syscall_lstat64", 1],
   ["__syscall_newfstatat", 2],
 ]);
-/** Offsets, in what they tell, of the seconds at which the file was last written, and changed; the nanoseconds follow. */
+/** The offsets in a description of the seconds of the last write and the last change. The nanoseconds follow each. */
 const TIMES = [56, 72];
 // Taken before any guest code runs: it may replace them.
 const { DataView, Promise, Set, TextDecoder, Uint8Array } = self;
@@ -40,24 +41,30 @@ const { max } = Math;
 const today = Date.now;
 
 export function createDetector() {
-  /** Hears of nondeterminism, once; there is none while nothing runs ahead. @type {(() => void) | undefined} */
+  /** Hears of nondeterminism, once; undefined while no code runs ahead. @type {(() => void) | undefined} */
   let listener;
   let begunAt = 0;
   /** True when code has used JavaScript, in this guest or in one that its state comes from. */
   let usedJavaScript = false;
   /** True when the state is exactly that of the guest that it comes from. */
   let exact = true;
-  /** Objects of the glue's that Python may hold. @type {Set<unknown>} */
+  /** The glue's objects that Python may hold. @type {Set<unknown>} */
   let own = new Set();
-  /** Functions that JavaScript is to call once and has not: callbacks of Pyodide's event loop. */
+  /** The number of functions that JavaScript is to call once and has not called: callbacks of Pyodide's event loop. */
   let callbacks = 0;
-  /** Descriptors that were opened since, and not looked at: the first look is the interpreter's own, which opens the file. */
+  /**
+   * Descriptors that were opened during the run and not described yet. The first description is part of the
+   * interpreter's own opening.
+   */
   const fresh = new Set();
   const decoder = new TextDecoder();
 
   /** @type {WebAssembly.Memory | undefined} */
   let memory;
-  /** Milliseconds since 1970. @param {number} told */
+  /**
+   * The time of a file's last write or change, in milliseconds since 1970.
+   * @param {number} told  the address of its description
+   */
   const writtenAt = (told) => {
     if (!memory) return 0;
     const view = new DataView(memory.buffer, told);
@@ -80,7 +87,10 @@ export function createDetector() {
     report();
   };
 
-  /** Returns true when this is of what the glue gives Python, and not of what every object has. @param {any} object @param {number} key */
+  /**
+   * Returns true for a property of the glue's object itself, and false for one that every object has.
+   * @param {any} object @param {number} key
+   */
   const isOwn = (object, key) => typeof object !== "function" && own.has(object) && hasOwn(object, textAt(key));
 
   /** @param {any} callback  no function where it could not be made */
@@ -111,7 +121,7 @@ export function createDetector() {
   return {
     report,
 
-    /** Stands before what Python calls. @param {any} env  Emscripten's functions */
+    /** Wraps the functions that Python calls. @param {any} env  Emscripten's functions */
     hook(env) {
       for (const name of WORLD) {
         const call = env[name];
@@ -131,7 +141,7 @@ export function createDetector() {
       env.create_once_callable = (/** @type {any[]} */ ...values) => counted(makeOnce(...values));
       const getAttr = env.JsProxy_GetAttr_js;
       env.JsProxy_GetAttr_js = (/** @type {unknown} */ object, /** @type {number} */ key) => {
-        // The runtime reads bytes that it was given; a number of them tells nothing.
+        // The runtime reads bytes that it was given, and a plain array of bytes reveals nothing.
         if (!(object instanceof Uint8Array) && !isOwn(object, key >>> 0)) reportJavaScript();
         return getAttr(object, key);
       };
@@ -162,8 +172,8 @@ export function createDetector() {
     },
 
     /**
-     * All that was done so far is what every guest does.
-     * @param {Iterable<unknown>} roles  what Python may hold of the glue's
+     * Ends the boot. Everything until now is the same in every guest.
+     * @param {Iterable<unknown>} roles  the glue's objects that Python may hold
      * @param {any} FS  Emscripten's
      */
     ready(roles, FS) {
@@ -179,7 +189,7 @@ export function createDetector() {
       usedJavaScript = false;
     },
 
-    /** Begins to watch code that nobody has asked for yet. @param {() => void} onNondeterminism */
+    /** Begins to watch code that runs ahead. @param {() => void} onNondeterminism */
     begin(onNondeterminism) {
       begunAt = today();
       fresh.clear();
@@ -187,7 +197,7 @@ export function createDetector() {
       if (usedJavaScript || !exact) report();
     },
 
-    /** Ends it, since somebody has asked for the code or it is over. Returns true when nothing was reported. */
+    /** Ends the watch: the code was asked for, or has ended. Returns true when nothing was reported. */
     end() {
       const watched = listener !== undefined;
       listener = undefined;
@@ -198,12 +208,12 @@ export function createDetector() {
       return usedJavaScript;
     },
 
-    /** Returns true when JavaScript will come back to Python by itself. */
+    /** Returns true when JavaScript will call Python later by itself. */
     get hasCallbacks() {
       return callbacks > 0;
     },
 
-    /** The state is another guest's. @param {{ usedJavaScript: boolean, exact: boolean }} state */
+    /** Hears that the state was replaced by another guest's. @param {{ usedJavaScript: boolean, exact: boolean }} state */
     restored(state) {
       usedJavaScript = state.usedJavaScript;
       exact = state.exact;

@@ -1,10 +1,11 @@
-;; A hash of some bytes of another module's memory, where they stand: faster than a loop in JavaScript, and libraries that hash
-;; would have to copy them first.
+;; Hashes bytes in the memory of another module, in place. This is faster than a loop in JavaScript, and a library that hashes would
+;; have to copy the bytes first.
 ;;
-;; Every 32-bit word enters one of 16 accumulators by a round that no single change gets past, and a second accumulator adds up
-;; what that one becomes: where two changes cancel each other, it still differs by what was in between. All 32 are then mixed
-;; into one number, of which 53 bits are kept: JavaScript makes an object of each that is larger. Zeros have the hash 0. Not for
-;; adversaries: who makes two pages of the same hash only harms the state that is their own.
+;; Every 32-bit word enters one of 16 accumulators, by a round that keeps every single change. A second accumulator adds up the
+;; values of the first. If two changes cancel each other in the first, the second still differs by the values in between. All 32
+;; accumulators are then mixed into one number. 53 bits of it are kept, because JavaScript makes an object of any larger number.
+;; Zeros have the hash 0. The hash resists no attacker, and need not: a guest that makes two pages with the same hash only harms
+;; its own state.
 (module
   (import "env" "memory" (memory 0))
 
@@ -22,7 +23,7 @@
       (i64.rotl (i64.add (local.get $hash) (i64x2.extract_lane 1 (local.get $sum))) (i64.const 31))
       (i64.const 0x9E3779B185EBCA87)))
 
-  ;; The bytes are a multiple of 64, and not none.
+  ;; $bytes is a multiple of 64, and above 0.
   (func (export "hash") (param $at i32) (param $bytes i32) (result f64)
     (local $end i32) (local $hash i64)
     (local $a v128) (local $b v128) (local $c v128) (local $d v128)

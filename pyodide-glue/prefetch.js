@@ -1,5 +1,5 @@
-// The needs of a page's first guest, begun while the supervisor is still being compiled: its frame loads, and its files are
-// asked for.
+// Begins the work for a page's first guest while the supervisor is still being compiled: loads the guest's frame, and
+// requests its files.
 // Decisions: docs/internals/guest-in-a-browser.md.
 
 import { createFrame } from "./frame.js";
@@ -15,35 +15,35 @@ let frame;
 /** @type {Map<string, Promise<Response>>} */
 const requests = new Map();
 
-/** Begins what a sandbox of these options will need; they are not known to be valid yet. @param {SandboxOptions} [options] */
+/** Begins the work for a sandbox of these options, which nobody has checked yet. @param {SandboxOptions} [options] */
 export function prefetch(options) {
   const { isolation = "frame", assetsUrl = ASSETS_URL } = Object(options);
   if (isolation === "frame" && globalThis.document) frame = createFrame();
-  // Elsewhere each request says what its file must be.
+  // In a context that is not secure, a request has to name the file's hash.
   if (!globalThis.crypto?.subtle) return;
   const base = `${assetsUrl}`.replace(/\/?$/, "/");
   for (const file of FILES) {
     const request = fetch(base + file);
-    request.catch(() => {}); // whoever takes it is told
+    request.catch(() => {}); // the taker hears of the failure
     requests.set(base + file, request);
   }
 }
 
-/** A frame for a guest: the one that was begun, if it is there. */
+/** A frame for a guest: the prefetched one, if it is still there. */
 export function openFrame() {
   const begun = frame;
   frame = undefined;
   return begun ?? createFrame();
 }
 
-/** The answer that is on its way, once. @param {string} url */
+/** Takes the prefetched response of an address, once. @param {string} url */
 export function takeRequest(url) {
   const request = requests.get(url);
   requests.delete(url);
   return request;
 }
 
-/** Gives up what nobody has taken. */
+/** Aborts the prefetches that nobody has taken. */
 export function discardPrefetched() {
   frame?.element.remove();
   frame = undefined;

@@ -8,8 +8,9 @@ import { load } from "./supervisor.js";
 export { SandboxError } from "./supervisor.js";
 
 /**
- * Lets a model answer a task about a context of any size: it writes Python, which runs in a sandbox and may ask sub-models and
- * start runs of its own. Resolves whatever models and code do; rejects with a SandboxError for wrong options only.
+ * Lets a model answer a task about a context of any size. The model writes Python, which runs in a sandbox, and may ask
+ * sub-models and start runs of its own. Rejects with a SandboxError for wrong options only; every other failure is in
+ * the result.
  * @param {RlmOptions} options
  * @returns {Promise<RlmRun>}
  */
@@ -18,18 +19,18 @@ export async function runRlm(options) {
 }
 
 /**
- * A model that replies what it replied in a recorded trajectory, so that it runs again without an endpoint.
+ * Makes a model that repeats its replies of a recorded trajectory, so that the run needs no endpoint.
  * @param {string | RlmEvent[]} trajectory  its JSON lines, or its events
  * @returns {RlmModelFunction}
  */
 export function replayRlm(trajectory) {
   const model = load().then((glue) => startReplay(glue, trajectory));
-  model.catch(() => {}); // told by the first call
+  model.catch(() => {}); // the first call reports the failure
   return async (messages, info) => (await model)(messages, info);
 }
 
 /**
- * A trajectory as JSON lines.
+ * Writes a trajectory as JSON lines.
  * @param {RlmEvent[]} events
  */
 export function toJsonLines(events) {
@@ -37,7 +38,8 @@ export function toJsonLines(events) {
 }
 
 /**
- * The events of a trajectory, to be shown. Rejects with code `invalid_option` when the text is none, or of another version.
+ * Reads the events of a trajectory, to show them. Rejects with code `invalid_option` when the text is no trajectory, or
+ * one of another version.
  * @param {string} lines
  * @returns {Promise<RlmEvent[]>}
  */

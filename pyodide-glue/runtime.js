@@ -25,7 +25,7 @@ import {
 /** @import { Hash, Image } from "./snapshot.js" */
 /** @import { Parts } from "./start-worker.js" */
 
-// Pyodide builds absolute addresses of its files from this. Nothing is ever fetched from there.
+// The base of Pyodide's absolute addresses. Nothing is fetched from there.
 const ASSETS = "https://guest.invalid/";
 const SITE = `/lib/python${lock.python.split(".", 2).join(".")}/site-packages`;
 const WASM = "pyodide.asm.wasm";
@@ -35,24 +35,24 @@ const { parse, stringify } = JSON;
 const { grow: growMemory } = WebAssembly.Memory.prototype;
 const { timeOrigin } = performance;
 const now = performance.now.bind(performance);
-/** Bytes that wasm memory grows by. */
+/** The step in bytes by which wasm memory grows. */
 const WASM_PAGE = 65536;
 /**
- * Bytes of the shadow stack after which Python raises RecursionError: on the worker's own stack, and on the stacks that JSPI
- * makes for `callPromising`. scripts/stack.mjs has both stacks grow alike; scripts/measure-stack.mjs prints where the engine's
- * ends. What is left is for the glue.
+ * The bytes of the shadow stack after which Python raises RecursionError: on the worker's own stack, and on the stacks
+ * that JSPI makes for `callPromising`. scripts/stack.mjs makes the engine's stack grow in proportion, and
+ * scripts/measure-stack.mjs prints where the engine's stack ends. The rest is for the glue.
  */
 const WORKER_STACK = 400_000;
 const JSPI_STACK = 760_000;
-/** The time that saving the state by value may take, in milliseconds. */
+/** The longest time for saving the state by value, in milliseconds. */
 const STATE_MS = 2000;
-/** Emscripten's numbers: of an error, and of the devices /dev/tty and /dev/tty1. */
+/** Emscripten's numbers of an error, and of the devices /dev/tty and /dev/tty1. */
 const ENXIO = 60;
 const TERMINALS = [5, 6];
 const DAMAGED = "the snapshot that was kept is damaged";
 
 /**
- * Starts Python and its runtime. Without a snapshot that an earlier guest of the same files made, it makes one.
+ * Starts Python and its runtime. Makes a snapshot if no earlier guest of the same files has made one.
  * @param {Parts} parts
  * @param {Promise<WebAssembly.Module>} wasm
  * @param {ReturnType<typeof createBridge>} bridge
@@ -64,13 +64,13 @@ export async function loadRuntime(
   bridge,
   detector,
 ) {
-  // Python's clocks go on in a guest that takes over: no worker's own begin.
+  // Python's clocks must not jump in a guest that takes over, so no worker may have a time origin of its own.
   performance.now = () => timeOrigin + now();
-  // The only `fetch` there will be.
+  // The only `fetch` in the guest.
   self.fetch = async (request) => {
     const name = String(request instanceof Request ? request.url : request).replace(ASSETS, "");
     if (name === STDLIB) return new Response(assets.stdlib);
-    if (name === WASM) return new Response(null); // it is compiled already
+    if (name === WASM) return new Response(null); // already compiled
     throw new TypeError(`the guest has no ${name}`);
   };
 
@@ -151,12 +151,12 @@ export async function loadRuntime(
  */
 
 /**
- * Loads Pyodide, from a snapshot or ready to make one. Undefined when the snapshot is damaged.
+ * Loads Pyodide from a snapshot, or ready to make one. Resolves to undefined when the snapshot is damaged.
  * @param {Promise<WebAssembly.Module>} wasm
  * @param {ReturnType<typeof createDetector>} detector
  * @param {[string, string][]} files
  * @param {Promise<Image | undefined>} [reading]
- * @param {boolean} [proven]  whether a guest has started from it before
+ * @param {boolean} [proven]  whether a guest has started from this snapshot before
  * @returns {Promise<Loaded | undefined>}
  */
 async function load(wasm, detector, files, reading, proven) {
@@ -170,7 +170,7 @@ async function load(wasm, detector, files, reading, proven) {
   const libraries = createLibraries();
   let limit = Infinity;
   let fixed = false;
-  // Pyodide's own way to the compiled module leads through here, and so does the memory's size.
+  // Pyodide calls this function for its module. Here it gets the compiled one, and the memory's size is set.
   WebAssembly.instantiateStreaming = /** @type {any} */ (
     async (/** @type {unknown} */ _response, /** @type {WebAssembly.Imports} */ imports) => {
       const module = await wasm;
@@ -178,7 +178,7 @@ async function load(wasm, detector, files, reading, proven) {
       grow = env.emscripten_resize_heap;
       env.emscripten_resize_heap = (/** @type {number} */ bytes) => {
         const grown = fixed || bytes >>> 0 > limit ? 0 : grow(bytes);
-        if (!grown) detector.report(); // there may be more of it later
+        if (!grown) detector.report(); // a later run may have more memory
         return grown;
       };
       detector.hook(env);
@@ -188,7 +188,7 @@ async function load(wasm, detector, files, reading, proven) {
       detector.attach(memory);
       hash = createHash(memory);
       const sizeOf = () => memory.buffer.byteLength;
-      // Emscripten asks for more than it needs, and gets what is left.
+      // Emscripten asks for more than it needs, and takes what it gets.
       memory.grow = (pages) => growMemory.call(memory, Math.min(pages, (limit - sizeOf()) / WASM_PAGE));
       image = await reading;
       const missing = image ? image.size - sizeOf() : 0;
@@ -205,18 +205,18 @@ async function load(wasm, detector, files, reading, proven) {
       env: { HOME: "/home/pyodide", MPLBACKEND: "agg" },
       fsInit: async (fs) => {
         for (const [name] of files) fs.mkdirTree(`${home}/${name}`.replace(/\/[^/]*$/, ""));
-        // Bytes: of a text, Emscripten takes a character at a time.
+        // Encoded first, because Emscripten copies a string character by character.
         const encoder = new TextEncoder();
         for (const [name, source] of files) fs.writeFile(`${home}/${name}`, encoder.encode(source));
       },
-      // The snapshot is read meanwhile: this only says that there is one.
+      // The snapshot is still being read; the bytes here only say that there is one.
       ...(reading ? { _loadSnapshot: new Uint8Array(4) } : { _makeSnapshot: true }),
       createPyodideModule: async (/** @type {any} */ settings) => {
         settings.fileNames = fileNames;
         const module = await createPyodideModule(settings);
         libraries.attach(module);
-        // A reference that JavaScript holds counts in Python's memory. Were it given up when JavaScript collects its garbage,
-        // that would happen once for every guest that the memory is copied to.
+        // A reference from JavaScript is counted in Python's memory. Releasing it when JavaScript collects its garbage
+        // would release it once in every guest that the memory is copied to.
         module.finalizationRegistry = { register() {}, unregister() {} };
         settings.API.restoreSnapshot = () => {
           if (!image) throw new Error(DAMAGED);
@@ -240,7 +240,7 @@ async function load(wasm, detector, files, reading, proven) {
   }
 }
 
-/** Tells Python how much stack there is: the thread that there is, and those that `callPromising` makes. @param {any} module */
+/** Tells Python the sizes of its stacks: of the thread, and of those that `callPromising` makes. @param {any} module */
 function boundStack(module) {
   const base = module._emscripten_stack_get_base();
   module._PyUnstable_ThreadState_SetStackProtection(module._PyThreadState_Get(), base - WORKER_STACK, WORKER_STACK);
@@ -248,7 +248,7 @@ function boundStack(module) {
 }
 
 /**
- * Has no terminal open from now on: Emscripten's write to the page's console, and ask the user by `prompt`.
+ * Closes the terminals for good. Emscripten's would write to the page's console and ask the user by `prompt`.
  * @param {any} FS
  */
 function leaveTerminals(FS) {
@@ -262,7 +262,7 @@ function leaveTerminals(FS) {
 /** @typedef {string | [report: string, encoding: Encoding, final: Uint8Array] | undefined} Ended */
 
 /**
- * The runtime's methods as functions, some of which may wait. What they throw is fatal.
+ * Makes functions of the runtime's methods. Some of them may wait. An exception from one is fatal.
  * @param {any} calls  `CALLS` of `browser/guest.py`
  * @param {any} module
  * @param {ReturnType<typeof createBridge>} bridge
@@ -275,7 +275,7 @@ function createCalls(calls, module, bridge) {
     if (!call) throw new Error(`the runtime has no ${name}`);
     return call;
   };
-  // Python waits by blocking, or is suspended, for which it needs `callPromising`.
+  // To wait, Python blocks or is suspended. Suspending needs `callPromising`.
   const waiting = (/** @type {string} */ name) =>
     canBlock ? named(name) : named(name).callPromising.bind(named(name));
   const [survey, findForeign, saveState, loadState, flush] = [
@@ -289,30 +289,31 @@ function createCalls(calls, module, bridge) {
     /** @type {(config: string) => Answer} */
     configure: named("configure"),
     /**
-     * Compiles all of a cell that `execute` is about to run. For the stack of its own that `callPromising` makes: Python's
-     * compiler is several times slower there.
+     * Compiles a cell before `execute` runs it. Needed where `execute` runs on a stack of its own (`callPromising`), on
+     * which Python's compiler is several times slower.
      * @type {((execution: number, code: string) => void) | undefined}
      */
     prepare: canBlock ? undefined : named("prepare"),
     /**
-     * Undefined when there is not enough memory to go on; an empty report of a cell that waits for more of its text.
+     * Runs a cell. Resolves to undefined when memory is too short to go on, and to an empty report when the cell waits
+     * for more text.
      * @type {(execution: number, code: string, ahead: boolean) => Promise<Ended>}
      */
     execute: waiting("execute"),
     /**
-     * What `execute` runs next of a cell whose text is still being written.
+     * Adds text to a cell that is being written. The next `execute` runs it.
      * @type {(execution: number, text: string, isLast: boolean) => void}
      */
     extend: named("extend"),
-    /** Returns true when statements of this code may run before all of it is there. @type {(code: string) => boolean} */
+    /** Returns true when statements of this code may run before the rest is written. @type {(code: string) => boolean} */
     isPlain: named("is_plain"),
-    /** The variables that the next code may be about. @returns {SurveyedVariable[]} */
+    /** Lists the variables that the next code may use. @returns {SurveyedVariable[]} */
     survey: () => parse(survey()),
     /** @type {(name: string) => Promise<Answer>} */
     getVariable: waiting("get_variable"),
-    /** The pieces of a text, of which `setVariable` brings the last. @type {(piece: Uint8Array) => void} */
+    /** Takes a piece of a text. `setVariable` brings the last piece. @type {(piece: Uint8Array) => void} */
     takeText: named("take_text"),
-    /** The same for a file; false when it is no text. @type {(piece: Uint8Array, last: boolean) => boolean} */
+    /** Takes a piece of a file; false when it is no text. @type {(piece: Uint8Array, last: boolean) => boolean} */
     takeFile: named("take_file"),
     /** @type {(name: string, encoding: Encoding, body: Uint8Array) => Promise<Answer>} */
     setVariable: waiting("set_variable"),
@@ -324,7 +325,7 @@ function createCalls(calls, module, bridge) {
     findForeign: (gone) => parse(findForeign(stringify(gone))),
     /** @returns {[Uint8Array, LostVariable[]]} */
     saveState: () => {
-      bridge.begin(0, STATE_MS); // it runs the user's code, which may not end
+      bridge.begin(0, STATE_MS); // saving runs the user's code, which may not end
       try {
         const [state, lost] = saveState();
         return [state, parse(lost)];
@@ -332,13 +333,13 @@ function createCalls(calls, module, bridge) {
         bridge.end();
       }
     },
-    /** There are files that Python has not put there. @type {() => void} */
+    /** Makes Python look again for files that it has not written itself. @type {() => void} */
     forgetFolders: named("forget_folders"),
     /** @param {Uint8Array} state @returns {LostVariable[]} */
     loadState: (state) => parse(loadState(state)),
-    /** The last words of an interpreter that has failed: it can often still say what was printed. */
+    /** Sends the last output of an interpreter that has failed. Often it still can. */
     flush: () => {
-      module._PyGILState_Ensure(); // a call into C that failed may have left without the interpreter's lock
+      module._PyGILState_Ensure(); // a failed call into C may have left without the interpreter's lock
       flush();
     },
   };

@@ -1,34 +1,35 @@
-// The memory that guests start from, as a `Blob`: that of a Python that has imported the runtime and much of the standard
-// library. Pages of zeros are left out.
+// The snapshot: the memory that guests start from, as a `Blob`. It is the memory of a Python that has imported the
+// runtime and much of the standard library. Pages of zeros are left out.
 //
-// Layout: the hash of the head, bytes of its first part, number of pages (64-bit floats, little-endian); the head: first what
-// Pyodide needs to know of its references to JavaScript, as JSON with spaces behind, then the hashes of all pages of the memory
-// (64-bit floats, 0 where it is zero); then the pages.
+// Layout: three 64-bit floats, little-endian (the hash of the head, the length of the head's first part in bytes, the
+// number of pages); the head; the pages. The head's first part describes Pyodide's references to JavaScript, as JSON
+// padded with spaces. Its second part has the hashes of all pages of the memory, as 64-bit floats, with 0 for a page of
+// zeros.
 // Decisions: docs/internals/guest-in-a-browser.md and docs/internals/saving-and-restoring.md.
 
 import hasher from "./pages.wat";
 
 /**
  * @typedef {object} Image
- * @property {string} name  only of this one
- * @property {number} size  of the memory in bytes
+ * @property {string} name  identifies this snapshot
+ * @property {number} size  the size of the memory in bytes
  * @property {Float64Array} hashes
  * @property {any} references
  * @property {Uint8Array} pages
  */
-/** The hash of so many bytes at an address; `bytes` is a multiple of 64. @typedef {(at: number, bytes: number) => number} Hash */
+/** Hashes `bytes` bytes, a multiple of 64, at an address. @typedef {(at: number, bytes: number) => number} Hash */
 
-/** Bytes that are hashed together, and saved when one of them has changed. */
+/** The size of a page in bytes. A page is hashed as a whole, and saved when a byte of it has changed. */
 export const PAGE = 4096;
 
 // Taken before any guest code runs: lockDown removes them.
 const { Blob, Float64Array, Uint8Array } = self;
 const PREFIX = 24;
-/** Bytes of a head, at most. */
+/** The most bytes of a head. */
 const MAX_HEAD = 1 << 20;
 const hashing = new WebAssembly.Module(hasher);
 
-/** The way a memory is hashed. @param {WebAssembly.Memory} memory */
+/** Makes the function that hashes a memory. @param {WebAssembly.Memory} memory */
 export function createHash(memory) {
   const { exports } = new WebAssembly.Instance(hashing, { env: { memory } });
   return /** @type {Hash} */ (exports.hash);
@@ -42,7 +43,7 @@ function hashHead(head) {
 }
 
 /**
- * Fills memory that is free with zeros, which need not be kept, nor be in the memory of any guest.
+ * Fills free memory with zeros, so that snapshots and guests need not hold it.
  * @param {any} pyodide
  * @param {(fixed: boolean) => void} fixSize  keeps the memory from growing
  */
@@ -84,7 +85,7 @@ export function makeSnapshot({ _module: { HEAPU8 }, _api }, hash) {
 }
 
 /**
- * The parts of a snapshot; undefined when it is damaged, which its pages still may be.
+ * Reads the parts of a snapshot. Resolves to undefined when the head is damaged; the pages are not checked.
  * @param {Blob} snapshot
  * @returns {Promise<Image | undefined>}
  */
@@ -104,7 +105,7 @@ export async function readSnapshot(snapshot) {
 }
 
 /**
- * Puts a snapshot into fresh memory.
+ * Copies a snapshot into fresh memory.
  * @param {Image} image
  * @param {Uint8Array} memory
  * @param {Hash} hash
@@ -113,7 +114,7 @@ export function copySnapshot({ hashes, pages }, memory, hash) {
   let at = 0;
   let zeros = 0;
   const clear = (/** @type {number} */ end) => {
-    // What is zero already stays untouched, and takes no room.
+    // Zeros stay untouched, so that the browser need not provide memory for them.
     for (; zeros < end; zeros++) if (hash(zeros * PAGE, PAGE)) memory.fill(0, zeros * PAGE, (zeros + 1) * PAGE);
   };
   forRuns(hashes, (first, end) => {
@@ -124,11 +125,11 @@ export function copySnapshot({ hashes, pages }, memory, hash) {
   clear(hashes.length);
 }
 
-/** Returns true when the memory is as it was when its snapshot was made. @param {Image} image @param {Hash} hash */
+/** Returns true when the memory is as it was when the snapshot was made. @param {Image} image @param {Hash} hash */
 export const isIntact = ({ hashes }, hash) => hashes.every((known, page) => hash(page * PAGE, PAGE) === known);
 
 /**
- * Some pages of the memory in a snapshot, one behind the other.
+ * Reads some pages of a snapshot's memory, one after the other.
  * @param {Blob} snapshot
  * @param {Float64Array} hashes
  * @param {number[]} wanted  in their order
@@ -146,7 +147,10 @@ export async function readPages(snapshot, hashes, wanted) {
   return new Uint8Array(await new Blob(parts).arrayBuffer());
 }
 
-/** Tells of each run of pages that are not zero. @param {Float64Array} hashes @param {(first: number, end: number) => void} tell */
+/**
+ * Calls `tell` for each run of pages that are not zero.
+ * @param {Float64Array} hashes @param {(first: number, end: number) => void} tell
+ */
 function forRuns(hashes, tell) {
   for (let end = 0; end < hashes.length; end++) {
     const first = end;

@@ -3,19 +3,20 @@
 import { createMailbox, createMailboxWriter } from "./mailbox.js";
 
 /**
- * What Python starts from.
+ * The parts that Python starts from.
  * @typedef {object} Parts
  * @property {{ wasm: Blob, stdlib: Blob }} pyodide
  * @property {[string, string][]} files  the Python runtime: names and sources
  * @property {Blob} [snapshot]  memory to start from
- * @property {boolean} proven  whether a guest has started from it before
+ * @property {boolean} proven  whether a guest has started from this snapshot before
  */
 
 /**
  * Starts a guest's worker.
- * @param {Blob} script  dist/guest.js
+ * @param {Blob} script  the worker's script, dist/guest.js
  * @param {MessagePort} port  the private way between worker and host
- * @param {MessagePort} control  brings the worker's parts, then messages for a blocked worker; tells when the worker fails
+ * @param {MessagePort} control  brings the worker's parts, then messages for a blocked worker; reports a failure of the
+ * worker
  */
 export function startWorker(script, port, control) {
   const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
@@ -25,7 +26,7 @@ export function startWorker(script, port, control) {
     event.preventDefault();
     fail(event.message);
   });
-  worker.addEventListener("message", () => URL.revokeObjectURL(url), { once: true }); // it runs
+  worker.addEventListener("message", () => URL.revokeObjectURL(url), { once: true }); // the script runs
   const mailbox = createMailbox();
   const write = mailbox && createMailboxWriter(mailbox, worker);
   control.onmessage = ({ data }) =>
@@ -35,7 +36,7 @@ export function startWorker(script, port, control) {
 }
 
 /**
- * Compiles here what the worker needs: it is still at its script.
+ * Compiles the wasm module here, while the worker is still busy with its script.
  * @param {Worker} worker
  * @param {Parts} parts
  */

@@ -1,4 +1,4 @@
-// Loads the supervisor, once for all entries of the package.
+// Loads the supervisor once for all entries of the package.
 
 import init from "../pkg/sandglass.js";
 import { build, integrity, platform } from "../dist/assets.js";
@@ -6,7 +6,7 @@ import { ASSETS_URL, openFrame, takeRequest } from "./prefetch.js";
 import { startWorker } from "./start-worker.js";
 import { readMetadata } from "./wheel.js";
 
-/** An error that is thrown when a sandbox cannot do what it was asked to; `code` never changes for a kind of error. */
+/** The error of a sandbox that cannot do what it was asked to. `code` names the kind of error and never changes. */
 export class SandboxError extends Error {
   name = "SandboxError";
 
@@ -17,7 +17,7 @@ export class SandboxError extends Error {
   }
 }
 
-/** Functions that the supervisor needs of JavaScript. */
+/** JavaScript's functions for the supervisor. */
 const glue = {
   SandboxError,
   build,
@@ -30,7 +30,7 @@ const glue = {
   readMetadata,
 };
 
-/** Resolves when the supervisor can be called, to what it needs. */
+/** Resolves when the supervisor can be called, to the functions that it needs. */
 export async function load() {
   try {
     await init();

@@ -1,13 +1,14 @@
-// HTML as known tags, each of them closed, in bounded depth: the same as hosts do (`host/src/html/tidy.rs`).
+// Tidies HTML: writes known tags only, each of them closed, in bounded depth. Hosts do the same
+// (`host/src/html/tidy.rs`).
 //
-// A browser's parser can make far more elements than there are tags: it opens a tag that was not closed again in each paragraph
-// that follows. Of closed tags in bounded depth it makes as many elements as there are tags.
+// A browser's parser can make far more elements than there are tags: in each paragraph that follows, it opens again a
+// tag that was not closed. From closed tags in bounded depth, it makes as many elements as there are tags.
 
 import { Tokenizer } from "htmlparser2";
 import allowed from "../crates/core/src/display/html.json";
 
 const words = (/** @type {string[]} */ ...lines) => new Set(lines.flatMap((line) => line.split(" ")));
-// HTML's own names are in any case. `toLowerCase` would make an ASCII letter of a Kelvin sign.
+// HTML ignores the case of ASCII letters only. `toLowerCase` would turn a Kelvin sign into an ASCII letter.
 const lower = (/** @type {string} */ name) => name.replace(/[A-Z]/g, (letter) => letter.toLowerCase());
 const TAGS = words(...[...allowed.tags, ...allowed.svgTags].map(lower));
 const SVG_TAGS = words(...allowed.svgTags.map(lower));
@@ -18,15 +19,15 @@ const VOID = words(...allowed.void);
 /** Elements that a parser opens again. */
 const FORMATTING = words(...allowed.formatting);
 const TABLE = words(...allowed.table);
-/** For each tag that ends others without saying so: those, and the elements beyond which it does not reach. */
+/** For each tag that implicitly ends other elements: these elements, and the walls that it does not reach beyond. */
 const ENDS = new Map(
   allowed.ends.flatMap(({ tags, end, within }) =>
     tags.split(" ").map((tag) => [tag, { names: words(end), walls: words(within) }]),
   ),
 );
-/** The elements beyond which an end tag does not reach: a table's cell keeps what belongs to others from being closed. */
+/** The elements that an end tag does not reach beyond: inside a table's cell, it must not close elements outside. */
 const [TABLE_WALLS, WALLS] = [words("table"), words("table td th caption")];
-/** The begin of a reference such as `&lt`. Text that follows would belong to it, although it stood behind a tag. */
+/** The start of a reference such as `&lt`. Text behind a dropped tag would otherwise become part of it. */
 const CUT_REFERENCE = /&#?\w*$/;
 
 /**
@@ -39,9 +40,12 @@ export function tidyHtml(html) {
   /** @type {string[]} */
   const styles = [];
   let elements = 0;
-  /** Those that are open. @type {string[]} */
+  /** The open elements. @type {string[]} */
   const open = [];
-  /** The element whose content is hidden, and that content where it is a style sheet. @type {{ name: string, style?: string } | undefined} */
+  /**
+   * The element whose content is hidden, and its content so far if it is a style sheet.
+   * @type {{ name: string, style?: string } | undefined}
+   */
   let hidden;
   /** The start tag that is being read. */
   let tag = "";
@@ -58,7 +62,10 @@ export function tidyHtml(html) {
     } else tidied += escape(piece) + (CUT_REFERENCE.test(piece) ? "<!---->" : "");
   };
 
-  /** Ends the innermost element of these names, and what is in it, unless a wall lies between. @param {Set<string>} names @param {Set<string>} [walls] */
+  /**
+   * Ends the innermost element of these names and everything in it, unless a wall lies between.
+   * @param {Set<string>} names @param {Set<string>} [walls]
+   */
   const endWithin = (names, walls) => {
     for (let at = open.length - 1; at >= 0; at--) {
       if (names.has(open[at])) return close(at);
@@ -66,7 +73,7 @@ export function tidyHtml(html) {
     }
   };
 
-  /** Closes the open elements but for the first ones. @param {number} count */
+  /** Closes the open elements except the first `count`. @param {number} count */
   const close = (count) => {
     for (const name of open.splice(count).reverse()) tidied += `</${name}>`;
   };
@@ -74,7 +81,7 @@ export function tidyHtml(html) {
   const start = (/** @type {boolean} */ isClosed) => {
     if (hidden) return;
     if (HIDDEN.has(tag)) {
-      // Where it stands in a drawing, a parser takes it for closed.
+      // In a drawing, a parser takes this element for closed.
       if (isClosed && isInDrawing()) return;
       hidden = { name: tag, style: tag === "style" && applies(attributes) ? "" : undefined };
       return;
@@ -122,7 +129,7 @@ export function tidyHtml(html) {
       ontext: (start, end) => text(html.slice(start, end)),
       oncdata(start, end, ending) {
         const piece = html.slice(start, end - ending);
-        // Elsewhere it is a comment.
+        // Outside of a drawing, CDATA is a comment.
         if (isInDrawing()) text(hidden ? piece : piece.replaceAll("&", "&amp;"));
       },
       oncomment() {},
@@ -139,7 +146,7 @@ export function tidyHtml(html) {
   return { html: tidied, styles };
 }
 
-/** Tells of a style sheet that browsers apply to what is on a screen. @param {Map<string, string>} attributes */
+/** Returns true for a style sheet that browsers apply to a screen. @param {Map<string, string>} attributes */
 function applies(attributes) {
   const is = (/** @type {string} */ name, /** @type {string[]} */ ...values) =>
     values.includes(lower(attributes.get(name) ?? "").trim());

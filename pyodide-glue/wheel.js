@@ -1,4 +1,4 @@
-// Reads wheels, which are zip archives: the page their METADATA, a guest all of it.
+// Reads wheels, which are zip archives. The page reads their METADATA, and a guest reads all of them.
 
 /** @typedef {{ name: string, size: number, isLink: boolean, read: () => Promise<Uint8Array> }} Member */
 
@@ -9,20 +9,20 @@ const { min, max } = Math;
 const END = 0x06054b50;
 const ENTRY = 0x02014b50;
 const LOCAL = 0x04034b50;
-/** Where the archive's end can be, in bytes from the file's end. */
+/** The largest distance of the archive's end record from the file's end, in bytes. */
 const MAX_TAIL = 22 + 0xffff;
 const STORED = 0;
 const DEFLATED = 8;
-/** Bytes of METADATA, at most. */
+/** The most bytes of METADATA. */
 const MAX_METADATA = 4_000_000;
 
 /**
- * What is in a wheel; folders are left out. Throws an Error that says what is wrong with it.
+ * Lists the members of a wheel, without folders. Throws an Error that says what is wrong with the wheel.
  * @param {Blob} given
  * @returns {Promise<Member[]>}
  */
 export async function listWheel(given) {
-  // A copy of its own: in Firefox, a part of a blob that another process holds may never come.
+  // A copy: in Firefox, reading a part of a blob that another process holds may never end.
   const wheel = new Blob([await given.arrayBuffer()]);
   const tail = await view(wheel, max(0, wheel.size - MAX_TAIL), wheel.size);
   let at = tail.byteLength - 22;
@@ -58,7 +58,7 @@ export async function listWheel(given) {
   return members;
 }
 
-/** The METADATA of a wheel. @param {Blob} wheel */
+/** Reads the METADATA of a wheel. @param {Blob} wheel */
 export async function readMetadata(wheel) {
   const members = await listWheel(wheel);
   const found = members.filter(({ name }) => /^[^/]+\.dist-info\/METADATA$/.test(name));
@@ -73,7 +73,7 @@ async function view(blob, start, end) {
 }
 
 /**
- * One member's bytes. It may take no more room than it says.
+ * Unpacks one member. It may not be larger than the archive says.
  * @param {Blob} wheel @param {string} name @param {number} from @param {number} packed @param {number} full @param {number} method
  */
 async function unpack(wheel, name, from, packed, full, method) {

@@ -1,8 +1,8 @@
 // The guest's entry in the browser: a classic worker that runs one Python interpreter for one sandbox.
 //
-// Its first message brings a private port that only this file holds, the next ones what Python starts from (`Parts`, and the
-// compiled module). From then on the port speaks the protocol of crates/core/src/protocol.rs. Python cannot end its own exchange: the event that does is posted here, when
-// the interpreter has really come back.
+// The first message brings a private port that only this file holds. The next ones bring the parts that Python starts
+// from (`Parts`, and the compiled module). From then on, the port speaks the protocol of crates/core/src/protocol.rs.
+// Python cannot end its own exchange: this file posts the end, after the interpreter has really returned.
 
 import { createBridge } from "./bridge.js";
 import { plainBytes } from "./bytes.js";
@@ -19,9 +19,9 @@ const { Blob, Uint8Array } = self;
 const { parse, stringify } = JSON;
 const SMALL_BODY = 100_000;
 const PIECE = 1 << 20;
-/** Bytes of a file that Python decodes at once. */
+/** Bytes of a file that Python decodes in one step. */
 const FILE_PIECE = 4 << 20;
-/** Bytes of bodies that wait for the next message, at most. */
+/** The most bytes of bodies that wait for the next message. */
 const MAX_HELD_BYTES = 4 << 20;
 
 silence();
@@ -41,14 +41,14 @@ self.onmessage = async ({ data }) => {
   const postMessage = MessagePort.prototype.postMessage.bind(port);
   const detector = createDetector();
 
-  /** Events that leave with the next message: each message costs the page a task. @type {string[]} */
+  /** Events that are posted with the next message, because each message costs the page a task. @type {string[]} */
   let held = [];
-  /** Their bodies. @type {Uint8Array[]} */
+  /** The bodies of the held events. @type {Uint8Array[]} */
   let bodies = [];
   let heldBytes = 0;
   /** @type {Post} */
   const post = (event, body, hold) => {
-    if (event?.type === "hostCall") detector.end(); // it goes on when somebody has asked for it
+    if (event?.type === "hostCall") detector.end(); // the code was asked for before its calls go on
     const bytes = body && plainBytes(body);
     if (event) held.push(stringify(event));
     if (bytes) {
@@ -64,15 +64,15 @@ self.onmessage = async ({ data }) => {
     heldBytes = 0;
     postMessage(message, moved);
   };
-  /** Posts an event whose body may be long: in pieces, which the page takes one at a time. @type {Post} */
+  /** Posts an event whose body may be long. A long body is sent in pieces, which the page takes one at a time. @type {Post} */
   const postLong = (event, given) => {
     const body = given && plainBytes(given);
     let start = 0;
     if (event && "encoding" in event && body && body.length > PIECE) {
-      post(null); // a piece travels alone
+      post(null); // a piece is posted by itself
       while (body.length - start > PIECE) {
         let end = start + PIECE;
-        // A character of UTF-8 stays together; it has at most four bytes.
+        // Keeps a character of UTF-8, which has at most four bytes, in one piece.
         if (event.encoding === "text") for (let n = 0; n < 3 && (body[end] & 0xc0) === 0x80; n++) end -= 1;
         post({ type: "part", encoding: event.encoding }, body.slice(start, end));
         start = end;
@@ -96,7 +96,7 @@ self.onmessage = async ({ data }) => {
 };
 
 /**
- * Makes the port's listener, which puts requests to Python, one exchange at a time.
+ * Makes the port's listener, which gives requests to Python, one exchange at a time.
  * @param {Post} post
  * @param {(event: Event, blob?: Blob) => void} send
  * @param {ReturnType<typeof createBridge>} bridge
@@ -109,7 +109,7 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
 
   /** @param {Extract<Request, { type: "init" }>} request */
   const init = ({ version, config, restores }) => {
-    // Once more: the guest has had another state, and is to run code ahead from now on.
+    // A second `init`: the guest has had another state, and will run code ahead from now on.
     if (inits++ > 0) {
       if (!restores || bridge.busy() || !checkpoints.isReusable)
         return post({ type: "bootFailed", message: "the guest cannot be used again" });
@@ -152,7 +152,7 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
     if (!(body instanceof Blob)) return python.setVariable(name, encoding, body);
     let bytes;
     try {
-      // At once: in Firefox, parts of a Blob of another process may never come.
+      // At once: in Firefox, reading parts of a Blob of another process later may never end.
       bytes = new Uint8Array(await body.arrayBuffer());
     } catch (error) {
       return /** @type {const} */ (["refused", `the file could not be read: ${text(error)}`]);
@@ -163,7 +163,10 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
       : python.setVariable(name, "bytes", bytes);
   };
 
-  /** Gives Python a file as the text of the next `setVariable`, piece by piece; whether it is text. @param {Uint8Array} bytes */
+  /**
+   * Gives Python a file as the text of the next `setVariable`, piece by piece. Returns whether it is text.
+   * @param {Uint8Array} bytes
+   */
   const readText = (bytes) => {
     let start = 0;
     do {
@@ -245,7 +248,7 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
     try {
       return python.isPlain(code);
     } catch {
-      return false; // memory, or the stack, was not enough for the compiler
+      return false; // memory or the stack was too small for the compiler
     }
   };
 
@@ -253,7 +256,7 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
     try {
       return python.survey();
     } catch {
-      return []; // for want of memory
+      return []; // memory was too small
     }
   };
 
@@ -266,7 +269,7 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
       post({ type: "fatal", message: text(error) });
     });
 
-  /** Pieces of a body, of which the next message that has one brings the last. @type {Uint8Array[]} */
+  /** Pieces of a body. The next message with a body brings the last one. @type {Uint8Array[]} */
   let parts = [];
 
   /** @param {{ data: [header: string, body?: Uint8Array] }} message */
@@ -289,7 +292,7 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
       case "install":
         bridge.begin(request.exchange, request.timeoutMs);
         return void orDie(install(request, /** @type {any} */ (body)));
-      case "credit": // these are for native guests
+      case "credit": // only native guests use these
       case "openState":
       case "captureState":
         return;
@@ -330,7 +333,7 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
 
 /** @typedef {Extract<Request, { path: string }>} FileRequest */
 
-/** Pieces of a body, joined. @param {Uint8Array[]} pieces */
+/** Joins the pieces of a body. @param {Uint8Array[]} pieces */
 function join(pieces) {
   if (pieces.length === 1) return pieces[0];
   const whole = new Uint8Array(pieces.reduce((total, piece) => total + piece.length, 0));
@@ -344,7 +347,7 @@ function join(pieces) {
 
 /** @param {unknown} error */
 const text = (error) => {
-  // Those of Emscripten's file system are no `Error`, and say nothing of themselves.
+  // Errors of Emscripten's file system are no `Error`, and have no message.
   const { name, errno } = Object(error);
   return String(errno === undefined ? error : `${name} ${errno}`)
     .slice(-4000)

@@ -1,16 +1,20 @@
-// npm run bench:speculate: what work ahead brings in recorded sessions of a controller, in real time. Linux.
-//   node scripts/bench-speculate.mjs [--browser chromium|firefox | --dataframes] [--sessions part-of-a-name-or-style] [--ways hints,stream] [--tuning]
-// --dataframes replays those over DataFrames instead, in guests on this machine that have pandas; `list` is none of the ways then.
-// Only the sessions that nothing was tuned on are replayed, unless --tuning asks for the others. Each is replayed
-//   none      without any work ahead: what the others are measured by
-//   list      with the same few looks at the context hinted at before each reply, as somebody would who knows nothing
-//   templates with nothing told but what the model says before its code: predictions of the sandbox's own (predictions: "auto")
-//   hints     with the first block of a reply hinted at once it is closed
-//   stream    with the first block of a reply given to executeStream as it is written; runRlm does the same
-//   five      with five codes of the session hinted at before the model has begun, of which one comes; their order is by chance, the same in each run
-//   oracle    with the next code hinted at before the model has begun: the most that could be had
-// The models' pace is an assumption (PACE): recordings have no times that others could repeat. A reply comes token by token, and that it ends is a
-// token too, as with any endpoint that streams.
+// npm run bench:speculate: measures in real time how much work ahead helps recorded sessions of a controller. Linux.
+//   node scripts/bench-speculate.mjs [--browser chromium|firefox | --dataframes] [--sessions part-of-a-name-or-style]
+//       [--ways hints,stream] [--tuning]
+// --dataframes replays the sessions over DataFrames instead: in guests on this machine, with pandas, and without the
+// way `list`.
+// Sessions that something was tuned on are left out, unless --tuning asks for these alone. Each session is replayed in
+// these ways:
+//   none      without work ahead: the baseline of the others
+//   list      with a few fixed looks at the context hinted at before each reply, which need no knowledge of the session
+//   templates with the sandbox's own predictions (predictions: "auto"), which know the model's words only
+//   hints     with the first block of a reply hinted at as soon as it is closed
+//   stream    with the first block of a reply given to executeStream while it is written, as runRlm does
+//   five      with five codes of the session hinted at before the model begins, of which one comes. Their order is by chance,
+//             the same in each run
+//   oracle    with the next code hinted at before the model begins: the upper bound
+// The pace of the models is an assumption (PACE), because recordings have no times that others could repeat. A reply
+// comes token by token. Its end is a token too, as with any endpoint that streams.
 import { readFileSync, readdirSync } from "node:fs";
 import { cpus } from "node:os";
 import { join, relative } from "node:path";
@@ -30,7 +34,7 @@ import { CROSS_ORIGIN_ISOLATED, serve } from "./serve.mjs";
 /** @typedef {{ operations: Guessed[], ahead: Ahead, wall: number, cpu: number, memory: number }} Replayed */
 /** @typedef {{ name: string, purpose: string, style?: string, turns: (Turn & { outcome?: string })[], data: import("./bench/session-data.mjs").Data }} Session */
 /**
- * What replays sessions: its processes, and how it is told.
+ * Replays sessions in processes of its own.
  * @typedef {object} Replayer
  * @property {string} title
  * @property {() => number | undefined} id
@@ -38,9 +42,13 @@ import { CROSS_ORIGIN_ISOLATED, serve } from "./serve.mjs";
  * @property {() => Promise<unknown>} close
  */
 
-/** Milliseconds until a reply begins, characters a second (60 tokens of 4), milliseconds that a sub-model takes. @type {Pace} */
+/**
+ * The assumed pace: milliseconds until a reply begins, characters a second (60 tokens of 4), milliseconds of a
+ * sub-model.
+ * @type {Pace}
+ */
 const PACE = { think: 800, charsPerSecond: 240, answer: 700 };
-/** Below this nobody notices a hit, milliseconds. */
+/** Shorter waits, in milliseconds, are not noticed. */
 const NOTICED = 20;
 
 const { values } = parseArgs({
@@ -67,7 +75,7 @@ const replayer = await (values.dataframes ? native() : browsers());
 try {
   console.log(`Work ahead in ${sessions.length} sessions: ${replayer.title}, ${cpus().length} × ${cpus()[0]?.model}`);
   console.log(`A model that begins after ${PACE.think} ms and writes ${PACE.charsPerSecond} characters a second.\n`);
-  // What a browser, or a machine with its disk, does only once is nobody's.
+  // Work that a browser or a disk does only once counts for no way.
   if (sessions[0]) await measure({ ...sessions[0], turns: sessions[0].turns.slice(0, 2) }, "stream");
   for (const [at, session] of sessions.entries()) {
     for (const way of at % 2 ? ways.toReversed() : ways) all[way].push(await measure(session, way));
@@ -82,7 +90,7 @@ async function measure(session, way) {
   const id = replayer.id();
   const [began, before] = [performance.now(), cpuSeconds(id)];
   let [memory, cpu] = [0, before];
-  // A guest that is killed takes its time with it.
+  // Ending a killed guest takes time, which must not count for the next way.
   const look = () => {
     memory = Math.max(memory, megabytes(id));
     cpu = Math.max(cpu, cpuSeconds(id));
@@ -207,7 +215,7 @@ function report() {
   }
 }
 
-/** How often the code that came was among the guesses, of cells of notebooks and of agents. @param {Way} way */
+/** The share of codes that were among the guesses, for cells of notebooks and of agents. @param {Way} way */
 function guesses(way) {
   const lines = /** @type {Record<string, string>} */ ({});
   if (way !== "templates") return lines;

@@ -1,4 +1,4 @@
-//! What users give, read: each function names what is wrong with it.
+//! Reads arguments of the public methods. Each function's error names the argument and what is wrong with it.
 
 use js_sys::{Array, Function};
 use wasm_bindgen::prelude::*;
@@ -6,7 +6,7 @@ use wasm_bindgen::prelude::*;
 use super::glue::{self, describe, exact, is_plain, well_formed};
 use sandglass_core::error::Error;
 
-/// The entries of an object, none where it is left out.
+/// The entries of an object; none when the object is left out.
 pub(super) fn entries(value: &JsValue, what: &str) -> Result<Vec<(String, JsValue)>, Error> {
     if value.is_undefined() {
         return Ok(Vec::new());
@@ -25,7 +25,7 @@ pub(super) fn entries(value: &JsValue, what: &str) -> Result<Vec<(String, JsValu
         .collect())
 }
 
-/// A function.
+/// Reads a function.
 pub(super) fn function(name: &str, value: &JsValue) -> Result<Function, Error> {
     value
         .dyn_ref::<Function>()
@@ -33,7 +33,7 @@ pub(super) fn function(name: &str, value: &JsValue) -> Result<Function, Error> {
         .ok_or_else(|| Error::invalid(name, "must be a function"))
 }
 
-/// A text that Python can read.
+/// Reads a text that Python can take: it has no lone surrogates.
 pub(super) fn text(name: &str, value: &JsValue) -> Result<String, Error> {
     let text = value
         .dyn_ref()
@@ -41,7 +41,7 @@ pub(super) fn text(name: &str, value: &JsValue) -> Result<String, Error> {
     exact("it", text).map_err(|problem| Error::invalid(name, problem))
 }
 
-/// The source of an execution. One that Python could not even read is refused before it is changed on the way.
+/// Reads the source of an execution. Refuses lone surrogates here, because Python could not read them and the way would change them.
 pub(super) fn source(code: &JsValue) -> Result<String, Error> {
     let text = code
         .dyn_ref()
@@ -56,13 +56,13 @@ pub(super) fn source(code: &JsValue) -> Result<String, Error> {
     }
 }
 
-/// A text that says what an option that takes one of these names has to be.
+/// The part of an error that lists the names an option may have.
 pub(super) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let names: Vec<String> = names.into_iter().map(|name| format!("\"{name}\"")).collect();
     format!("must be one of {}", names.join(", "))
 }
 
-/// A count; `what` it has to be.
+/// Reads a count. `what` is the error's text for anything else.
 pub(super) fn whole_number(name: &str, value: &JsValue, what: &str) -> Result<u32, Error> {
     let number = value
         .as_f64()

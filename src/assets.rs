@@ -1,4 +1,4 @@
-//! The files that a guest is made of: fetched by the page, checked, kept for the next guest.
+//! The files that a guest is made of. The page fetches and checks each once, and keeps it for the next guest.
 //!
 //! Decisions: `docs/internals/guest-in-a-browser.md`.
 
@@ -15,14 +15,14 @@ use super::glue::{Glue, btoa, describe, fetch, get, object};
 use sandglass_core::error::Error;
 
 const GUEST: &str = "guest.js";
-/// Files, and what the glue calls them.
+/// The files, by the names that the glue uses.
 const PYODIDE: [(&str, &str); 2] = [("pyodide.asm.wasm", "wasm"), ("python_stdlib.zip", "stdlib")];
 
 thread_local! {
     static LOADING: RefCell<HashMap<String, File>> = RefCell::default();
 }
 
-/// A file on its way: a promise of its `Blob`.
+/// A file under way: a promise of its `Blob`.
 #[derive(Clone)]
 struct File {
     url: Rc<str>,
@@ -32,15 +32,15 @@ struct File {
 }
 
 impl File {
-    /// A promise of nothing once it is known to be the right one. To look takes the page some milliseconds, so that it is put off
-    /// until somebody wants to know.
+    /// A promise that resolves once the file's hash is verified. Hashing takes the page some milliseconds, so it begins when somebody first
+    /// waits for it.
     async fn verified(&self) -> Result<(), Error> {
         let begin = || promise(&self.url, verify(self.blob.clone(), self.integrity.clone()));
         settle(self.verified.get_or_init(begin)).await.map(drop)
     }
 }
 
-/// All assets, as `Blob`s: the browser keeps their bytes, and handing them to a guest copies nothing.
+/// All files, as `Blob`s: the browser keeps their bytes, and handing them to a guest copies nothing.
 #[derive(Clone)]
 pub(super) struct Assets {
     script: File,
@@ -48,7 +48,7 @@ pub(super) struct Assets {
 }
 
 impl Assets {
-    /// Begins to fetch what is below `base` and not fetched yet.
+    /// Begins to fetch the files below `base` that nobody has asked for yet.
     pub(super) fn load(base: &str, glue: &Glue) -> Self {
         Self {
             script: load_one(base, GUEST, glue),
@@ -65,7 +65,7 @@ impl Assets {
         settle(&self.script.blob).await
     }
 
-    /// Pyodide's files. They are to be trusted no more than a guest, unless all are [`Self::verified`].
+    /// Pyodide's files. Trust them no more than a guest, until [`Self::verified`] says that all are right.
     pub(super) async fn pyodide(&self) -> Result<Object, Error> {
         let files = Object::new();
         for ((_, name), file) in PYODIDE.into_iter().zip(&self.pyodide) {
@@ -75,7 +75,7 @@ impl Assets {
         Ok(files)
     }
 
-    /// Waits until all files are known to be those of this release.
+    /// Waits until all files are verified to be those of this release.
     pub(super) async fn verified(&self) -> Result<(), Error> {
         for file in [&self.script].into_iter().chain(&self.pyodide) {
             file.verified().await?;
@@ -89,12 +89,12 @@ async fn settle(promise: &Promise) -> Result<JsValue, Error> {
     settled.map_err(|message| Error::AssetFailed(describe(&message)))
 }
 
-/// Forgets what is being fetched, and what was.
+/// Forgets all files, and the fetches under way.
 pub(super) fn forget() {
     LOADING.with_borrow_mut(HashMap::clear);
 }
 
-/// One file. One that failed is forgotten, so that the next sandbox tries again.
+/// Fetches one file. A failure is forgotten, so that the next sandbox tries again.
 fn load_one(base: &str, name: &'static str, glue: &Glue) -> File {
     let url = format!("{base}{name}");
     if let Some(file) = LOADING.with_borrow(|loading| loading.get(&url).cloned()) {
@@ -125,12 +125,12 @@ fn promise(url: &str, work: impl Future<Output = Result<JsValue, JsValue>> + 'st
         })
     });
     let settled = promise.clone();
-    // Whoever waits for it is told; to the page it is no unhandled rejection.
+    // Those who wait for the file hear of the failure; the page must not report it as an unhandled rejection.
     spawn_local(async move { drop(JsFuture::from(settled).await) });
     promise
 }
 
-/// The browser's hashing; there is none where the page's context is not secure.
+/// The browser's hashing; `None` in a context that is not secure.
 pub(super) fn subtle() -> Option<SubtleCrypto> {
     get(&get(&js_sys::global(), "crypto"), "subtle").dyn_into().ok()
 }
@@ -142,7 +142,7 @@ fn failed(error: &JsValue) -> JsValue {
 
 /// Fetches a file.
 async fn download(url: String, integrity: JsValue, begun: Option<Promise>) -> Result<JsValue, JsValue> {
-    // Where the page's context is not secure, the browser checks it while it fetches, on the main thread.
+    // A context that is not secure has no `crypto.subtle`. There the browser checks the hash while it fetches, on the main thread.
     let init = match subtle() {
         Some(_) => Object::new(),
         None => object(&[("integrity", &integrity)]),

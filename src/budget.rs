@@ -11,7 +11,7 @@ use sandglass_core::error::Error;
 
 #[wasm_bindgen(typescript_custom_section)]
 const TYPES: &str = r#"
-/** An answer with what it took, for the budget; amounts that are not known are left out. */
+/** An answer with its usage, for the budget. Leave out amounts that are not known. */
 export interface Answer {
   text: string;
   usage?: { inputTokens?: number; outputTokens?: number; cost?: number };
@@ -28,8 +28,8 @@ extern "C" {
     pub type UsageValue;
 }
 
-/// The budget of a tree of sandboxes. Sandboxes that are created with the same one share it; what is spent in a child is spent
-/// in its parents, too.
+/// The budget of a tree of sandboxes. Sandboxes that are created with the same budget share it. Spending in a child counts in its parents,
+/// too.
 #[wasm_bindgen(js_name = Budget)]
 pub struct JsBudget(Budget);
 
@@ -47,19 +47,19 @@ impl JsBudget {
         shown(&self.0.spent()).unchecked_into()
     }
 
-    /// The amounts left; what is not limited is not there.
+    /// The amounts left; an amount without a limit is absent.
     #[wasm_bindgen(getter)]
     pub fn left(&self) -> BudgetLeftValue {
         shown(&self.0.left(now())).unchecked_into()
     }
 
-    /// The number of levels of recursion that it is below its root.
+    /// The budget's levels of recursion below its root.
     #[wasm_bindgen(getter)]
     pub fn depth(&self) -> f64 {
         self.0.depth()
     }
 
-    /// Counts what was spent elsewhere, such as by a controller's own calls.
+    /// Counts spending elsewhere, such as a controller's own calls.
     pub fn charge(&self, #[wasm_bindgen(unchecked_param_type = "Partial<Usage>")] usage: &JsValue) {
         let calls = super::glue::get(usage, "calls").as_f64().unwrap_or_default();
         self.0.charge(&Usage {
@@ -68,7 +68,7 @@ impl JsBudget {
         });
     }
 
-    /// The same budget once more: whoever holds one may let go of it by itself.
+    /// Another handle of the same budget. Each handle can be freed by itself.
     pub fn share(&self) -> Self {
         Self(self.0.clone())
     }
@@ -81,12 +81,12 @@ pub(super) fn shown(value: &impl serde::Serialize) -> JsValue {
         .unwrap_or_default()
 }
 
-/// The option `budget`: limits, or a budget that is shared.
+/// The option `budget`: limits, or a shared budget.
 #[derive(Debug)]
 pub(super) enum Given {
-    /// A budget of its own.
+    /// A new budget.
     Limits(BudgetLimits),
-    /// One that is there already.
+    /// A shared budget.
     Shared(Budget),
 }
 

@@ -1,4 +1,4 @@
-//! Values between JavaScript and bodies.
+//! Converts values between JavaScript and bodies.
 //!
 //! | Python | JavaScript |
 //! |---|---|
@@ -14,7 +14,7 @@
 //! | DataFrame | `{ columns, index, data }` |
 //! | anything else | `{ type, repr }` |
 //!
-//! The other way, a `Blob` becomes a str where it is UTF-8, else bytes.
+//! From JavaScript, a `Blob` also becomes a str when it is UTF-8, else bytes.
 
 use js_sys::{Array, ArrayBuffer, BigInt, Date, JsString, Map, Number, Object, Set, Uint8Array};
 use wasm_bindgen::prelude::*;
@@ -29,10 +29,10 @@ use sandglass_core::protocol::Encoding;
 use sandglass_core::session::Encoded;
 use sandglass_core::value::{Build, Writer, is_date, read, utf16_from_wtf8};
 
-/// UTF-16 units of a text within a value that is worth encoding for itself.
+/// The length in UTF-16 units from which a text within a value is encoded by itself.
 const LONG_TEXT: u32 = 1 << 14;
 
-/// A JavaScript value as a body. `what` names it in errors.
+/// Converts a JavaScript value into a body. `what` names the value in errors.
 pub(super) fn encode(value: &JsValue, what: &str, max_bytes: f64) -> Result<Encoded<JsBody>, Error> {
     match simple(value) {
         Some(encoded) => fits(encoded, what, max_bytes),
@@ -44,7 +44,7 @@ pub(super) fn encode(value: &JsValue, what: &str, max_bytes: f64) -> Result<Enco
     }
 }
 
-/// The bytes of a value that is written as it is.
+/// The bytes of a value that crosses as bytes.
 pub(super) fn simple(value: &JsValue) -> Option<Encoded<JsBody>> {
     let (encoding, body) = if let Some(text) = value.dyn_ref::<JsString>() {
         (Encoding::Text, JsBody::Text(text.clone()))
@@ -57,7 +57,7 @@ pub(super) fn simple(value: &JsValue) -> Option<Encoded<JsBody>> {
     Some(Encoded { encoding, body })
 }
 
-/// Refuses what is too large to cross.
+/// Refuses a value that is too large to cross.
 pub(super) fn fits(encoded: Encoded<JsBody>, what: &str, max_bytes: f64) -> Result<Encoded<JsBody>, Error> {
     #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
     let size = sandglass_core::session::Body::size(&encoded.body) as f64;
@@ -76,7 +76,7 @@ pub(super) fn as_bytes(value: &JsValue) -> Option<Uint8Array> {
     }
 }
 
-/// A body as a JavaScript value; `undefined` when it is missing.
+/// Converts a body into a JavaScript value; a missing variable is `undefined`.
 pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
     if matches!(value.body, JsBody::Text(_)) && value.encoding != Encoding::Text {
         let what = "the value is not written as it says";
@@ -102,26 +102,26 @@ pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
                 )));
             }
             let tagged = value.encoding == Encoding::Tagged;
-            // The guest counts levels as Python does; an extension adds one.
+            // The limit counts levels as Python does; an extension value adds one.
             read(&data.to_vec(), tagged, 2 * MAX_VALUE_DEPTH, &mut JsBuilder)
                 .map_err(|error| Error::NotSerializable(error.to_string()))
         }
     }
 }
 
-/// A rich output as users get it: `{ mime, data }`.
+/// Converts a rich output into `{ mime, data }`.
 pub(super) fn display(mime: &str, body: &JsBody) -> JsValue {
     let data = match body {
         JsBody::Bytes(data) if mime_kind(mime) == Some(Mime::Binary) => base64(data).into(),
         JsBody::Bytes(data) => decode_text(data),
         JsBody::Text(text) if mime_kind(mime) == Some(Mime::Text) => text.into(),
-        // No guest of ours sends that. Whatever else comes of it, an image's data are base64.
+        // Our guests never send this. The data become empty, so that an image's data are always base64.
         JsBody::Text(_) | JsBody::Blob(_) => JsValue::from_str(""),
     };
     object(&[("mime", &mime.into()), ("data", &data)]).into()
 }
 
-/// UTF-8 as text, lone surrogates and all.
+/// Decodes UTF-8 that may hold lone surrogates.
 pub(super) fn decode_text(data: &Uint8Array) -> JsValue {
     let options: TextDecoderOptions = object(&[("fatal", &true.into()), ("ignoreBOM", &true.into())]).unchecked_into();
     let decoded = TextDecoder::new_with_label_and_options("utf-8", &options)
@@ -131,7 +131,7 @@ pub(super) fn decode_text(data: &Uint8Array) -> JsValue {
 }
 
 fn from_utf16(utf16: &[u16]) -> JsValue {
-    // In pieces: `fromCharCode` takes its input as arguments, which live on the stack.
+    // In pieces: `fromCharCode` takes its input as arguments, and all arguments live on the stack.
     let pieces: Array = utf16
         .chunks(8_192)
         .map(|piece| JsValue::from(JsString::from_char_code(piece)))
@@ -139,9 +139,9 @@ fn from_utf16(utf16: &[u16]) -> JsValue {
     pieces.join("").into()
 }
 
-/// A part of a value that takes too long to write at once, or cannot be.
+/// A part of a value; a deferred part takes too long to write at once, or has to be fetched first.
 pub(super) enum Segment {
-    /// Marshalled already.
+    /// Bytes that are marshalled already.
     Bytes(Vec<u8>),
     /// A str, to be written as UTF-8.
     Text(JsString),
@@ -149,16 +149,16 @@ pub(super) enum Segment {
     File(Blob),
 }
 
-/// Writes values. One that `defers` leaves long texts and files for later.
+/// Writes values. With `defers`, long texts and files are left for later.
 pub(super) struct Encoder {
     writer: Writer,
     segments: Vec<Segment>,
     defers: bool,
     path: String,
-    /// The containers that the value is in, to find cycles.
+    /// The open containers around the current value, to find cycles.
     open: Vec<JsValue>,
     max_bytes: f64,
-    /// Bytes of the segments, at least.
+    /// A lower bound of the segments' bytes.
     deferred: f64,
     tagged: bool,
 }
@@ -198,7 +198,7 @@ impl Encoder {
         }
     }
 
-    /// The body, where nothing was deferred.
+    /// The body, if nothing was deferred.
     fn finish(self) -> Result<Encoded<JsBody>, Error> {
         Ok(Encoded {
             encoding: self.encoding(),
@@ -206,7 +206,7 @@ impl Encoder {
         })
     }
 
-    /// The body, or what is left to be done for it.
+    /// The body, or the segments that are left to write.
     pub(super) fn end(mut self) -> Result<Encoded<JsBody>, (Encoding, Vec<Segment>)> {
         let encoding = self.encoding();
         self.cut();
@@ -320,7 +320,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Begins a container; its children are to follow, and [`Encoder::close`].
+    /// Begins a container. The caller then writes its children and calls [`Encoder::close`].
     pub(super) fn open(&mut self, value: &JsValue) -> Result<Children, Error> {
         if self.open.len() >= MAX_VALUE_DEPTH as usize {
             return Err(self.refuse(&format!("nests more than {MAX_VALUE_DEPTH} levels deep")));
@@ -436,7 +436,7 @@ impl Build for JsBuilder {
     }
 
     fn big_int(&mut self, negative: bool, hex: &str) -> JsValue {
-        // Digits from 0 to f are a BigInt's syntax.
+        // Base 16 writes only digits from 0 to f, which is a BigInt's syntax behind `0x`.
         let Ok(magnitude) = BigInt::new(&format!("0x{hex}").into()) else {
             let sign = if negative { "-" } else { "" };
             let start: String = hex.chars().take(40).collect();
@@ -471,7 +471,7 @@ impl Build for JsBuilder {
 
     fn dict(&mut self, entries: Vec<(JsValue, JsValue)>) -> JsValue {
         if entries.iter().all(|(key, _)| key.is_string()) {
-            // `fromEntries` defines own properties, so that a key "__proto__" is just a key.
+            // `fromEntries` defines own properties, so that the key "__proto__" is an ordinary key.
             let pairs: Array = entries.iter().map(|(key, value)| Array::of2(key, value)).collect();
             if let Ok(object) = Object::from_entries(&pairs) {
                 return object.into();

@@ -1,4 +1,4 @@
-//! Carries out what the session wants: the only part that has side effects.
+//! The driver: carries out the session's effects. No other part has side effects.
 
 mod ahead;
 mod boot;
@@ -38,20 +38,20 @@ use sandglass_core::execution::{CodeExecution, Killer, Outcome};
 use sandglass_core::protocol::{GuestInfo, Request, Stream};
 use sandglass_core::session::{Command, Effect, Encoded, Fork, GuestEffect, HostEffect, Input, Reply, Session, Ticket};
 
-/// One session and everything around it.
+/// One session, and the guests, timers and callbacks around it.
 pub(super) struct Driver {
     this: Weak<Self>,
     glue: Glue,
     options: Rc<Options>,
     session: RefCell<Session<JsBody>>,
-    /// The guests: the sandbox's own, and those that run code ahead.
+    /// The guests: the sandbox's own, and its shadows.
     slots: Slots,
-    /// Guests that ran code, and can run code ahead.
+    /// Parked guests.
     parked: RefCell<Vec<Parked>>,
     last_parked: Cell<u32>,
-    /// The first messages to a guest that runs code ahead.
+    /// The first message to a new shadow.
     shadow_init: RefCell<Option<Request>>,
-    /// The server that guests run on instead of here.
+    /// The server that runs the guests; `None` when the page does.
     server: Option<Rc<Server>>,
     effects: RefCell<VecDeque<Effect<JsBody>>>,
     busy: Cell<bool>,
@@ -59,31 +59,30 @@ pub(super) struct Driver {
     waiters: RefCell<HashMap<Ticket, Waiter>>,
     calls: RefCell<HashMap<u32, AbortController>>,
     timer: RefCell<Option<(f64, Timeout)>>,
-    /// Itself, once nobody holds the sandbox any more but somebody still waits for an answer.
+    /// Keeps the driver alive after the sandbox was dropped, while somebody still waits for an answer.
     abandoned: RefCell<Option<Rc<Self>>>,
-    /// Its share of the page's spare guests; none where guests run on a server.
+    /// The share of the page's spares; `None` when a server runs the guests.
     claim: Option<Claim>,
-    /// The preparations for code that had not come yet.
+    /// Preparations for code that was hinted at or is being written.
     ahead: RefCell<Ahead>,
-    /// Aborted when the user is done with the sandbox. There is one only where something waits for that: Chromium keeps one that was
-    /// made for nothing.
+    /// Aborted when the sandbox ends. Made only when something waits for it: Chromium would keep an unused `AbortController` alive.
     ended: RefCell<Option<AbortController>>,
-    /// The number of reads under way of code that comes piece by piece.
+    /// The number of streams of code that are being read.
     reading: Cell<u32>,
-    /// Answers Python's queries, where the page does not.
+    /// Answers Python's queries instead of the page's functions.
     on_query: Option<OnQuery>,
 }
 
-/// Takes what became of a command, with what the execution has shown.
+/// Takes a command's outcome, and the outputs that the execution has shown.
 type Settle = Box<dyn FnOnce(&Driver, Result<Reply<JsBody>, Error>, &Array)>;
 
 /// Hears what an execution prints.
 pub(crate) type OnOutput = Rc<dyn Fn(Stream, &str)>;
 
-/// An execution that has ended, and the value that it declared final.
+/// A finished execution, and the final answer that its code declared.
 pub(crate) type Ran = (Box<CodeExecution>, Option<JsValue>);
 
-/// The one who waits for a command.
+/// A caller that waits for a command.
 struct Waiter {
     settle: Settle,
     on_output: Option<OnOutput>,
@@ -97,7 +96,7 @@ impl Driver {
         Self::with_queries(glue, options, None)
     }
 
-    /// One whose queries are answered by `on_query`, where that is given, and not by functions of the page.
+    /// Makes a driver. `on_query`, if given, answers Python's queries instead of the page's functions.
     pub(super) fn with_queries(glue: Glue, options: Options, on_query: Option<OnQuery>) -> Rc<Self> {
         let mut names: Vec<String> = options.host_functions.iter().map(|(name, _)| name.clone()).collect();
         let answers_all = on_query.is_some();
@@ -171,12 +170,12 @@ impl Driver {
         self.session.borrow().info().clone()
     }
 
-    /// A promise of what becomes of a command.
+    /// A promise of a command's outcome.
     pub(super) fn submit(&self, command: Command<JsBody>, options: ExecuteOptions) -> Promise {
         self.submit_for(command, options, Self::present)
     }
 
-    /// The same; `present` makes the value that it resolves to.
+    /// A promise of a command's outcome. `present` makes the value that the promise resolves to.
     pub(super) fn submit_for(
         &self,
         command: Command<JsBody>,
@@ -205,7 +204,7 @@ impl Driver {
         promise
     }
 
-    /// A promise of what becomes of code.
+    /// A promise of an execution's outcome.
     pub(crate) fn execute(&self, code: String, options: ExecuteOptions) -> Promise {
         self.load_imported(&code);
         let (timeout_ms, budget) = (options.timeout_ms, options.budget);
@@ -217,7 +216,7 @@ impl Driver {
         self.submit_for(execute, options, Self::present)
     }
 
-    /// Has code run for Rust. `ended` is told what became of it.
+    /// Runs code for a caller in Rust. `ended` hears the outcome.
     pub(super) fn run(
         &self,
         code: String,
@@ -241,7 +240,7 @@ impl Driver {
         self.feed(Input::Command(ticket, execute));
     }
 
-    /// Has somebody wait for a command, whose number is returned.
+    /// Adds a caller that waits for a command; returns the command's number.
     fn wait(&self, settle: Settle, on_output: Option<OnOutput>, options: ExecuteOptions) -> Ticket {
         let ticket = self.last_ticket.get() + 1;
         self.last_ticket.set(ticket);
@@ -255,7 +254,7 @@ impl Driver {
         ticket
     }
 
-    /// The same for a command whose value is still on its way.
+    /// Adds a caller that waits for a command whose value is still being written.
     pub(super) fn submit_later(
         &self,
         command: Command<JsBody>,
@@ -272,7 +271,7 @@ impl Driver {
         promise
     }
 
-    /// Takes the command back when `signal` says so; listens no longer than it runs.
+    /// Takes the command back when `signal` is aborted. Stops listening when the command ends.
     fn cancel_on(&self, signal: &web_sys::AbortSignal, ticket: Ticket, promise: &Promise) {
         let this = self.this.clone();
         let abort = Closure::<dyn FnMut()>::new(move || {
@@ -293,7 +292,7 @@ impl Driver {
         });
     }
 
-    /// The sandbox was dropped: it ends when the last answer is given.
+    /// Hears that the sandbox was dropped. The session ends when its last answer is given.
     pub(super) fn abandon(self: &Rc<Self>) {
         if !self.is_awaited() {
             self.feed(Input::Destroy);
@@ -302,7 +301,7 @@ impl Driver {
         }
     }
 
-    /// Gives the session an input and does what follows from it.
+    /// Gives the session an input, and carries out the effects.
     pub(super) fn feed(&self, input: Input<JsBody>) {
         let effects = self.session.borrow_mut().handle(now(), input);
         self.follow(effects);
@@ -310,7 +309,7 @@ impl Driver {
 
     fn follow(&self, effects: Vec<Effect<JsBody>>) {
         self.effects.borrow_mut().extend(effects);
-        // A callback of the user's may come back in here; its effects wait for their turn.
+        // A callback of the user's may call this function again; its effects wait for their turn.
         if !self.busy.replace(true) {
             loop {
                 let next = self.effects.borrow_mut().pop_front();
@@ -318,7 +317,7 @@ impl Driver {
                 let promotes = matches!(effect, Effect::Promote(_));
                 self.carry_out(effect);
                 if promotes {
-                    // What the guest has said already is not told before `execute` has returned.
+                    // Output that the guest has already sent is reported only after `execute` has returned.
                     let this = self.this.clone();
                     return spawn_local(async move {
                         if let Some(driver) = this.upgrade() {
@@ -351,12 +350,12 @@ impl Driver {
         }
     }
 
-    /// Returns true when somebody waits for an answer.
+    /// Returns true while somebody waits for an answer.
     fn is_awaited(&self) -> bool {
         !self.waiters.borrow().is_empty() || self.reading.get() > 0
     }
 
-    /// Keeps one timer that goes off no later than the session wants to be woken.
+    /// Keeps one timer, which goes off no later than the session's next deadline.
     fn set_timer(&self) {
         let Some(at) = self.session.borrow().wake_at() else {
             self.timer.take();
@@ -434,13 +433,13 @@ impl Driver {
         }
     }
 
-    /// Another that goes on from a fork of the session.
+    /// Makes a driver for a fork of the session.
     pub(super) fn forked(&self, fork: Fork<JsBody>) -> Rc<Self> {
         let session = Session::forked(fork).with_budget(self.budget());
         Self::with_session(self.glue.clone(), self.options.clone(), session, self.on_query.clone())
     }
 
-    /// The outcome of an execution in Rust.
+    /// The outcome of an execution, for a caller in Rust.
     fn ran(
         &self,
         mut execution: Box<CodeExecution>,
@@ -457,7 +456,7 @@ impl Driver {
         Ok((execution, last))
     }
 
-    /// Completes what an execution says; the value that it declared final.
+    /// Completes the report of an execution; returns the final answer.
     fn complete(&self, execution: &mut CodeExecution, last: Option<Encoded<JsBody>>) -> Option<JsValue> {
         if self.server.is_some() && execution.outcome == Outcome::Timeout {
             execution.killer = execution.killer.or(Some(Killer::Timeout));
@@ -515,7 +514,7 @@ impl Driver {
 
 /// The value that an execution resolves to.
 fn show(execution: &CodeExecution, last: Option<JsValue>, displays: &Array) -> Result<JsValue, Error> {
-    // One text and one parse cross faster than a property at a time.
+    // One JSON text and one parse cost less than setting each property across the boundary.
     let object = serde_json::to_string(execution)
         .ok()
         .and_then(|json| js_sys::JSON::parse(&json).ok())
@@ -529,7 +528,7 @@ fn show(execution: &CodeExecution, last: Option<JsValue>, displays: &Array) -> R
     Ok(object)
 }
 
-/// Calls a function that only wants to know; what it throws is its own affair.
+/// Calls a listener. Ignores what the listener throws.
 pub(super) fn notify(callback: &Function, value: &JsValue) {
     if let Err(error) = callback.call1(&JsValue::UNDEFINED, value) {
         web_sys::console::error_1(&error);

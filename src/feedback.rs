@@ -1,4 +1,4 @@
-//! `sandbox.feedback`: a finished execution and its options, out of JavaScript.
+//! `sandbox.feedback`: reads a finished execution and its options from JavaScript.
 
 use js_sys::{Array, Object, Reflect};
 use tsify::Tsify;
@@ -11,18 +11,18 @@ use sandglass_core::execution::CodeExecution;
 use sandglass_core::protocol::Profile;
 use sandglass_rlm::feedback::{Format, feedback, rlm_turn};
 
-/// The execution to be told of, and how.
+/// The execution to describe, and the options of the text.
 #[derive(Debug)]
 pub(super) struct FeedbackOptions {
     format: Format,
     block: Option<u32>,
     variables: Vec<String>,
     max_chars: Option<u32>,
-    /// The turn that comes, and how many there may be.
+    /// The number of the next turn, and the number of turns at most.
     turn: Option<(u32, u32)>,
 }
 
-/// The classes whose instances alexzhang13/rlm lists.
+/// The classes whose instances the project alexzhang13/rlm lists.
 const LISTED_TYPES: [&str; 7] = ["str", "int", "float", "bool", "list", "dict", "tuple"];
 
 impl FeedbackOptions {
@@ -73,7 +73,7 @@ impl FeedbackOptions {
         if !is_plain(execution) {
             return Err(refused());
         }
-        // What JSON cannot hold, and a model is not shown.
+        // JSON cannot hold these fields, and the model does not see them.
         let told = Object::assign(&Object::new(), execution.unchecked_ref());
         let _ = Reflect::delete_property(&told, &"final".into());
         let _ = Reflect::set(&told, &"displays".into(), &Array::new());
@@ -87,7 +87,7 @@ impl FeedbackOptions {
     }
 }
 
-/// Names as they are; of variables those that the format lists.
+/// Reads the variables to list. Names stay as they are; of `Variable`s, those that the format lists are kept.
 fn names(value: &JsValue, format: Format) -> Result<Vec<String>, Error> {
     let refused = || Error::invalid("variables", "must be a list of names or of what listVariables tells");
     let list: &Array = value.dyn_ref().ok_or_else(refused)?;

@@ -1,4 +1,4 @@
-//! The public methods about files.
+//! The public methods for files.
 
 use js_sys::{JsString, Promise};
 use wasm_bindgen::prelude::*;
@@ -15,8 +15,8 @@ use sandglass_core::session::{Body, Command, FileCommand};
 
 #[wasm_bindgen]
 impl Sandbox {
-    /// Writes a file, whole or not at all, and makes the folders that it needs. The path is relative to the working folder, where
-    /// Python starts, or lies in it or in `/tmp`. A `Blob` or `File` goes to the guest as it is, without passing through the
+    /// Writes a file: completely, or not at all. Makes missing folders. The path is relative to the working folder, in which Python starts,
+    /// or an absolute path in the working folder or in `/tmp`. A `Blob` or `File` goes to the guest directly, without passing through the
     /// page's memory.
     #[wasm_bindgen(js_name = writeFile)]
     pub fn write_file(
@@ -44,7 +44,7 @@ impl Sandbox {
         self.ask(command).unchecked_into()
     }
 
-    /// Everything in the working folder or another one, and below, by path.
+    /// Lists all files and folders in the working folder, or below the folder given, by path.
     #[wasm_bindgen(js_name = listFiles)]
     pub fn list_files(&self, #[wasm_bindgen(unchecked_optional_param_type = "string")] path: &JsValue) -> FilesPromise {
         let path = if path.is_undefined() {
@@ -55,7 +55,7 @@ impl Sandbox {
         self.ask(path.map(FileCommand::List)).unchecked_into()
     }
 
-    /// Removes a file, or a folder and all in it; rejects with code `file_not_found` when there is none.
+    /// Removes a file, or a folder with its contents. Rejects with code `file_not_found` when the path does not exist.
     #[wasm_bindgen(js_name = removeFile)]
     pub fn remove_file(&self, #[wasm_bindgen(unchecked_param_type = "string")] path: &JsValue) -> VoidPromise {
         self.ask(file_path(path).map(FileCommand::Remove)).unchecked_into()
@@ -68,7 +68,7 @@ impl Sandbox {
 
 fn file_path(value: &JsValue) -> Result<String, Error> {
     let path = text("path", value)?;
-    // The first characters of each byte that is not UTF-8 and so escaped.
+    // Counts the escapes: each stands for a byte that is not UTF-8.
     let escapes = path.matches("\\udc").count();
     let problem = if path.is_empty() {
         "must not be empty"
@@ -82,7 +82,7 @@ fn file_path(value: &JsValue) -> Result<String, Error> {
     Err(Error::invalid("path", problem))
 }
 
-/// The bytes that a file is to hold.
+/// The new contents of a file.
 fn contents(data: &JsValue, most: f64) -> Result<JsBody, Error> {
     let body = if let Some(text) = data.dyn_ref::<JsString>() {
         if !well_formed(text) {

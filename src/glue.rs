@@ -1,4 +1,4 @@
-//! Functions that `pyodide-glue/index.js` gives, and small things that web-sys lacks.
+//! Functions of `pyodide-glue/index.js`, and small helpers that web-sys lacks.
 
 use js_sys::{Array, Function, JsString, Object, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
@@ -8,7 +8,7 @@ use sandglass_core::value::{escaped, ill_formed, lone_surrogate};
 
 #[wasm_bindgen]
 extern "C" {
-    /// The part of the page that only JavaScript can be.
+    /// The functions that only JavaScript can provide.
     #[derive(Clone)]
     pub type Glue;
 
@@ -18,16 +18,16 @@ extern "C" {
     /// The SHA-256 of every asset, as subresource integrity metadata, by its name.
     #[wasm_bindgen(method, getter)]
     pub(super) fn integrity(this: &Glue) -> Object;
-    /// The hash that identifies the files that guests are made of.
+    /// The hash of the files that guests are made of.
     #[wasm_bindgen(method, getter)]
     pub(super) fn build(this: &Glue) -> String;
-    /// A frame for a guest: `{ element, loaded }`.
+    /// Makes a frame for a guest: `{ element, loaded }`.
     #[wasm_bindgen(method, catch, js_name = openFrame)]
     pub(super) fn open_frame(this: &Glue) -> Result<Object, JsValue>;
-    /// A promise of the answer to a request that was made already.
+    /// A promise of the response to a request that was begun earlier.
     #[wasm_bindgen(method, js_name = takeRequest)]
     pub(super) fn take_request(this: &Glue, url: &str) -> Option<Promise>;
-    /// `{ python, abi }` of the Python that packages have to be for.
+    /// `{ python, abi }`: the Python that packages must be built for.
     #[wasm_bindgen(method, getter)]
     pub(super) fn platform(this: &Glue) -> Object;
     /// A promise of the METADATA of a wheel.
@@ -36,7 +36,7 @@ extern "C" {
     /// The class of the errors that are thrown.
     #[wasm_bindgen(method, getter, js_name = SandboxError)]
     fn sandbox_error(this: &Glue) -> Function;
-    /// Starts a worker in the page itself; returns it.
+    /// Starts a worker in the page itself, and returns it.
     #[wasm_bindgen(method, catch, js_name = startWorker)]
     pub(super) fn start_worker(
         this: &Glue,
@@ -56,7 +56,7 @@ extern "C" {
     #[wasm_bindgen(catch, js_namespace = Object)]
     pub(super) fn entries(value: &JsValue) -> Result<Array, JsValue>;
 
-    /// `String(value)`, which may run code of the value's.
+    /// `String(value)`, which may run code of the value's own.
     #[wasm_bindgen(js_name = String, catch)]
     fn string_of(value: &JsValue) -> Result<String, JsValue>;
 
@@ -65,12 +65,12 @@ extern "C" {
 
     pub(super) fn btoa(binary: &str) -> String;
 
-    /// `btoa` of JavaScript's own strings.
+    /// `btoa` on JavaScript's own strings.
     #[wasm_bindgen(js_name = btoa)]
     fn btoa_of(binary: &JsString) -> JsString;
 
     type Base64;
-    /// Newer browsers have it; it is many times faster.
+    /// `Uint8Array.prototype.toBase64`, in newer browsers. Many times faster than `btoa`.
     #[wasm_bindgen(method, catch, js_name = toBase64)]
     fn to_base64(this: &Base64) -> Result<JsString, JsValue>;
 
@@ -79,7 +79,7 @@ extern "C" {
     static PERFORMANCE: web_sys::Performance;
 }
 
-/// Milliseconds on a monotonic clock.
+/// Milliseconds on the monotonic clock.
 pub(super) fn now() -> f64 {
     PERFORMANCE.with(web_sys::Performance::now)
 }
@@ -94,12 +94,12 @@ pub(super) fn object(entries: &[(&str, &JsValue)]) -> Object {
     object
 }
 
-/// A property, or undefined.
+/// A property, or undefined when it cannot be read.
 pub(super) fn get(object: &JsValue, name: &str) -> JsValue {
     Reflect::get(object, &JsValue::from_str(name)).unwrap_or(JsValue::UNDEFINED)
 }
 
-/// Bytes as JavaScript holds them.
+/// Copies bytes into a `Uint8Array`.
 pub(super) fn bytes(bytes: &[u8]) -> Uint8Array {
     Uint8Array::new_from_slice(bytes)
 }
@@ -107,7 +107,7 @@ pub(super) fn bytes(bytes: &[u8]) -> Uint8Array {
 /// Bytes in base64.
 pub(super) fn base64(data: &Uint8Array) -> JsString {
     data.unchecked_ref::<Base64>().to_base64().unwrap_or_else(|_| {
-        // A multiple of three characters each, so that the parts can be joined.
+        // A piece is a multiple of three bytes, so that the encoded pieces can be joined.
         let step = 3 * 8_192;
         let parts: Array = (0..data.length())
             .step_by(step as usize)
@@ -125,7 +125,7 @@ pub(super) fn base64(data: &Uint8Array) -> JsString {
     })
 }
 
-/// An [`Error`] as what is thrown.
+/// Makes the JavaScript error for an [`Error`].
 pub(super) fn thrown(glue: &Glue, error: &Error) -> JsValue {
     let arguments = Array::of2(&JsValue::from_str(error.code()), &JsValue::from_str(&error.to_string()));
     Reflect::construct(&glue.sandbox_error(), &arguments).unwrap_or_else(|failure| failure)
@@ -136,7 +136,7 @@ pub(super) fn well_formed(text: &JsString) -> bool {
     text.unchecked_ref::<Text>().is_well_formed()
 }
 
-/// The text of a string to read: its lone surrogates are written as Python escapes them.
+/// A string as text for people: lone surrogates are escaped as in Python.
 pub(super) fn readable(text: &JsString) -> String {
     if well_formed(text) {
         text.into()
@@ -145,10 +145,10 @@ pub(super) fn readable(text: &JsString) -> String {
     }
 }
 
-/// The text of a string that has to arrive as it is.
+/// A string as text that has to arrive unchanged. `what` names the string in errors.
 ///
 /// # Errors
-/// It holds a lone surrogate; `what` names it.
+/// The string holds a lone surrogate.
 pub(super) fn exact(what: &str, text: &JsString) -> Result<String, String> {
     if well_formed(text) {
         return Ok(text.into());
@@ -157,8 +157,7 @@ pub(super) fn exact(what: &str, text: &JsString) -> Result<String, String> {
     Err(ill_formed(what, lone.unwrap_or_default()))
 }
 
-/// Returns true when a value is an object that is nobody's instance: a literal, `JSON.parse`d, or of `Object.create(null)`, of
-/// this realm or another.
+/// Returns true for a plain object: a literal, the result of `JSON.parse`, or of `Object.create(null)`, from this realm or another.
 pub(super) fn is_plain(value: &JsValue) -> bool {
     if !value.is_object() {
         return false;
@@ -167,12 +166,12 @@ pub(super) fn is_plain(value: &JsValue) -> bool {
     prototype_of(value).is_ok_and(|prototype| is_last(&prototype))
 }
 
-/// A number that nobody can guess.
+/// A random number that nobody can guess.
 pub(super) fn random() -> u64 {
     let bytes = js_sys::Uint8Array::new_with_length(8);
     let crypto = get(&js_sys::global(), "crypto");
     if let Ok(fill) = get(&crypto, "getRandomValues").dyn_into::<Function>() {
-        // It refuses only more bytes than these.
+        // `getRandomValues` fails only for much larger buffers.
         let _ = fill.call1(&crypto, &bytes);
     }
     let mut number = [0; 8];
@@ -195,7 +194,7 @@ pub(super) fn describe(thrown: &JsValue) -> String {
     said.chars().take(10_000).collect()
 }
 
-/// A value without a message: as JSON where that tells something, else by its class.
+/// Describes a value without a message: as JSON if that is informative, else by its class.
 fn shown(value: &JsValue) -> String {
     if !value.is_object() && !value.is_function() {
         return string_of(value).unwrap_or_default();
@@ -210,7 +209,7 @@ fn shown(value: &JsValue) -> String {
     }
 }
 
-/// The name of a value's class; `None` where it has none, or that is `Object`.
+/// The name of a value's class; `None` when the value has no class name, or the name is `Object`.
 pub(super) fn class_of(value: &JsValue) -> Option<String> {
     let constructor = get(value, "constructor").dyn_into::<Function>().ok()?;
     Some(String::from(constructor.name())).filter(|name| !name.is_empty() && name != "Object")

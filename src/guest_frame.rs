@@ -18,50 +18,50 @@ use sandglass_core::protocol::Request;
 
 /// Time that the frame may take to run its script, in milliseconds.
 const FRAME_MS: u32 = 20_000;
-/// The time for which a guest is kept that nobody hears any more: most answers are there by then.
+/// The time for which an abandoned guest is kept, in milliseconds. Most of its answers arrive within it.
 const SOON_MS: u32 = 30;
 const FRAME_IS_BLOCKED: &str = "its frame does not run. Does the page have a Content-Security-Policy? The frame inherits \
     it: allow its script in script-src (its hash is `frameHash` in dist/assets.js) with 'wasm-unsafe-eval', and worker-src blob:";
 
-/// A guest: [`Guest::open`] makes its place, [`Guest::launch`] starts its worker there, [`Guest::furnish`] starts Python in
-/// that, and [`Guest::adopt`] has its messages heard. Dropping it ends it.
+/// A guest. [`Guest::open`] makes its frame, [`Guest::launch`] starts its worker, [`Guest::furnish`] starts Python in the worker, and
+/// [`Guest::adopt`] gives the guest an owner who hears its messages. Dropping a guest ends it.
 #[must_use = "dropping a guest ends it"]
 pub(super) struct Guest {
     port: MessagePort,
     control: MessagePort,
-    /// The ends that go to the worker and to who starts it.
+    /// The port for the worker, and the port for the script that starts the worker.
     far_ends: Array,
-    /// Messages to it, once somebody has adopted it.
+    /// The messages to the guest, while it has an owner.
     outbox: RefCell<Option<Rc<Outbox>>>,
     home: Home,
     inbox: Rc<Inbox>,
     catching_up: RefCell<Option<Timeout>>,
-    /// Gone once the frame has said that its script runs.
+    /// Set until the frame reports that its script runs.
     frame_watch: Rc<RefCell<Option<Timeout>>>,
     _on_message: Closure<dyn FnMut(MessageEvent)>,
     _on_control: Closure<dyn FnMut(MessageEvent)>,
 }
 
-/// The place where a guest's messages arrive; they wait there until somebody wants them.
+/// The inbox of a guest. Letters wait in it until the guest has an owner.
 #[derive(Default)]
 struct Inbox {
     owner: RefCell<Option<OnLetter>>,
-    /// In order; later ones wait behind them.
+    /// The waiting letters in order; new ones join the end.
     early: RefCell<VecDeque<Letter>>,
 }
 
-/// Hears what comes from a guest.
+/// Hears the letters of a guest.
 type OnLetter = Rc<dyn Fn(Letter)>;
 
-/// Something that comes from a guest.
+/// A message from a guest, or the end of its worker.
 pub(super) enum Letter {
     Message(JsValue),
-    /// Why its worker failed.
+    /// The reason why the worker failed.
     Failure(String),
 }
 
 impl Inbox {
-    /// A copy, since an owner may let go of the guest, and so of this, while it takes a letter.
+    /// A copy of the owner's handler: while it takes a letter, the owner may drop the guest, and with it this inbox.
     fn owner(&self) -> Option<OnLetter> {
         self.owner.borrow().clone()
     }
@@ -74,7 +74,7 @@ impl Inbox {
         }
     }
 
-    /// Hands out what has come too early.
+    /// Hands out the letters that arrived before the owner.
     fn catch_up(&self) {
         while let Some(owner) = self.owner() {
             let Some(letter) = self.early.borrow_mut().pop_front() else {
@@ -94,7 +94,7 @@ enum Home {
     Page(Option<web_sys::Worker>),
 }
 
-/// The message that a frame's script is to get, once it can take messages.
+/// The message for a frame's script, kept until the frame can receive it.
 #[derive(Default)]
 struct Gate {
     is_open: Cell<bool>,
@@ -113,7 +113,7 @@ impl Gate {
 }
 
 impl Guest {
-    /// Makes a guest's place: in the page, or a frame that loads meanwhile.
+    /// Makes a guest: in the page itself, or with a frame that loads in the background.
     pub(super) fn open(glue: &Glue, isolation: Isolation) -> Result<Self, JsValue> {
         let (channel, control) = (MessageChannel::new()?, MessageChannel::new()?);
         let frame_watch: Rc<RefCell<Option<Timeout>>> = Rc::default();
@@ -148,20 +148,21 @@ impl Guest {
         })
     }
 
-    /// Gives the guest an owner, who hears what it has posted so far at once. It is sent what is in the outbox, which is its own from now on.
+    /// Gives the guest an owner, who hears all waiting letters at once. The guest receives the messages of the outbox, which belongs to it
+    /// from now on.
     pub(super) fn adopt(&self, outbox: &Rc<Outbox>, owner: impl Fn(Letter) + 'static) {
         self.inbox.owner.replace(Some(Rc::new(owner)));
         self.outbox.replace(Some(outbox.clone()));
         outbox.open(Way::Port(self.port.clone()));
         if !self.inbox.early.borrow().is_empty() {
             let inbox = self.inbox.clone();
-            // In a task of its own: whoever adopts it is not ready to hear of it yet.
+            // In a task of its own: the caller is not ready for letters yet.
             let soon = Timeout::new(0, move || inbox.catch_up());
             self.catching_up.replace(Some(soon));
         }
     }
 
-    /// Messages to it: what somebody has begun to send it goes on when it gets another owner. A fresh one, when there was no owner.
+    /// The messages to the guest. An outbox with messages under way passes on to the next owner; a guest without an owner gets a fresh one.
     pub(super) fn outbox(&self) -> Rc<Outbox> {
         self.outbox.borrow().clone().unwrap_or_else(Outbox::new)
     }
@@ -184,7 +185,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Gives the worker what it starts Python from.
+    /// Gives the worker the parts that Python starts from.
     pub(super) fn furnish(&self, pyodide: &Object, snapshot: Option<&Snapshot>) -> Result<(), JsValue> {
         let files: Array = guest::FILES
             .iter()
@@ -200,19 +201,19 @@ impl Guest {
         ]))
     }
 
-    /// Returns true when it has failed already, or its frame was removed.
+    /// Returns true when the guest has failed, or its frame was removed.
     pub(super) fn is_gone(&self) -> bool {
         let failed = |letter: &Letter| matches!(letter, Letter::Failure(_));
         self.inbox.early.borrow().iter().any(failed)
             || matches!(&self.home, Home::Frame { element, .. } if !element.is_connected())
     }
 
-    /// Returns true when somebody hears it.
+    /// Returns true when the guest has an owner.
     pub(super) fn is_adopted(&self) -> bool {
         self.inbox.owner.borrow().is_some()
     }
 
-    /// Sends a message to a guest that is blocked, by its mailbox.
+    /// Sends a message through the mailbox to a guest that is blocked.
     pub(super) fn post_blocked(&self, request: &Request, body: Option<Uint8Array>) {
         let body = body.map_or(JsValue::UNDEFINED, JsValue::from);
         let message = Array::of2(&header(request).into(), &body);
@@ -223,8 +224,8 @@ impl Guest {
 }
 
 impl Guest {
-    /// Ends it: from now on nobody hears it, and a moment later it is no more. To take a frame down needs some milliseconds of the
-    /// page, for which somebody's code would wait.
+    /// Ends the guest. Nobody hears it from now on. Its frame is removed a moment later, because removing takes the page some milliseconds
+    /// and somebody's code would wait for them.
     pub(super) fn end_soon(self) {
         self.close();
         Timeout::new(SOON_MS, move || drop(self)).forget();

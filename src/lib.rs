@@ -1,23 +1,23 @@
-//! Sandglass in browsers: the front door of the npm package, and the only crate that knows a browser.
+//! Sandglass in browsers: the front door of the npm package, and the only crate that depends on a browser.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `sandbox` | the public API: what `createSandbox` returns |
-//! | `driver` | carries out what the session wants: guests, messages, timers, host calls |
-//! | `guest_frame` | the frame and the worker of a guest |
-//! | `outbox` | messages on their way to a guest, a piece at a time |
-//! | `spares`, `snapshot` | guests that wait to be needed, and the memory that all of them start from |
-//! | `remote`, `wire` | guests on a server, by a WebSocket, and its frames |
-//! | `options`, `arguments` | what `createSandbox` takes; how that, and what all methods take, is read |
-//! | `stop` | ends work from outside |
-//! | `convert` | values of JavaScript as Python's, and back |
-//! | `source` | values on their way to Python |
+//! | `driver` | carries out the session's effects: guests, messages, timers, host calls |
+//! | `guest_frame` | a guest: its frame and its worker |
+//! | `outbox` | messages to a guest, sent piece by piece |
+//! | `spares`, `snapshot` | started guests that nobody uses yet, and the memory that all guests start from |
+//! | `remote`, `wire` | guests on a server: the WebSocket, and its frames |
+//! | `options`, `arguments` | read the options of `createSandbox`, and the arguments of all methods |
+//! | `stop` | aborts work from outside |
+//! | `convert` | converts values between JavaScript and bodies |
+//! | `source` | values that are large or have to be fetched, on their way to Python |
 //! | `files` | the public methods about files |
-//! | `packages`, `wheels` | packages, and their files: found, fetched and verified |
-//! | `pieces` | code that is being written |
+//! | `packages`, `wheels` | find the packages; fetch, verify and keep their files |
+//! | `pieces` | reads code that is still being written |
 //! | `budget`, `feedback` | `createBudget`, and `feedback` of a sandbox |
 //! | `rlm` | `runRlm` |
-//! | `assets` | the files of `dist/`, checked |
+//! | `assets` | the files of `dist/`: fetched and checked |
 //! | `glue` | functions of JavaScript that Rust needs |
 #![cfg(target_arch = "wasm32")]
 
@@ -44,14 +44,14 @@ mod stop;
 mod wheels;
 mod wire;
 
-/// Functions that `tests/web.rs` looks at; no part of the API.
+/// Functions for `tests/web.rs`; no part of the API.
 #[doc(hidden)]
 pub mod testing {
     use wasm_bindgen::JsValue;
 
     use sandglass_core::error::Error;
 
-    /// Checks what `createSandbox` would be given.
+    /// Checks options of `createSandbox`.
     ///
     /// # Errors
     /// [`Error::InvalidOption`].
@@ -59,17 +59,17 @@ pub mod testing {
         super::options::Options::parse(options).map(drop)
     }
 
-    /// The header of a server's frame, and how long its bodies are.
+    /// Reads a frame of a server: the header, and the lengths of the bodies.
     ///
     /// # Errors
-    /// A text that says what is wrong with it.
+    /// A text that says what is wrong with the frame.
     pub fn open_frame(frame: &js_sys::ArrayBuffer) -> Result<(String, Vec<u32>), String> {
         let (header, bodies) = super::wire::open_frame(frame)?;
         let length = |body: JsValue| js_sys::Uint8Array::from(body).length();
         Ok((header, bodies.iter().map(length).collect()))
     }
 
-    /// A value as it comes back from a guest that only keeps it.
+    /// Sends a value through the conversion to Python and back.
     ///
     /// # Errors
     /// [`Error::NotSerializable`].

@@ -1,5 +1,5 @@
-//! `createSandbox`'s options, checked: an unknown or ill-typed one is an error that names it. Options that are plain numbers are
-//! [limits](sandglass_core::limits), and are added there.
+//! Checks the options of `createSandbox`. An unknown or ill-typed option is an error that names the option. Options that are plain numbers
+//! are [limits](sandglass_core::limits), and are declared there.
 
 use js_sys::{Array, Function};
 use wasm_bindgen::prelude::*;
@@ -38,10 +38,10 @@ pub(super) struct Options {
     pub(super) limits: Limits,
     pub(super) budget: budget::Given,
     pub(super) isolation: Isolation,
-    /// The server that runs the guest, where it is not the page.
+    /// The server that runs the guests; `None` when the page does.
     pub(super) backend: Option<Backend>,
     pub(super) profile: Profile,
-    /// True when code is guessed, and runs ahead.
+    /// True when the session guesses code and runs it ahead.
     pub(super) predictions: bool,
     pub(super) output_fields: Vec<String>,
     pub(super) assets_url: Option<String>,
@@ -95,7 +95,7 @@ impl Options {
         self.assets_url.clone().unwrap_or_else(|| glue.assets_url())
     }
 
-    /// Refuses what only guests of the page have.
+    /// Refuses options that only guests of the page support.
     fn leave_to_server<'a>(&mut self, given: impl Iterator<Item = &'a str>) -> Result<(), Error> {
         for name in given {
             let why = match name {
@@ -182,7 +182,7 @@ pub(super) struct ExecuteOptions {
     pub(super) on_stdout: Option<Function>,
     pub(super) on_stderr: Option<Function>,
     pub(super) on_display: Option<Function>,
-    /// Of `loadPackages`.
+    /// The listener of `loadPackages`.
     pub(super) on_progress: Option<Function>,
 }
 
@@ -216,7 +216,7 @@ impl ExecuteOptions {
         Ok(options)
     }
 
-    /// Those of one `loadPackages`.
+    /// Reads the options of one `loadPackages`.
     pub(super) fn of_load(value: &JsValue) -> Result<Self, Error> {
         let mut options = Self::default();
         for (name, value) in entries(value, "options")? {
@@ -234,7 +234,7 @@ impl ExecuteOptions {
     }
 }
 
-/// Returns true when something is `"auto"`, and not `"off"`.
+/// Reads `"auto"` as true and `"off"` as false.
 fn is_on(name: &str, value: &JsValue) -> Result<bool, Error> {
     match value.as_string().as_deref() {
         Some("auto") => Ok(true),
@@ -243,13 +243,13 @@ fn is_on(name: &str, value: &JsValue) -> Result<bool, Error> {
     }
 }
 
-/// A profile by its name.
+/// Reads a profile's name.
 fn profile(name: &str, value: &JsValue) -> Result<Profile, Error> {
     let profile = value.as_string().as_deref().and_then(Profile::named);
     profile.ok_or_else(|| Error::invalid(name, one_of(Profile::ALL.map(Profile::name))))
 }
 
-/// A list of different names, in order.
+/// Reads a list of different names, and keeps their order.
 fn python_names(name: &str, value: &JsValue) -> Result<Vec<String>, Error> {
     let refused = || Error::invalid(name, "must be a list of different names that Python code can use");
     let list: &Array = value.dyn_ref().ok_or_else(refused)?;
@@ -263,7 +263,7 @@ fn python_names(name: &str, value: &JsValue) -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
-/// Returns true when Python code can name something so.
+/// Returns true for a name that Python code can use.
 fn is_python_name(name: &str) -> bool {
     let mut chars = name.chars();
     chars.next().is_some_and(|first| first.is_alphabetic() || first == '_')

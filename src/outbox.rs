@@ -1,5 +1,4 @@
-//! Posting messages without holding the page up: a large body leaves in pieces, with a trip through the event loop
-//! between slices of work.
+//! Posts messages without blocking the page: a large body leaves in pieces, and the event loop runs between slices of work.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -16,23 +15,23 @@ use sandglass_core::protocol::{Encoding, Request};
 use sandglass_core::session::Body;
 use sandglass_core::value::wtf8_from_utf16;
 
-/// Bytes that are sent as one piece, at most.
+/// The largest piece of a body, in bytes.
 const PIECE: u32 = 1 << 20;
-/// UTF-16 units of text that are encoded at once.
+/// UTF-16 units of text that are encoded in one step.
 const STEP: u32 = 1 << 16;
-/// Moving a smaller buffer costs more than copying it, in bytes.
+/// The size in bytes from which a buffer is moved. Copying a smaller one is cheaper.
 const SMALL_BODY: u32 = 100_000;
-/// The longest that the page is held up at a time, in milliseconds.
+/// The longest slice of work on the page, in milliseconds.
 const SLICE_MS: f64 = 8.0;
 
-/// A body as the page holds it. Text is encoded piece by piece on its way out, and never copied before.
+/// A body as the page holds it. Text is encoded piece by piece when it is sent, and never copied before.
 #[derive(Debug, Clone)]
 pub(super) enum JsBody {
-    /// Text to be sent as UTF-8; only on its way to the guest.
+    /// Text, sent as UTF-8. Only bodies to a guest have this form.
     Text(JsString),
     /// Bytes.
     Bytes(Uint8Array),
-    /// A checkpoint or a file, whose bytes the browser holds outside of the page's memory; it travels as it is.
+    /// A checkpoint or a file. The browser holds its bytes outside of the page's memory, and it is sent as it is.
     Blob(Blob),
 }
 
@@ -48,7 +47,7 @@ impl Body for JsBody {
 }
 
 impl JsBody {
-    /// In UTF-16 units or bytes.
+    /// The length, in UTF-16 units or bytes.
     fn length(&self) -> u32 {
         match self {
             Self::Text(text) => text.length(),
@@ -63,12 +62,12 @@ impl JsBody {
     }
 }
 
-/// A piece of a body on its way out.
+/// A piece of a body.
 struct Piece {
     bytes: Uint8Array,
-    /// The place where the next piece begins.
+    /// The position at which the next piece begins.
     next: u32,
-    /// True when `bytes` are nobody else's, and may be moved instead of copied.
+    /// True when nobody else uses `bytes`, so that they may be moved instead of copied.
     owned: bool,
 }
 
@@ -76,13 +75,13 @@ struct Piece {
 #[derive(Clone)]
 pub(super) struct Cutter {
     encoder: Encoder,
-    /// Large texts are encoded in here: a fresh buffer for every piece costs much more.
+    /// The buffer for encoding large texts. A new buffer for every piece would cost much more.
     buffer: Uint8Array,
 }
 
 #[wasm_bindgen]
 extern "C" {
-    /// A `TextEncoder` that takes JavaScript's own strings, without a copy through this module's memory.
+    /// A `TextEncoder` that takes JavaScript's own strings, without a copy through the memory of this module.
     #[derive(Clone)]
     #[wasm_bindgen(js_name = TextEncoder)]
     type Encoder;
@@ -108,13 +107,13 @@ impl Cutter {
         }
     }
 
-    /// The piece of `body` that begins at `start`, and where the next one begins.
+    /// Cuts the piece of `body` that begins at `start`. Returns the piece and the position of the next one.
     pub(super) fn cut(&self, body: &JsBody, start: u32) -> (Uint8Array, u32) {
         let Piece { bytes, next, owned } = self.piece(body, start);
         (if owned { bytes } else { bytes.slice(0, bytes.length()) }, next)
     }
 
-    /// The piece of `body` that begins at `start`.
+    /// Cuts the piece of `body` that begins at `start`, except of a file.
     fn piece(&self, body: &JsBody, start: u32) -> Piece {
         match body {
             JsBody::Bytes(data) => {
@@ -126,7 +125,7 @@ impl Cutter {
                 }
             }
             JsBody::Text(text) => self.text_piece(text, start),
-            // It travels as it is, or is read in pieces by `read`.
+            // A checkpoint is sent as it is, and a file is read in pieces by `read`.
             JsBody::Blob(_) => Piece {
                 bytes: Uint8Array::new_with_length(0),
                 next: 0,
@@ -169,14 +168,14 @@ impl Cutter {
     }
 }
 
-/// `end`, or the place before it where it would part a pair of surrogates.
+/// Moves `end` one unit back when it would separate a pair of surrogates.
 fn pair_boundary(text: &JsString, end: u32) -> u32 {
     let last = text.char_code_at(end.saturating_sub(1));
     let parts_a_pair = end < text.length() && (f64::from(0xD800)..f64::from(0xDC00)).contains(&last);
     if parts_a_pair { end - 1 } else { end.min(text.length()) }
 }
 
-/// The piece of a file that begins at `start`.
+/// Reads the piece of a file that begins at `start`.
 async fn read(blob: &Blob, start: u32) -> Result<Piece, JsValue> {
     let next = start.saturating_add(PIECE);
     let slice = blob.slice_with_f64_and_f64(f64::from(start), f64::from(next))?;
@@ -188,22 +187,22 @@ async fn read(blob: &Blob, start: u32) -> Result<Piece, JsValue> {
     })
 }
 
-/// The way by which messages leave.
+/// The channel to a guest.
 #[derive(Clone)]
 pub(super) enum Way {
     Port(MessagePort),
-    /// To a guest on a server.
+    /// The connection to a guest on a server.
     Socket(Wire),
 }
 
-/// The place where messages to one guest leave, in order. One without a body may overtake.
+/// The messages to one guest, sent in order. A message without a body may overtake one with a long body.
 pub(super) struct Outbox {
-    /// There is none before the guest can be reached, and when nobody wants it any more.
+    /// The channel. `None` before the guest can be reached, and after the guest was given up.
     way: RefCell<Option<Way>>,
-    /// The messages that were posted before there was one.
+    /// The messages that wait for the channel.
     early: RefCell<Vec<(Request, Option<JsBody>)>>,
     waiting: RefCell<VecDeque<(Request, JsBody)>>,
-    /// True when a task works at what waits: there is one at most, also while it lets the page do other things.
+    /// True while a task sends the waiting messages. There is at most one such task, also while it lets the page do other work.
     is_draining: Cell<bool>,
     cutter: Cutter,
 }
@@ -219,7 +218,7 @@ impl Outbox {
         })
     }
 
-    /// The guest can be reached: what was posted so far is sent.
+    /// Hears that the guest can be reached, and sends the waiting messages.
     pub(super) fn open(self: &Rc<Self>, way: Way) {
         self.way.replace(Some(way));
         for (request, body) in self.early.take() {
@@ -253,7 +252,7 @@ impl Outbox {
         }
     }
 
-    /// Sends a message with checkpoints or wheels, at once.
+    /// Sends a message with checkpoints or wheels, without cutting it into pieces.
     pub(super) fn post_all(&self, request: &Request, bodies: Vec<JsBody>) {
         let blobs = bodies.into_iter().filter_map(|body| match body {
             JsBody::Blob(blob) => Some(blob),
@@ -264,7 +263,7 @@ impl Outbox {
         }
     }
 
-    /// A body in one piece.
+    /// Sends a body in one piece.
     pub(super) fn whole(&self, body: &JsBody) -> Uint8Array {
         let (mut pieces, mut start) = (Vec::new(), 0);
         loop {
@@ -277,7 +276,7 @@ impl Outbox {
         }
     }
 
-    /// Forgets what has not been sent: nobody wants the guest any more.
+    /// Drops the messages that have not been sent, because the guest was given up.
     pub(super) fn close(&self) {
         self.way.take();
         self.waiting.take();
@@ -356,19 +355,19 @@ impl Outbox {
     }
 }
 
-/// A request as JSON: it is plain data, which JSON can always hold.
+/// Writes a request as JSON. A request is plain data, so this cannot fail.
 pub(super) fn header(request: &Request) -> String {
     serde_json::to_string(request).unwrap_or_default()
 }
 
-/// Sends a message with one `Blob`, or an array of them.
+/// Sends a message with one `Blob`, or with an array of them.
 fn post_blobs(port: &MessagePort, request: &Request, blobs: &JsValue) {
     if let Err(error) = port.post_message(&Array::of2(&header(request).into(), blobs)) {
         web_sys::console::error_1(&error);
     }
 }
 
-/// Pieces of a body, joined.
+/// Joins the pieces of a body.
 pub(super) fn join(pieces: &[Uint8Array]) -> Uint8Array {
     if let [only] = pieces {
         return only.clone();
@@ -382,7 +381,7 @@ pub(super) fn join(pieces: &[Uint8Array]) -> Uint8Array {
     whole
 }
 
-/// Lets the page do everything else that is waiting, and comes back.
+/// Lets the page do all other waiting work, then continues.
 pub(super) async fn next_task() {
     let Ok(channel) = MessageChannel::new() else { return };
     let port = channel.port1();

@@ -1,5 +1,5 @@
-//! Packages: the page finds and fetches them. What a guest asks for is never fetched: only what the user asked for, or what the lock
-//! file has for a module that the code imports.
+//! Finds and fetches packages, in the page. Only packages that the user named are fetched, and those that the lock file has for a module
+//! that the code imports. A guest cannot have anything else fetched.
 //!
 //! Decisions: `docs/internals/guest-in-a-browser.md`.
 
@@ -23,13 +23,13 @@ use sandglass_core::session::{Package, Wanted};
 const TYPES: &str = r#"
 export interface SandboxOptions {
   /**
-   * Packages that are there before the first execution, as for `loadPackages`. The sandbox starts when they are; when one cannot be
-   * had, it does not.
+   * Packages to load before the first execution, as for `loadPackages`. The sandbox starts when all of them are loaded, and fails to start
+   * when one cannot be.
    */
   packages?: string[];
   /** Loads packages of the lock file when code imports them. Default false. */
   autoImport?: boolean;
-  /** A lock file in the format of `pyodide-lock.json`. Default: Pyodide's own, whose wheels this package does not bring. */
+  /** A lock file in the format of `pyodide-lock.json`. Default: Pyodide's own. Its wheels are not part of this package. */
   lockFileUrl?: string;
   /** The folder of the lock file's wheels. Default: beside it. */
   packageBaseUrl?: string;
@@ -37,26 +37,26 @@ export interface SandboxOptions {
 
 /** The options of `loadPackages`. */
 export interface LoadOptions {
-  /** Stops waiting; what is fetched by then is kept for the next time. */
+  /** Stops waiting. Files that were fetched by then are kept for the next call. */
   signal?: AbortSignal;
-  /** Hears how far the files of this call are. */
+  /** Reports the progress of this call's files. */
   onProgress?: (progress: PackageProgress) => void;
 }
 
-/** The progress of a package's file, in bytes. `total` is null as long as it is not known. */
+/** The progress of a package's file, in bytes. `total` is null as long as the size is unknown. */
 export type PackageProgress = { stage: "packages"; package: string; loaded: number; total: number | null };
 
-/** A package that was loaded. */
+/** A loaded package. */
 export interface LoadedPackage {
   name: string;
   version: string;
 }
 "#;
 
-/// The sandbox's options about packages.
+/// The sandbox's options for packages.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Settings {
-    /// Requirements that are there from the beginning.
+    /// The requirements of the option `packages`.
     pub(super) wanted: Vec<String>,
     pub(super) auto_import: bool,
     lock_file_url: Option<String>,
@@ -84,7 +84,7 @@ impl Settings {
     }
 }
 
-/// A list of requirements that can be read.
+/// Reads a list of requirements.
 pub(super) fn requirements(name: &str, value: &JsValue) -> Result<Vec<String>, Error> {
     let wrong = || Error::invalid(name, "must be an array of strings, such as [\"pydantic>=2\"]");
     let list: &Array = value.dyn_ref().ok_or_else(wrong)?;
@@ -96,16 +96,16 @@ pub(super) fn requirements(name: &str, value: &JsValue) -> Result<Vec<String>, E
     Ok(texts)
 }
 
-/// The user's view of packages that were loaded.
+/// Loaded packages as the user gets them.
 pub(super) fn show(wheels: &[Wheel]) -> JsValue {
     let row = |wheel: &Wheel| object(&[("name", &(&*wheel.name).into()), ("version", &(&*wheel.version).into())]);
     wheels.iter().map(row).collect::<Array>().into()
 }
 
-/// Hears how far a package is: its name, the bytes that are there, and how many there are.
+/// Hears the progress of a package: its name, the bytes received, and the size in bytes if known.
 type Progress = Rc<dyn Fn(&str, f64, Option<f64>)>;
 
-/// Finds the wheels of what is wanted beyond what is `there`, and fetches them. Hears how far each is: its name, bytes, bytes in all.
+/// Finds the wheels that `wanted` needs and that are not `there` yet, and fetches them. `progress` hears how far each one is.
 pub(super) async fn find(
     settings: &Settings,
     base: &str,
@@ -141,7 +141,7 @@ pub(super) async fn find(
             }
         }
     };
-    // All at once; how many really run at a time is the downloads' affair.
+    // All at once: `wheels` limits how many downloads run at a time.
     let begin = |wheel: Wheel| {
         let file = wheels::want(&wheel, watcher(&wheel));
         (wheel, file)
@@ -164,14 +164,14 @@ async fn metadata(glue: &Glue, wheel: &Wheel, blob: &Blob) -> Result<String, Err
         .map_err(|why| Error::Integrity(format!("{}: {why}; nothing was installed", wheel.file_name)))
 }
 
-/// By address, and where their files are.
+/// The lock files that were read, by address, with the folder of their wheels.
 type Locks = HashMap<(String, Option<String>), Rc<Lock>>;
 
 thread_local! {
     static LOCKS: RefCell<Locks> = RefCell::default();
 }
 
-/// The lock file. One that was read is kept.
+/// Reads a lock file, and keeps it.
 async fn lock(settings: &Settings, base: &str, glue: &Glue) -> Result<Rc<Lock>, Error> {
     const OWN: &str = "pyodide-lock.json";
     let url = settings.lock_file_url.clone().unwrap_or_else(|| format!("{base}{OWN}"));
@@ -179,7 +179,7 @@ async fn lock(settings: &Settings, base: &str, glue: &Glue) -> Result<Rc<Lock>, 
     if let Some(lock) = LOCKS.with_borrow(|locks| locks.get(&key).cloned()) {
         return Ok(lock);
     }
-    // The package's own is known to the digit.
+    // The hash of the lock file in `dist/` is known.
     let init = match settings.lock_file_url {
         Some(_) => Object::new(),
         None => object(&[("integrity", &get(&glue.integrity(), OWN))]),
@@ -205,7 +205,7 @@ async fn lock(settings: &Settings, base: &str, glue: &Glue) -> Result<Rc<Lock>, 
     Ok(lock)
 }
 
-/// Nobody waits for this promise: that it rejects is no news.
+/// Nobody waits for this promise, so its rejection must not be reported as unhandled.
 pub(super) fn disregard(promise: js_sys::Promise) {
     spawn_local(async move { drop(JsFuture::from(promise).await) });
 }

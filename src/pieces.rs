@@ -1,4 +1,4 @@
-//! Code that comes piece by piece, as a model writes it.
+//! Reads code that comes piece by piece, as a model writes it.
 
 use js_sys::{Function, JsString, Promise, Reflect, Symbol};
 use wasm_bindgen::prelude::*;
@@ -9,7 +9,7 @@ use super::packages::disregard;
 use super::stop::{Stop, Waited};
 use sandglass_core::error::Error;
 
-/// The place where the pieces come from: a stream's reader or an async iterator, which differ in their names only.
+/// The source of the pieces: a stream's reader or an async iterator. Only the names of their methods differ.
 pub(super) struct Pieces {
     from: JsValue,
     next: Function,
@@ -17,7 +17,7 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// The pieces of `executeStream`'s first argument.
+    /// Opens the source that was given to `executeStream`.
     pub(super) fn of(code: &JsValue) -> Result<Self, Error> {
         let wrong = || Error::invalid("code", "must be a ReadableStream or an async iterable of strings");
         let (from, next, end): (JsValue, _, _) = match code.dyn_ref::<ReadableStream>() {
@@ -41,8 +41,8 @@ impl Pieces {
         Ok(Self { from, next, end })
     }
 
-    /// All of it, when it has come; what there was of it when `stop` ended the reading, or when it had more than `most` UTF-16 units.
-    /// Tells of lines as soon as they are complete: of all so far, and where the new ones begin.
+    /// Reads all pieces, and returns the text. When `stop` ends the reading, or the text exceeds `most` UTF-16 units, returns the text so
+    /// far. `on_lines` hears complete lines at once: the whole text so far, and the position of the new lines.
     pub(super) async fn read(
         &self,
         stop: &Stop,
@@ -74,7 +74,7 @@ impl Pieces {
                 self.give_up();
                 return Ok(code);
             }
-            // A piece may end within a pair of surrogates (the first is one from U+D800 to U+DBFF).
+            // A piece may end within a pair of surrogates. The first half is a unit from U+D800 to U+DBFF.
             let mut end = code.length();
             if end > taken && (55_296.0..56_320.0).contains(&code.char_code_at(end - 1)) {
                 end -= 1;
@@ -96,7 +96,7 @@ impl Pieces {
         Ok((!done).then(|| get(&step, "value")))
     }
 
-    /// Tells whoever writes that nobody reads any more.
+    /// Tells the source that nobody reads any more.
     fn give_up(&self) {
         if let Some(Ok(ended)) = self.end.as_ref().map(|end| end.call0(&self.from)) {
             disregard(Promise::resolve(&ended));

@@ -1,5 +1,5 @@
-//! A guest on a `sandglass-host` server, by a WebSocket instead of a frame. The page's session supervises it like its own; the
-//! server only carries frames.
+//! A guest on a `sandglass-host` server, reached by a WebSocket. The page's session supervises it like a guest of its own, and the server
+//! only carries frames.
 //!
 //! Decisions: `docs/internals/server.md`.
 
@@ -24,21 +24,21 @@ use sandglass_rlm::query::without_key;
 
 use connect::{Opened, Socket};
 
-/// UTF-16 units of a message that is text.
+/// The longest text message, in UTF-16 units.
 const MAX_NOTICE: u32 = 1 << 16;
-/// Output that the guest was not yet told is taken, in bytes.
+/// The bytes of output after which the guest is told that they were taken.
 const MOST_UNTOLD: f64 = 256.0 * 1024.0;
 
-/// A server's address, and what opens it.
+/// The address of a server, and the key to it.
 #[derive(Debug, Clone)]
 pub(super) struct Backend {
-    /// Absolute; ends with a slash.
+    /// The absolute address; ends with a slash.
     pub(super) url: String,
     pub(super) api_key: Option<String>,
 }
 
 impl Backend {
-    /// The option `backend`.
+    /// Reads the option `backend`.
     pub(super) fn parse(value: &JsValue) -> Result<Self, Error> {
         let (mut url, mut api_key) = (None, None);
         for (name, value) in entries(value, "backend")? {
@@ -59,13 +59,13 @@ impl Backend {
         Ok(Self { url, api_key })
     }
 
-    /// A text of the server without the key: pages show and log errors.
+    /// The server's text without the key, because pages show and log errors.
     fn without_key(&self, text: String) -> String {
         without_key(text, self.api_key.as_deref())
     }
 }
 
-/// An address, relative to the page's.
+/// Reads an address, relative to the page's.
 fn server_url(value: &JsValue) -> Result<String, Error> {
     let refused = || {
         let what = "must be the http or https address of a sandglass-host server, without a query";
@@ -91,7 +91,7 @@ fn server_url(value: &JsValue) -> Result<String, Error> {
     Ok(if url.ends_with('/') { url } else { url + "/" })
 }
 
-/// A sandbox's session on a server. It lasts as long as its connection; the next guest begins another then.
+/// A sandbox's session on a server. It lasts as long as its connection. The next guest after a lost connection begins a new session.
 pub(super) struct Server {
     backend: Backend,
     /// The session's options, as JSON.
@@ -101,19 +101,19 @@ pub(super) struct Server {
     isolation: RefCell<Option<&'static str>>,
 }
 
-/// A connection.
+/// A connection to a server, for all guests of a session.
 struct Line {
     socket: Socket,
-    /// Guests that were asked for.
+    /// The number of guests that were asked for.
     guests: Cell<u32>,
-    /// The newest of them.
+    /// The seat of the newest guest.
     seat: RefCell<Weak<Seat>>,
 }
 
 /// The state that a guest and its connection share.
 struct Seat {
     on_news: OnNews,
-    /// Its number on the connection, from 1; 0 as long as there is none.
+    /// The guest's number on the connection, from 1; 0 before it has one.
     number: Cell<u32>,
     has_booted: Cell<bool>,
 }
@@ -125,7 +125,7 @@ pub(super) struct RemoteGuest {
     server: Rc<Server>,
     /// Ends the attempt to reach the server.
     opening: Option<AbortController>,
-    /// Bytes of output that were taken and not told.
+    /// Bytes of output that were taken, and that the guest has not been told of.
     untold: Cell<f64>,
 }
 
@@ -150,7 +150,7 @@ enum Notice {
 impl Server {
     pub(super) fn new(backend: &Backend, limits: &Limits) -> Rc<Self> {
         let (default, mut wanted) = (Limits::default(), serde_json::json!({ "channel": true }));
-        // What is left to defaults is left to the server's.
+        // Options that were not given take the server's defaults.
         for (name, bytes, default) in [
             ("memoryLimit", limits.max_memory_bytes, default.max_memory_bytes),
             ("maxFileBytes", limits.max_file_bytes, default.max_file_bytes),
@@ -168,7 +168,7 @@ impl Server {
         })
     }
 
-    /// The isolation of the guest from the server's own, once there was a guest.
+    /// The backend that the server uses; `None` before the first guest.
     pub(super) fn isolation(&self) -> Option<&'static str> {
         *self.isolation.borrow()
     }
@@ -202,7 +202,7 @@ impl Server {
         let (server, seat) = (self.clone(), Rc::downgrade(seat));
         spawn_local(async move {
             let opened = connect::open(&server.backend, &server.wanted, signal.as_ref()).await;
-            // Nobody may wait for it any more; then dropping the socket closes it.
+            // If the caller has given up meanwhile, dropping the socket closes it.
             let Some(seat) = seat.upgrade() else { return };
             match opened {
                 Ok(opened) => server.connected(opened).boot(&seat),
@@ -242,7 +242,7 @@ impl Server {
         line
     }
 
-    /// Forgets a connection, which ends it.
+    /// Forgets a connection, which closes it.
     fn hang_up(&self, line: &Rc<Line>) {
         let is_ours = self.line.borrow().as_ref().is_some_and(|own| Rc::ptr_eq(own, line));
         if is_ours {
@@ -252,7 +252,7 @@ impl Server {
 
     /// Ends the session.
     pub(super) fn close(&self) {
-        drop(self.line.take()); // it closes when nobody is at it any more
+        drop(self.line.take()); // closes when its last user drops it
     }
 }
 
@@ -271,7 +271,7 @@ impl Line {
     }
 
     fn receive(&self, data: &JsValue) {
-        // What comes of it may let go of the seat and of the line.
+        // The listener may drop the seat and the connection.
         let Some(seat) = self.seat.borrow().upgrade() else {
             return;
         };
@@ -307,7 +307,7 @@ impl Line {
 }
 
 impl RemoteGuest {
-    /// So many bytes of output were taken. Returns how many it is to be told of, when they are enough.
+    /// Counts bytes of output that were taken. Returns the sum when it is large enough to tell the guest.
     pub(super) fn took(&self, bytes: f64) -> Option<f64> {
         let untold = self.untold.get() + bytes;
         let is_told = untold >= MOST_UNTOLD;
@@ -328,7 +328,7 @@ impl Drop for RemoteGuest {
         if self.seat.has_booted.get() {
             line.tell("kill", self.seat.number.get());
         } else {
-            self.server.hang_up(&line); // a server that does not even start one may be out of reach
+            self.server.hang_up(&line); // a server that cannot start a guest may be out of reach
         }
     }
 }

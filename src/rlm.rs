@@ -1,14 +1,14 @@
-//! `runRlm`: a whole Recursive Language Model in a page.
+//! `runRlm`: a complete Recursive Language Model in a page.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`run`] | one run: carries out what [`sandglass_rlm::tree`] wants |
-//! | [`repl`] | its sandbox |
-//! | [`draft`] | what another model thinks the reply will be |
-//! | [`model`] | who answers: an endpoint or a function |
-//! | [`writing`] | what is done while a reply comes |
-//! | [`tree`] | what all runs of a tree share |
-//! | [`options`] | the options |
+//! | [`run`] | one run: carries out the steps that [`sandglass_rlm::tree`] decides on |
+//! | [`repl`] | the sandbox of a run |
+//! | [`draft`] | asks another model for drafts of the reply |
+//! | [`model`] | asks an endpoint or a function for an answer |
+//! | [`writing`] | uses a reply while it comes |
+//! | [`tree`] | the state that all runs of a tree share |
+//! | [`options`] | reads the options |
 
 mod draft;
 mod model;
@@ -37,39 +37,46 @@ use sandglass_rlm::replay::{Replay, read_trajectory};
 
 #[wasm_bindgen(typescript_custom_section)]
 const TYPES: &str = r#"
-/** An OpenAI-compatible endpoint. Its key is sent to it, and to nobody else: it is in no event, and Python cannot see it. */
+/** An OpenAI-compatible endpoint. Its key is sent to the endpoint only: no event holds it, and Python cannot see it. */
 export interface RlmEndpoint {
-  /** The address that `/chat/completions` is appended to, such as `https://api.example.com/v1`. It has to allow requests of the page (CORS). */
+  /**
+   * The address to which `/chat/completions` is appended, such as `https://api.example.com/v1`. It has to allow requests of the page
+   * (CORS).
+   */
   baseUrl: string;
   apiKey?: string;
   model: string;
-  /** Other models of the endpoint that Python may name in `llm_query(prompt, model)`; the system prompt lists those of `subModel`. */
+  /**
+   * Other models of the endpoint that Python may name in `llm_query(prompt, model)`. The system prompt lists those of `subModel`.
+   */
   models?: string[];
-  /** More headers. */
+  /** Additional headers. */
   headers?: Record<string, string>;
-  /** More fields of every request, such as `temperature`. */
+  /** Additional fields of every request, such as `temperature`. */
   body?: Record<string, unknown>;
-  /** Has replies come piece by piece. Default true. */
+  /** Streams replies. Default true. */
   stream?: boolean;
-  /** Attempts after the first when it is busy, fails or breaks off. Default 5, with growing pauses or as `Retry-After` says. */
+  /**
+   * Attempts after the first one, when the endpoint is busy, fails or breaks off. Default 5. The pauses grow, or are as `Retry-After` says.
+   */
   maxRetries?: number;
-  /** Milliseconds of one attempt. Default 600 000. */
+  /** Time limit of one attempt, in milliseconds. Default 600 000. */
   timeout?: number;
   /** Cost per million tokens, for `budget.maxCost` and `usage.cost`. */
   price?: { input?: number; output?: number };
 }
 
-/** Answers messages. */
+/** Answers a conversation. */
 export type RlmModelFunction = (
   messages: Message[],
   info: {
     signal: AbortSignal;
-    /** Hears what is new of the text, as it comes. */
+    /** Call it with each new part of the text, as it comes. */
     onText: (text: string) => void;
-    /** The run that asks: `"0"` is the first, `"0.1"` the second of its children. */
+    /** The run that asks: `"0"` is the first, and `"0.1"` is the second of its children. */
     run: string;
     depth: number;
-    /** `"turn"`: a reply with code; `"draft"`: what that may be; `"query"`: an answer to `llm_query`. */
+    /** `"turn"`: a reply with code. `"draft"`: a draft of such a reply. `"query"`: an answer to `llm_query`. */
     purpose: "turn" | "draft" | "query";
     /** The number of the turn, or of the call within its run. */
     call: number;
@@ -81,49 +88,50 @@ export type RlmModelFunction = (
 
 /** The options of `runRlm`. An unknown or ill-typed option rejects with code `invalid_option`. */
 export interface RlmOptions {
-  /** The question to be answered. */
+  /** The question to answer. */
   task: string;
-  /** The data, as `initialize` takes it. Default null. */
+  /** The data that the question is about, as `initialize` takes it. Default null. */
   context?: unknown;
-  /** The data, instead of `context`, when it is several values: the variables `context`, `context_1`, `context_2`, … 20 at most. */
+  /** The data as several values instead of `context`, at most 20: the variables `context`, `context_1`, `context_2`, … */
   contexts?: unknown[];
   /** The model that writes the code. */
   model: RlmEndpoint | RlmModelFunction;
   /** The model that answers `llm_query`, and writes the code of children. Default: `model`. */
   subModel?: RlmEndpoint | RlmModelFunction;
   /**
-   * Drafts replies: whenever a model is asked for one, this is asked the same, and the first block of code in its answer runs ahead until
-   * the reply itself begins; then it is ended (`signal`). It pays for models that think for long. Each draft is a call of the
-   * budget, with its tokens; there is none when the budget has no more calls than the run may need for itself. Default: none.
+   * A model that drafts replies. Whenever a model is asked for a reply, this one is asked the same. The first block of code in the draft
+   * runs ahead until the reply itself begins. Then the draft is aborted (`signal`). Drafts are worth their cost when the model thinks for
+   * long. Each draft is a call of the budget, with its tokens. There is no draft when the run itself may need all calls that are left.
+   * Default: none.
    */
   draft?: RlmEndpoint | RlmModelFunction;
-  /** Levels of children. Below the last one, `rlm_query` asks the sub-model. Default 1. */
+  /** Levels of children. Below the last level, `rlm_query` asks the sub-model. Default 1. */
   maxDepth?: number;
-  /** Replies of the model per run. Default 20. */
+  /** Turns per run. Default 20. */
   maxIterations?: number;
-  /** Tokens of one prompt, by estimate: of the messages of a run, which are shortened beyond it, and of `llm_query`. Default 100 000. */
+  /** Estimated tokens of one prompt. A run's messages are shortened beyond it; a longer `llm_query` fails. Default 100 000. */
   maxPromptTokens?: number;
-  /** Children of one depth that have a sandbox at the same time. Default 4. */
+  /** Children of one depth that may have a sandbox at the same time. Default 4. */
   maxConcurrentRuns?: number;
-  /** The budget of the whole tree. `maxCalls` is 500 unless you say otherwise. */
+  /** The budget of the whole tree. `maxCalls` is 500 unless it is given. */
   budget?: Omit<BudgetLimits, "maxDepth">;
-  /** The answer's type: a JSON Schema. Keywords that are not checked are refused. */
+  /** A JSON Schema of the answer. Keywords that are not supported are refused. */
   answerSchema?: unknown;
-  /** Added to the system prompt. */
+  /** Text that is added to the system prompt. */
   instructions?: string;
   /** Options of the sandboxes. */
   sandbox?: Omit<SandboxOptions, "onLLMQuery" | "onRLMQuery" | "budget">;
-  /** Hears every step. */
+  /** Hears every step of every run. */
   onEvent?: (event: RlmEvent) => void;
-  /** Ends everything. */
+  /** Ends all runs when it is aborted. */
   signal?: AbortSignal;
 }
 
-/** One step of a run: a line of its trajectory. */
+/** One step of a run: one line of the trajectory. */
 export type RlmEvent = {
-  /** The run: `"0"` is the first, `"0.1"` the second of its children. */
+  /** The run: `"0"` is the first, and `"0.1"` is the second of its children. */
   run: string;
-  /** Its depth. */
+  /** The depth of the run; 0 is the first. */
   depth: number;
   /** Milliseconds since the first run began. */
   time: number;
@@ -131,16 +139,18 @@ export type RlmEvent = {
 
 /** The value that `runRlm` resolves to. */
 export interface RlmRun {
-  /** The answer: a string, or what `answerSchema` asks for, where ints past 2^53 are `BigInt`s; undefined when there is none. */
+  /**
+   * The answer: a string, or a value as `answerSchema` asks, where ints past 2^53 are `BigInt`s. Undefined when there is none.
+   */
   answer: any;
   outcome: RunOutcome;
-  /** Why there is no answer, or what is wrong with it. */
+  /** The reason why there is no answer, or why the answer is not what was asked for. */
   error?: string;
-  /** Turns that the model of the first run was asked for, the one after `maxIterations` included. */
+  /** Turns of the first run, including the one after `maxIterations`. */
   iterations: number;
   /** The usage of the whole tree. */
   usage: Usage;
-  /** The trajectory: every event that is not live. */
+  /** The trajectory: every event except the live ones. */
   events: RlmEvent[];
 }
 "#;
@@ -164,7 +174,7 @@ extern "C" {
     pub type ModelFunctionValue;
 }
 
-/// Lets a model answer a task about a context. Resolves whatever models and code do; rejects only for wrong options.
+/// Lets a model answer a task about a context. Rejects for wrong options only; every other failure is in the result.
 #[wasm_bindgen(js_name = startRlm)]
 pub fn start_rlm(glue: Glue, options: RlmOptionsValue) -> RlmRunPromise {
     console_error_panic_hook::set_once();
@@ -208,7 +218,7 @@ fn show(finish: &Finish, budget: &Budget, tree: &Tree) -> Object {
     run
 }
 
-/// JSON as JavaScript's values, with ints past 2^53 as `BigInt`s.
+/// Converts JSON into JavaScript's values; ints past 2^53 become `BigInt`s.
 fn answer_of_json(value: &Value) -> JsValue {
     match value {
         Value::Null => JsValue::NULL,
@@ -229,18 +239,18 @@ fn answer_of_json(value: &Value) -> JsValue {
     }
 }
 
-/// An int by its text, `-0x…` among them, which is not JavaScript's.
+/// Converts an int's text. A negative hexadecimal number, `-0x…`, is not JavaScript's syntax.
 fn js_int(text: &str) -> JsValue {
     let magnitude = text.strip_prefix('-').unwrap_or(text);
     match BigInt::new(&magnitude.into()) {
         Ok(int) if magnitude.len() < text.len() => (-&int).into(),
         Ok(int) => int.into(),
-        // Beyond what the engine holds.
+        // A number larger than the engine's largest `BigInt`.
         Err(_) => text.into(),
     }
 }
 
-/// The events of a trajectory that was kept as JSON lines.
+/// Reads a trajectory from JSON lines.
 #[wasm_bindgen(js_name = readTrajectory)]
 pub fn read_lines(glue: &Glue, trajectory: &TrajectoryValue) -> Result<EventsValue, JsValue> {
     let events = read_events(glue, trajectory)?;
@@ -262,7 +272,7 @@ fn read_events(glue: &Glue, trajectory: &JsValue) -> Result<Vec<RlmEvent>, JsVal
     read_trajectory(&lines).map_err(refuse)
 }
 
-/// A model that replies what it replied in a recorded trajectory.
+/// A model that repeats its replies of a recorded trajectory.
 #[wasm_bindgen(js_name = startReplay)]
 pub fn start_replay(glue: &Glue, trajectory: &TrajectoryValue) -> Result<ModelFunctionValue, JsValue> {
     let replay = Replay::new(read_events(glue, trajectory)?)

@@ -20,56 +20,57 @@ use sandglass_core::error::Error;
 use sandglass_core::session::{Command, Input, Reply, Series, Target, Wanted};
 use sandglass_rlm::parse::code_so_far;
 
-/// The newest messages of a conversation whose words count.
+/// The most messages at the end of a conversation whose words count.
 const MOST_MESSAGES: usize = 4;
 
 #[wasm_bindgen(typescript_custom_section)]
 const TYPES: &str = r#"
 /** The options of `createSandbox`. An unknown or ill-typed option rejects with code `invalid_option`. */
 export interface SandboxOptions {
-  /** Milliseconds of guest time per execution: Python running, not waiting for the host. Default 30 000. */
+  /** Milliseconds of guest time per execution: time in which Python runs and does not wait for the host. Default 30 000. */
   timeout?: number;
-  /** Milliseconds per execution in all, host calls included. Default none. */
+  /** Milliseconds per execution in all, host calls included. Default: no limit. */
   wallTimeout?: number;
   /** Milliseconds per host call. Default 600 000. */
   hostCallTimeout?: number;
-  /** Milliseconds between the soft interrupt and termination. Default 1 000. */
+  /** Milliseconds between an interrupt and the end of a guest that does not stop. Default 1 000. */
   gracePeriod?: number;
   /** Milliseconds that a guest may take to start. Default 120 000. */
   bootTimeout?: number;
-  /** Characters (code points) kept of stdout, and of stderr. Default 50 000. */
+  /** Characters (code points) that are kept of stdout, and of stderr. Default 50 000. */
   maxOutputLength?: number;
   /** Host calls per execution. Default 10 000. */
   maxHostCalls?: number;
-  /** Host calls at the same time. Default 32. */
+  /** Host calls that may run at the same time. Default 32. */
   maxConcurrentHostCalls?: number;
   /** Characters of source per execution. Default 1 000 000. */
   maxCodeLength?: number;
-  /** Bytes that one value may take when it crosses. Default 512 MiB. */
+  /** Bytes that one value may have when it crosses between JavaScript and Python. Default 512 MiB. */
   maxValueSize?: number;
-  /** Bytes of memory for Python, beyond which it raises MemoryError; Python itself takes 31 MB. Default 2 GiB. */
+  /** Bytes of memory for Python. Beyond this, Python raises MemoryError. Python itself takes 31 MB. Default 2 GiB. */
   memoryLimit?: number;
-  /** Bytes that all files in the sandbox may have together; writing more is an `OSError` in Python. Default 256 MiB. */
+  /** Bytes of all files in the sandbox together. Beyond this, writing is an `OSError` in Python. Default 256 MiB. */
   maxFileBytes?: number;
   /**
-   * The part of the sandbox's time, from 0 to 1, that may be spent on code that ran ahead and was then not asked for, as if the sandbox were
-   * a minute older. Beyond it, nothing but code that is being written runs ahead. Default 0.05.
+   * The share of the sandbox's time, from 0 to 1, that may be spent on code that ran ahead and was then not asked for. A minute is added
+   * to the sandbox's time, so that a new sandbox may run code ahead. Beyond the share, only code that is being written runs ahead.
+   * Default 0.05.
    */
   maxAheadShare?: number;
   /**
-   * Guests that run code ahead, or have and wait for it to come, from 1 to 8: each code of a `hint` has one. There are fewer where memory is
-   * short. Default 2.
+   * The most shadows, from 1 to 8: guests that run code ahead, or have run it and wait. Each code of a `hint` has one. There are fewer
+   * where memory is short. Default 2.
    */
   maxShadows?: number;
-  /** `"auto"` (default) saves the state while nothing runs, so that it survives the end of a guest. */
+  /** `"auto"` (default) saves the state while nothing runs, so that the state survives the loss of a guest. */
   checkpoints?: "auto" | "off";
   /**
-   * `"auto"`: code is guessed by the variables and columns that there are, by the code before and by what is talked about
-   * (`updateConversation`), and runs ahead when nothing was hinted at or written, as far as that has been worth it in this sandbox. See
-   * `predictions()`. Default `"off"`.
+   * `"auto"`: the sandbox guesses code, and runs it ahead when no code is hinted at or being written. It guesses by the variables and their
+   * columns, by the code before, and by the conversation (`updateConversation`). It guesses less where guesses have not been worth their
+   * time. See `predictions()`. Default `"off"`.
    */
   predictions?: "auto" | "off";
-  /** Guests that are kept ready to take over; the sandboxes of a page share them. Default 1. */
+  /** Spares: guests that are kept ready to take over. The sandboxes of a page share them. Default 1. */
   spares?: number;
   /** Answers `llm_query(prompt, model)`. */
   onLLMQuery?: (
@@ -77,8 +78,8 @@ export interface SandboxOptions {
     info: { model?: string; signal: AbortSignal },
   ) => string | Answer | Promise<string | Answer>;
   /**
-   * Answers `rlm_query(task, context)`. `budget` is for the child's sandbox: it is part of this one's, a level deeper. In the
-   * profiles `rlm` and `rlm-legacy`, `rlm_query(prompt, model)`: the prompt is all that the child gets, so `context` is null.
+   * Answers `rlm_query(task, context)`. `budget` is for the child's sandbox: a part of this sandbox's budget, one level deeper. In the
+   * profiles `rlm` and `rlm-legacy`, Python calls `rlm_query(prompt, model)`: the child gets the prompt only, and `context` is null.
    */
   onRLMQuery?: (
     task: string,
@@ -86,50 +87,51 @@ export interface SandboxOptions {
     info: { model?: string; signal: AbortSignal; budget: Budget },
   ) => string | Answer | Promise<string | Answer>;
   /**
-   * What the executions of this sandbox may spend on models, all together: limits, or the budget of another sandbox, which is
-   * shared then. A call beyond it raises LimitError in Python; when its time is over, the execution ends with outcome `limit`.
+   * The budget for models, of all executions of this sandbox together: limits, or the budget of another sandbox, to share it. A call beyond
+   * it raises LimitError in Python. When its time is over, the execution ends with outcome `limit`.
    */
   budget?: BudgetLimits | Budget;
-  /** Functions that Python calls by name. */
+  /** Host functions: functions that Python calls by name. */
   hostFunctions?: Record<string, (...args: any[]) => unknown>;
   /**
-   * Whose prompts and controllers Python is for: names, signatures, what failures look like. `"default"`; `"rlm"` (alexzhang13/rlm
-   * from 0.1.2 on), `"rlm-legacy"` (up to 0.1.1a, and rlm-minimal), `"rlm-core"` (DwayneWilkes/rlm), `"dspy"` (its `RLM` module).
+   * The project whose prompts and controllers Python suits, in names, signatures and the look of failures. `"default"`; `"rlm"`
+   * (alexzhang13/rlm from 0.1.2 on), `"rlm-legacy"` (up to 0.1.1a, and rlm-minimal), `"rlm-core"` (DwayneWilkes/rlm), `"dspy"` (its `RLM`
+   * module).
    */
   profile?: Profile;
-  /** The names of the values that `SUBMIT` takes, by position or by name. Default: it takes any. */
+  /** The names of the values that `SUBMIT` takes, by position or by name. Default: `SUBMIT` takes any. */
   outputFields?: string[];
-  /** `"frame"` (default): an opaque origin without network. `"worker"`: a plain worker, where there is no DOM. */
+  /** `"frame"` (default): an opaque origin without network. `"worker"`: a plain worker, for where there is no DOM. */
   isolation?: "frame" | "worker";
   /**
-   * A `sandglass-host` server that runs Python instead of the page, in bubblewrap, in Docker or as a plain process: see
-   * `capabilities.isolation`. Functions, budgets and time limits stay the page's. Packages are those of the server's Python; there are
-   * no checkpoints, so `checkpoint`, `undo`, `restore` and `fork` reject.
+   * A `sandglass-host` server that runs Python instead of the page: in bubblewrap, in Docker or as a plain process, see
+   * `capabilities.isolation`. Functions, budgets and time limits stay in the page. Packages are those of the server's Python. There are no
+   * checkpoints, so `checkpoint`, `undo`, `restore` and `fork` reject.
    */
   backend?: Backend;
-  /** The address that the package's `dist/` is served at. Default: beside the package's entry. */
+  /** The address of the package's `dist/`. Default: beside the package's entry. */
   assetsUrl?: string;
-  /** Gets what is printed, as it comes. */
+  /** Hears what Python prints, as it comes. */
   onStdout?: (text: string) => void;
-  /** Gets what is written to `sys.stderr`, as it comes. */
+  /** Hears what Python writes to `sys.stderr`, as it comes. */
   onStderr?: (text: string) => void;
-  /** Gets rich outputs, as they come. What is in them is the guest's, and not to be trusted. */
+  /** Hears rich outputs, as they come. Their content comes from the guest: do not trust it. */
   onDisplay?: (display: Display) => void;
-  /** Hears how far something is that takes time. */
+  /** Hears the progress of work that takes time. */
   onProgress?: (progress: Progress) => void;
 }
 
 /** A server's address. */
 export interface Backend {
-  /** Its `http` or `https` address, as `sandglass-host serve` tells it. */
+  /** The `http` or `https` address that `sandglass-host serve` prints. */
   url: string | URL;
-  /** One of its keys, if it has any. Who has the page has the key: give each user their own. */
+  /** A key of the server, if it has any. Whoever can use the page can read the key, so give each user a key of their own. */
   apiKey?: string;
 }
 
 /**
- * How far the boot is (`backend`: a server is asked for a guest; `cold` and its reason: the memory that guests start from had to be made anew), or how many of the `calls`
- * are answered that Python made at once, such as a batch.
+ * The progress of a boot, of a package's file, or of host calls that Python made at once, such as a batch. `backend`: a server is asked for
+ * a guest. `cold`: the memory that guests start from has to be made anew; the reason says why.
  */
 export type Progress =
   | { stage: "assets" | "backend" | "python" | "ready" }
@@ -141,86 +143,90 @@ export type Progress =
 export interface ExecuteOptions {
   /** Milliseconds of guest time, instead of the sandbox's `timeout`. */
   timeout?: number;
-  /** This execution's share of the sandbox's budget. */
+  /** The part of the sandbox's budget that this execution may spend. */
   budget?: BudgetLimits;
-  /** Interrupts the execution, or keeps it from beginning. */
+  /** Interrupts the execution, or keeps it from starting. */
   signal?: AbortSignal;
-  /** Gets what this execution prints, as it comes. */
+  /** Hears what this execution prints, as it comes. */
   onStdout?: (text: string) => void;
-  /** Gets what this execution writes to `sys.stderr`, as it comes. */
+  /** Hears what this execution writes to `sys.stderr`, as it comes. */
   onStderr?: (text: string) => void;
-  /** Gets what this execution shows, as it comes. */
+  /** Hears what this execution shows, as it comes. */
   onDisplay?: (display: Display) => void;
 }
 
 /** The options of `feedback`. */
 export interface FeedbackOptions {
-  /** The profile whose texts they are. Default: those of the sandbox's `profile`. */
+  /** The profile that the text follows. Default: the sandbox's `profile`. */
   format?: Profile | "rlm-minimal";
-  /** The number of the code block, from 1, when the reply had several. */
+  /** The number of the code block, from 1, when the reply has several. */
   block?: number;
-  /** The variables to list, where the format lists any: names, or what `listVariables` tells, of which it shows what that project would. */
+  /**
+   * The variables to list, where the format lists any: names, or the result of `listVariables`. Of the latter, the text lists those that
+   * the project would.
+   */
   variables?: (string | Variable)[];
-  /** The number of the turn that comes, from 1, and how many there may be: they are told behind the rest, in the format `rlm` only. */
+  /** The number of the next turn, from 1, and the most turns. The format `rlm` adds them at the end; the others do not. */
   turn?: number;
   turns?: number;
-  /** Characters that are shown of the execution. Default 20 000; `dspy` 10 000, `rlm-minimal` 100 000. */
+  /** Characters of the execution that are shown. Default 20 000; `dspy` 10 000, `rlm-minimal` 100 000. */
   maxLength?: number;
 }
 
 export interface CodeExecution {
-  /** The final answer, when the code declared one by `FINAL`, `FINAL_VAR`, `SUBMIT` or `answer`. */
+  /** The final answer, when the code declared one with `FINAL`, `FINAL_VAR`, `SUBMIT` or `answer`. */
   final?: { value: unknown };
 }
 
 /** A user's variable. */
 export interface Variable {
   name: string;
-  /** The class name of its value. */
+  /** The name of its value's class. */
   type: string;
-  /** `len()` of a built-in container or string, else null. */
+  /** `len()` of a built-in container or string; null for other values. */
   length: number | null;
 }
 
 /** A file or folder in the sandbox. */
 export interface FileEntry {
-  /** Relative to the working folder; absolute in `/tmp`. */
+  /** The path: relative to the working folder, or absolute in `/tmp`. */
   path: string;
   /** Bytes; 0 for a folder. */
   size: number;
-  /** The time at which it was last written, in milliseconds since 1970. */
+  /** The time of the last write, in milliseconds since 1970. */
   modified: number;
   type: "file" | "directory";
 }
 
 export interface Sandbox {
   /**
-   * Runs code that is still being written, such as a model's reply: what comes piece by piece is one execution. It takes its place
-   * among other calls when the last piece has come. Until then, packages that it imports are fetched as soon as their line is there
-   * (`autoImport`), a guest is started where there is none, and statements run ahead in a copy of the sandbox: nobody sees what they did
-   * before the last piece, nor ever if that makes them another program. `signal` ends the waiting for pieces too. Rejects with `source_failed`
-   * when the source of the pieces fails: then nothing was run.
+   * Runs code that is still being written, such as a model's reply. All pieces together are one execution. It takes its place among other
+   * calls when the last piece has come. Until then, the sandbox works ahead: it fetches imported packages as soon as their line is complete
+   * (`autoImport`), starts a guest if there is none, and runs statements in a copy of the sandbox. Nobody sees the effects of these
+   * statements before the last piece, and they are dropped if the last piece makes them another program. `signal` also ends the wait for
+   * pieces. Rejects with `source_failed` when the source of the pieces fails; then nothing was run.
    */
   executeStream(code: ReadableStream<string> | AsyncIterable<string>, options?: ExecuteOptions): Promise<CodeExecution>;
   /**
-   * Fetches the packages of the code that stands in the newest message of the model, also while that is being written: call it whenever
-   * there is more of it. With `predictions: "auto"`, code is guessed by the words of the newest messages. A string is a message of the model.
+   * Fetches the packages that the code in the model's newest message imports. Call it also while the message is being written, whenever
+   * there is more of it. With `predictions: "auto"`, the sandbox also guesses code by the words of the newest messages. A string is a
+   * message of the model.
    */
   updateConversation(messages: Message[] | string): Promise<void>;
-  /** The contents of a file; rejects with code `file_not_found` when there is none. */
+  /** Reads a file. Rejects with code `file_not_found` when it does not exist. */
   readFile(path: string): Promise<Uint8Array>;
-  /** The contents of a file that is UTF-8 text. */
+  /** Reads a file of UTF-8 text. */
   readFile(path: string, options: { encoding: "utf-8" }): Promise<string>;
 }
 
-/** A sandbox's facts and abilities. */
+/** The facts and abilities of a sandbox. */
 export interface Capabilities {
   isolation: "frame" | "worker" | "bubblewrap" | "docker" | "subprocess" | "jupyter";
   /** The way Python waits for the host: `atomics`, `jspi` or `none`; `native` on a server. */
   bridge: string;
-  /** True when running code can be stopped with its state kept. */
+  /** True when running code can be interrupted and its state kept. */
   softInterrupt: boolean;
-  /** Bytes. */
+  /** The size of Python's memory at most, in bytes. */
   memoryLimit: number;
   python: string;
   pyodide: string | null;
@@ -270,13 +276,13 @@ extern "C" {
     pub type CapabilitiesValue;
 }
 
-/// A Python interpreter with a context, in a worker of its own.
+/// A Python interpreter with a context. It runs in a worker of its own, or on a server.
 #[wasm_bindgen]
 pub struct Sandbox {
     pub(super) driver: Rc<Driver>,
 }
 
-/// Starts a sandbox; resolves when Python is ready.
+/// Starts a sandbox. Resolves when Python is ready.
 #[wasm_bindgen(js_name = startSandbox)]
 pub async fn start_sandbox(glue: Glue, options: SandboxOptionsValue) -> Result<Sandbox, JsValue> {
     console_error_panic_hook::set_once();
@@ -295,14 +301,14 @@ pub async fn start_sandbox(glue: Glue, options: SandboxOptionsValue) -> Result<S
 
 #[wasm_bindgen]
 impl Sandbox {
-    /// Makes `context` the Python variable `context`, of any size; it survives every restart of the guest. Call it
-    /// before the first `execute`, with `null` if there is none.
+    /// Assigns `context`, a value of any size, to the Python variable `context`, which survives every restart of the guest. Call it before
+    /// the first `execute`, with `null` if there is no context.
     pub fn initialize(&self, context: &JsValue) -> VoidPromise {
         self.put(Target::Context, context)
     }
 
-    /// Runs Python code. Calls queue in order. It rejects only when the sandbox itself cannot run code; what goes wrong
-    /// in Python is told by the result.
+    /// Runs Python code. Calls run in their order. Rejects only when the sandbox itself cannot run code; an error in Python is in the
+    /// result.
     pub fn execute(
         &self,
         #[wasm_bindgen(unchecked_param_type = "string")] code: &JsValue,
@@ -323,11 +329,12 @@ impl Sandbox {
         self.promise(promise)
     }
 
-    /// Tells code that will probably be run next, or several of which one will, the likeliest first. Packages that it imports are fetched
-    /// (`autoImport`), and a guest is started where there is none; resolves when there is nothing more to prepare. When nothing else is to
-    /// be done and the state is saved, each code runs ahead in a copy of the sandbox (`maxShadows`), which takes its place when `execute` is
-    /// called with exactly that code and nothing has changed; else nobody sees what it did. It calls none of the page's functions before that. While
-    /// code is being written (`executeStream`), only one that begins so counts: that is all of it, and runs to its end.
+    /// Names code that will probably be run next. Of several codes, one will, and the likeliest comes first. The sandbox fetches the
+    /// packages that the codes import (`autoImport`), and starts a guest if there is none. Resolves when nothing is left to prepare. When
+    /// the sandbox is idle and its state is saved, each code runs ahead in a copy of the sandbox (`maxShadows`). The copy takes the
+    /// sandbox's place when `execute` is called with exactly that code and nothing has changed since. Otherwise nobody sees its effects.
+    /// The page's functions are not called before that. While code is being written (`executeStream`), only a hint that begins with that
+    /// code counts: it is taken for all of the code, and runs to its end.
     pub fn hint(&self, #[wasm_bindgen(unchecked_param_type = "string | string[]")] code: &JsValue) -> VoidPromise {
         let codes = match code.dyn_ref::<Array>() {
             Some(codes) => codes.iter().map(|code| text("code", &code)).collect(),
@@ -340,7 +347,7 @@ impl Sandbox {
         self.promise(promise).unchecked_into()
     }
 
-    /// Prepares for the code in the model's newest message, and guesses by the newest messages.
+    /// Prepares the code in the model's newest message, and guesses by the newest messages.
     #[wasm_bindgen(js_name = updateConversation, skip_typescript)]
     pub fn update_conversation(&self, messages: &JsValue) -> Promise {
         let promise = newest_messages(messages).and_then(|(reply, said)| {
@@ -351,30 +358,30 @@ impl Sandbox {
         self.promise(promise)
     }
 
-    /// The code that is guessed to come next, the most worthwhile first; none without `predictions: "auto"`, and while code runs. At most
-    /// one of them runs ahead.
+    /// The guesses of the next code, the most worthwhile first. None without `predictions: "auto"`, and none while code runs. At most one
+    /// of them runs ahead.
     pub fn predictions(&self) -> PredictionsValue {
         shown(&self.driver.predictions()).unchecked_into()
     }
 
-    /// The counts of what the sandbox has done so far.
+    /// The counts of the sandbox's work so far.
     pub fn stats(&self) -> StatsValue {
         shown(&self.driver.stats()).unchecked_into()
     }
 
-    /// Counts of what ran ahead and what came of it, in Prometheus' text format.
+    /// The counts of code that ran ahead, by outcome, in Prometheus' text format.
     pub fn metrics(&self) -> String {
         self.driver.stats().metrics()
     }
 
-    /// A variable's value; `undefined` when there is none.
+    /// Reads a variable; `undefined` when it does not exist.
     #[wasm_bindgen(js_name = getVariable)]
     pub fn get_variable(&self, #[wasm_bindgen(unchecked_param_type = "string")] name: &JsValue) -> ValuePromise {
         let promise = text("name", name).map(|name| self.submit(Command::GetVariable(name)));
         self.promise(promise).unchecked_into()
     }
 
-    /// The text that tells a model how an execution went, as controllers of the sandbox's `profile` write it.
+    /// The text that tells a model how an execution went, in the words of controllers of the sandbox's `profile`.
     pub fn feedback(
         &self,
         #[wasm_bindgen(unchecked_param_type = "CodeExecution")] execution: &JsValue,
@@ -398,10 +405,9 @@ impl Sandbox {
         }
     }
 
-    /// Adds a value to a series of variables and resolves to the name of the one that it has become: `context_1` and so on,
-    /// where `context_0` is `context`. Other series are `"session_context"` (from `session_context_0`, all of them in the list
-    /// `context_history`) and `"history"` (from `history_0`, all of them in the list `session_history`). Like `context`, they
-    /// survive every restart of the guest.
+    /// Adds a value to a series of variables. Resolves to the name of the new variable: `context_1` and so on, where `context_0` is
+    /// `context`. Other series are `"session_context"` (from `session_context_0`, all in the list `context_history`) and `"history"` (from
+    /// `history_0`, all in the list `session_history`). Like `context`, they survive every restart of the guest.
     #[wasm_bindgen(js_name = addContext)]
     pub fn add_context(
         &self,
@@ -415,15 +421,16 @@ impl Sandbox {
         }
     }
 
-    /// The user's variables.
+    /// Lists the user's variables.
     #[wasm_bindgen(js_name = listVariables)]
     pub fn list_variables(&self) -> VariablesPromise {
         self.submit(Command::ListVariables).unchecked_into()
     }
 
-    /// Has packages, in this guest and in every later one of this sandbox: `name`, `name>=2,<3`, `name[extra]`, `name @ https://….whl`
-    /// or a wheel's address, `#sha256=…` behind it. The page fetches them, and what they require, by the lock file. Resolves to those
-    /// that were not there before. Rejects with `package_not_found`, `integrity` or `asset_failed`, and then nothing is installed.
+    /// Loads packages, in this guest and in every later one of this sandbox. A requirement is `name`, `name>=2,<3`, `name[extra]`, `name @
+    /// https://….whl`, or a wheel's address; `#sha256=…` may follow an address. The page fetches the packages and their requirements by the
+    /// lock file. Resolves to the packages that were not loaded before. Rejects with `package_not_found`, `integrity` or `asset_failed`;
+    /// then nothing was installed.
     #[wasm_bindgen(js_name = loadPackages)]
     pub fn load_packages(
         &self,
@@ -442,15 +449,15 @@ impl Sandbox {
         self.promise(promise).unchecked_into()
     }
 
-    /// Saves the state now, where `checkpoints: "auto"` does so when nothing runs. Resolves to the number of the execution whose
-    /// state it is (0 before the first); rejects when it cannot be saved.
+    /// Saves the state now; `checkpoints: "auto"` saves it when nothing runs. Resolves to the number of the execution that the state
+    /// follows (0 before the first). Rejects when the state cannot be saved.
     pub fn checkpoint(&self) -> NumberPromise {
         self.submit(Command::Checkpoint).unchecked_into()
     }
 
-    /// Goes back to the newest checkpoint of an execution, or to the newest at all: variables, files and `context` are as they
-    /// were then. Resolves to the number of that execution. Rejects with code `no_checkpoint`, and changes nothing, when there is
-    /// none: checkpoints are made when nothing runs, and by `checkpoint`.
+    /// Goes back to the newest checkpoint of an execution, or to the newest one of all. Variables, files and `context` are as they were
+    /// then. Resolves to the number of that execution. Rejects with code `no_checkpoint`, and changes nothing, when there is none.
+    /// Checkpoints are made when nothing runs, and by `checkpoint`.
     pub fn restore(
         &self,
         #[wasm_bindgen(unchecked_optional_param_type = "number")] execution: &JsValue,
@@ -459,20 +466,20 @@ impl Sandbox {
         self.promise(promise).unchecked_into()
     }
 
-    /// Takes the last execution back, when there is a checkpoint of the state that it began with; else it rejects with code
-    /// `no_checkpoint` and changes nothing. Resolves to the number of the execution whose state it is now.
+    /// Undoes the last execution, if there is a checkpoint of the state before it. Otherwise rejects with code `no_checkpoint`, and changes
+    /// nothing. Resolves to the number of the execution whose state is current now.
     pub fn undo(&self) -> NumberPromise {
         self.submit(Command::Undo).unchecked_into()
     }
 
-    /// Another sandbox with the same options, whose state begins as a copy of this one's.
+    /// Makes another sandbox with the same options, which begins with a copy of this one's state.
     pub fn fork(&self) -> SandboxPromise {
         let present = |driver: &Driver, reply: Reply<JsBody>, _: &Array| {
             let Reply::Fork(fork) = reply else {
                 return driver.present(reply, &Array::new());
             };
             let driver = driver.forked(*fork);
-            // Resolved when another guest has the state.
+            // Resolves when the new sandbox's guest has the state.
             let ready = driver.submit(Command::Checkpoint, ExecuteOptions::default());
             let sandbox = Sandbox::new(driver);
             let forked = async move {
@@ -487,25 +494,25 @@ impl Sandbox {
         forked.unchecked_into()
     }
 
-    /// Stops the execution that is running, if any. What it had printed and what it had assigned is kept, unless it
-    /// does not stop within `gracePeriod`. Its `execute` resolves with outcome `interrupted`.
+    /// Interrupts the running execution, if any. Its output and its assignments are kept if it stops within `gracePeriod`. Its `execute`
+    /// resolves with outcome `interrupted`.
     pub fn interrupt(&self) {
         self.driver.feed(Input::Interrupt);
     }
 
-    /// Ends everything: the worker, its frame and all pending calls. Later calls reject.
+    /// Ends the sandbox: its worker, its frame and all pending calls. Later calls reject.
     pub fn destroy(&self) -> VoidPromise {
         self.driver.feed(Input::Destroy);
         Promise::resolve(&JsValue::UNDEFINED).unchecked_into()
     }
 
-    /// The budget of what the sandbox may spend on models, and has spent. Another sandbox that is created with it shares it.
+    /// The sandbox's budget for models, with what was spent. A sandbox that is created with this budget shares it.
     #[wasm_bindgen(getter)]
     pub fn budget(&self) -> JsBudget {
         JsBudget::new(self.driver.budget())
     }
 
-    /// The sandbox's facts and abilities.
+    /// The facts and abilities of the sandbox.
     #[wasm_bindgen(getter)]
     pub fn capabilities(&self) -> CapabilitiesValue {
         let info = self.driver.guest_info();
@@ -565,7 +572,7 @@ impl Drop for Sandbox {
     }
 }
 
-/// The text of the last message of the model's, and what was said last, by anybody.
+/// The text of the model's last message, and the text of the newest messages by anybody.
 fn newest_messages(messages: &JsValue) -> Result<(String, String), Error> {
     if let Some(reply) = messages.as_string() {
         return Ok((reply.clone(), reply));
@@ -589,7 +596,7 @@ fn newest_messages(messages: &JsValue) -> Result<(String, String), Error> {
     Ok((reply.unwrap_or_default(), said.join("\n")))
 }
 
-/// The options of `addContext`.
+/// Reads the options of `addContext`.
 fn series(options: &JsValue) -> Result<Series, Error> {
     let mut series = Series::Context;
     for (name, value) in entries(options, "options")? {
@@ -609,7 +616,7 @@ fn series(options: &JsValue) -> Result<Series, Error> {
     Ok(series)
 }
 
-/// A count, or nothing.
+/// Reads an optional count.
 fn count(name: &str, value: &JsValue) -> Result<Option<u32>, Error> {
     if value.is_undefined() {
         return Ok(None);

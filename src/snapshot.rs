@@ -1,7 +1,7 @@
-//! The memory that guests start from: made by the first one, kept by the page, and by the browser for the next page.
+//! The memory that guests start from. The page's first guest makes it; the page keeps it, and the browser keeps it for the next page.
 //!
-//! A guest checks what it is given, and makes a new one if it will not do: whoever can write to this page's cache could write
-//! the page as well.
+//! A guest checks its snapshot, and makes a new one if it is damaged. Nobody gains from a forged one: whoever can write to this page's
+//! cache can also write to the page.
 //!
 //! Decisions: `docs/internals/guest-in-a-browser.md`.
 
@@ -16,13 +16,13 @@ use web_sys::{Blob, Cache, CacheStorage, Response};
 use super::glue::{Glue, get};
 
 const CACHE: &str = "sandglass-snapshots";
-/// Caches have addresses for keys; nothing is ever fetched from this one.
+/// The prefix of the cache's keys, which have to be addresses. Nothing is fetched from this one.
 const ADDRESS: &str = "https://snapshot.invalid/";
 
 thread_local! {
-    /// By where the assets are.
+    /// Snapshots by the address of the assets.
     static KEPT: RefCell<HashMap<String, Snapshot>> = RefCell::default();
-    /// Resolved when nobody is making one any more.
+    /// Promises that resolve when a snapshot was made or has failed, by the address of the assets.
     static MAKING: RefCell<HashMap<String, (Promise, Function)>> = RefCell::default();
 }
 
@@ -30,12 +30,12 @@ thread_local! {
 #[derive(Clone)]
 pub(super) struct Snapshot {
     pub(super) blob: Blob,
-    /// True when a guest of this page has started from it: then no other checks it again.
+    /// True when a guest of this page has started from the snapshot. Later guests do not check it again.
     pub(super) proven: bool,
 }
 
-/// Whoever holds it is making the page's snapshot, or finding out whether the one that the browser kept will do; others wait
-/// until it is dropped. With two snapshots, guests could not take over from each other.
+/// The task of making the page's snapshot, or of checking the one that the browser kept. Others wait until the task is dropped: guests of
+/// two different snapshots could not take over from each other.
 pub(super) struct Maker {
     base: String,
 }
@@ -48,8 +48,8 @@ impl Drop for Maker {
     }
 }
 
-/// The snapshot for guests made of the files below `base`. Without one, or with one that no guest has started from yet, comes
-/// the task of having one.
+/// Finds the snapshot for guests made of the files below `base`. If there is none, or no guest has started from it yet, the caller also
+/// gets the task of providing one.
 pub(super) async fn find(base: &str, glue: &Glue) -> (Option<Snapshot>, Option<Maker>) {
     let kept = || KEPT.with_borrow(|kept| kept.get(base).cloned());
     let making = || MAKING.with_borrow(|making| making.get(base).map(|(promise, _)| promise.clone()));
@@ -79,7 +79,7 @@ pub(super) async fn find(base: &str, glue: &Glue) -> (Option<Snapshot>, Option<M
     (snapshot, Some(maker))
 }
 
-/// A guest has started.
+/// Notes that a guest has started from the snapshot.
 pub(super) fn prove(base: &str) {
     KEPT.with_borrow_mut(|kept| {
         if let Some(snapshot) = kept.get_mut(base) {
@@ -88,7 +88,7 @@ pub(super) fn prove(base: &str) {
     });
 }
 
-/// Keeps a snapshot, and has the browser keep it if it will.
+/// Keeps a snapshot in the page, and in the browser's cache if possible.
 pub(super) fn keep(base: &str, glue: &Glue, blob: Blob) {
     KEPT.with_borrow_mut(|kept| {
         kept.insert(
@@ -100,16 +100,16 @@ pub(super) fn keep(base: &str, glue: &Glue, blob: Blob) {
         )
     });
     let key = key(glue);
-    // A page without a cache, or with a full one, starts its first guest slowly: nothing else is lost.
+    // Failing to store it only makes the first guest of the next page start slowly.
     spawn_local(async move { drop(store(&key, &blob).await) });
 }
 
-/// Guests of other files have another.
+/// The cache's key. Guests that are made of other files have another.
 fn key(glue: &Glue) -> String {
     format!("{ADDRESS}{}", glue.build())
 }
 
-/// The browser's cache; there is none where the page's context is not secure.
+/// The browser's cache. An error in a context that is not secure.
 async fn open() -> Result<Cache, JsValue> {
     let caches: CacheStorage = get(&js_sys::global(), "caches").dyn_into()?;
     JsFuture::from(caches.open(CACHE)).await?.dyn_into()

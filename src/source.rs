@@ -1,5 +1,5 @@
-//! Values on their way to Python: whatever is large is written a little at a time, and what is not in the page's memory yet is
-//! fetched.
+//! Values on their way to Python. A large value is written in slices of work, and a value that is not in the page's memory is fetched
+//! first.
 //!
 //! Decisions: `docs/internals/values-and-calls.md`.
 
@@ -19,24 +19,24 @@ use sandglass_core::protocol::Encoding;
 use sandglass_core::session::Encoded;
 use sandglass_core::value::Writer;
 
-/// The longest that the page is held up at a time, in milliseconds.
+/// The longest slice of work on the page, in milliseconds.
 const SLICE_MS: f64 = 8.0;
-/// Bytes that are put into a `Blob` at once, so that the page need not hold them. To make one of 16 MiB takes longer than a frame, and each
-/// costs about the same beside that.
+/// Bytes that go into one `Blob`, so that the page need not hold them. Making a `Blob` of 16 MiB takes longer than a frame; many small ones
+/// would add up their fixed costs.
 const BATCH: u32 = 2 << 20;
 
 type Value = Result<Encoded<JsBody>, Error>;
 
-/// A value as a body.
+/// A value on its way to becoming a body.
 pub(super) enum Source {
-    /// It is written.
+    /// A value that is already written.
     Ready(Encoded<JsBody>),
-    /// It will be.
+    /// A value that is still to be written or fetched.
     Later(Pin<Box<dyn Future<Output = Value>>>),
 }
 
 impl Source {
-    /// Begins to write a value; `what` names it in errors. A list or dict is read by and by, when there is much in it.
+    /// Begins to write a value. `what` names the value in errors. A large list or dict is written in slices of work.
     pub(super) fn of(value: &JsValue, what: &str, max_bytes: f64) -> Result<Self, Error> {
         let what = what.to_owned();
         if let Some(encoded) = simple(value) {
@@ -79,14 +79,14 @@ impl Source {
     }
 }
 
-/// A container that is being read.
+/// A container that is being written.
 struct Container {
     children: Children,
     next: u32,
 }
 
 impl Container {
-    /// Reads as much of it as the page can spare time for; whether that was all.
+    /// Writes children until the slice of work is over. Returns true when all are written.
     fn read(&mut self, encoder: &mut Encoder) -> Result<bool, Error> {
         let until = now() + SLICE_MS;
         while self.next < self.children.len() {
@@ -101,7 +101,7 @@ impl Container {
     }
 }
 
-/// A value that the browser has to get first: the answer's content, a URL's, or a stream's.
+/// The content of a value that the browser has to fetch: of a `Response`, a `URL` or a stream.
 fn content(value: &JsValue, what: &str) -> Result<Option<impl Future<Output = Result<Blob, Error>> + use<>>, Error> {
     let failed = {
         let what = what.to_owned();
@@ -134,7 +134,7 @@ fn content(value: &JsValue, what: &str) -> Result<Option<impl Future<Output = Re
     }))
 }
 
-/// Puts a value together that has long texts or files in it.
+/// Puts together a value that has long texts or files in it.
 async fn assemble(encoding: Encoding, segments: Vec<Segment>, what: String, max_bytes: f64) -> Value {
     let failed = |error: JsValue| Error::SourceFailed(format!("{what} could not be kept: {}", describe(&error)));
     let mut parts = Parts::new();
@@ -161,7 +161,7 @@ async fn assemble(encoding: Encoding, segments: Vec<Segment>, what: String, max_
     fits(Encoded { encoding, body }, &what, max_bytes)
 }
 
-/// Lets the page do what is waiting, when it was held up for long enough.
+/// Lets the page do its waiting work when the slice of work is over.
 async fn pause(until: &mut f64) {
     if now() >= *until {
         next_task().await;
@@ -169,7 +169,7 @@ async fn pause(until: &mut f64) {
     }
 }
 
-/// A text as UTF-8.
+/// A text as pieces of UTF-8.
 struct Pieces {
     pieces: Vec<Uint8Array>,
     size: u32,
@@ -192,11 +192,11 @@ impl Pieces {
     }
 }
 
-/// A `Blob` in the making.
+/// A `Blob` that is being put together.
 struct Parts {
     finished: Array,
-    /// The bytes that are in no `Blob` yet. It is used again and again: buffers for each piece would have the browser collect
-    /// garbage all the time, and that holds the page up.
+    /// The bytes that are in no `Blob` yet. The buffer is reused, because a new buffer for each piece would make the browser collect
+    /// garbage all the time, which blocks the page.
     buffer: Uint8Array,
     filled: u32,
 }

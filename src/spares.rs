@@ -1,5 +1,5 @@
-//! Guests that are started before anybody needs them. Until one is taken it has run nobody's code, so all sandboxes of a page
-//! share them: one that dies is replaced at once, and a new sandbox starts at once.
+//! Spares: guests that are started before anybody needs them. A spare has run nobody's code, so all sandboxes of a page share the spares.
+//! With a spare, a lost guest is replaced at once, and a new sandbox starts at once.
 //!
 //! Decisions: `docs/internals/guest-in-a-browser.md`.
 
@@ -15,19 +15,19 @@ use super::guest_frame::Guest;
 use super::options::{Isolation, Options};
 use super::snapshot;
 
-/// The time without work in a sandbox before a spare is started, in milliseconds: starting one takes a processor.
+/// The idle time before a spare is started, in milliseconds. A start takes a whole processor, which running code needs more.
 const IDLE_MS: u32 = 100;
 
-/// The options that guests have in common which can replace each other.
+/// The options that two guests must share to replace each other: isolation, and the address of the assets.
 type Kind = (Isolation, String);
 
 #[derive(Default)]
 struct Pool {
     ready: Vec<Guest>,
-    /// The number that each sandbox wants.
+    /// The number of spares that each sandbox wants, by the sandbox's claim.
     wanted: HashMap<u32, u32>,
     filling: bool,
-    /// Goes off when the page's sandboxes have been idle for a while.
+    /// The timer that starts spares when all sandboxes of the page have been idle for a while.
     idle: Option<Timeout>,
 }
 
@@ -43,7 +43,7 @@ thread_local! {
     static LAST_CLAIM: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A sandbox's share in the spares. The last one to be released ends them.
+/// A sandbox's claim to the spares. Releasing the last claim ends the spares.
 pub(super) struct Claim {
     number: u32,
     spares: u32,
@@ -72,7 +72,7 @@ impl Claim {
         POOLS.with_borrow_mut(|pools| act(pools.entry(self.kind.clone()).or_default()))
     }
 
-    /// Takes note of how many guests of its own the sandbox has in the place of some of them.
+    /// Notes how many shadows and parked guests the sandbox has. Each takes the place of a spare.
     pub(super) fn hold(&self, count: usize) {
         if !self.released.get() {
             let wanted = self.spares.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
@@ -80,7 +80,7 @@ impl Claim {
         }
     }
 
-    /// A guest that is starting, or has started.
+    /// Takes a spare, which has started or is starting.
     pub(super) fn take(&self) -> Option<Guest> {
         loop {
             let guest = self.in_pool(|pool| pool.ready.pop())?;
@@ -90,13 +90,13 @@ impl Claim {
         }
     }
 
-    /// A guest that is started now.
+    /// Starts a guest now.
     pub(super) fn start(&self) -> impl Future<Output = Option<Guest>> + use<> {
         let ((isolation, base), glue) = (self.kind.clone(), self.glue.clone());
         async move { start(isolation, &base, &glue).await }
     }
 
-    /// Starts what is missing once nothing has been done for a while.
+    /// Starts missing spares after an idle time.
     pub(super) fn fill_when_idle(&self, idle: bool) {
         let missing = self.in_pool(|pool| {
             if !idle {
@@ -111,7 +111,7 @@ impl Claim {
         }
     }
 
-    /// Gives the share back, once.
+    /// Releases the claim. Later calls do nothing.
     pub(super) fn release(&self) {
         if self.released.replace(true) {
             return;
@@ -121,8 +121,8 @@ impl Claim {
             let keep = pool.wanted.values().max().copied().unwrap_or(0) as usize;
             pool.ready.split_off(keep.min(pool.ready.len()))
         });
-        drop(spares); // outside: ending a guest may come back in here
-        self.fill_when_idle(true); // it may have taken one from the others
+        drop(spares); // outside of the pool: ending a guest may call this module again
+        self.fill_when_idle(true); // the sandbox may have taken a spare that others want
     }
 }
 
@@ -147,7 +147,7 @@ async fn fill(kind: Kind, glue: Glue) {
         let Some(guest) = start(*isolation, base, &glue).await else {
             break;
         };
-        // Nobody may want it any more. Then it is dropped outside, because that may come back in here.
+        // A guest that nobody wants any more is dropped outside of the pool: ending it may call this module again.
         let guest = Cell::new(Some(guest));
         in_pool(&|pool| {
             if pool.missing() {
@@ -159,7 +159,7 @@ async fn fill(kind: Kind, glue: Glue) {
     in_pool(&|pool| std::mem::take(&mut pool.filling));
 }
 
-/// A guest that starts. None without a snapshot that is known to be good: it would cost a whole start.
+/// Starts a guest. None without a proven snapshot, because a start without one costs far more.
 async fn start(isolation: Isolation, base: &str, glue: &Glue) -> Option<Guest> {
     let (Some(snapshot), None) = snapshot::find(base, glue).await else {
         return None;

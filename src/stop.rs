@@ -1,4 +1,4 @@
-//! Ends work from outside.
+//! Aborts work from outside.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ extern "C" {
     fn any(signals: &Array) -> Result<AbortSignal, JsValue>;
 }
 
-/// Ends work: what waits by [`Stop::wait`] waits no longer, and fetches with its signal are aborted. Clones are the same one.
+/// Aborts work: waits by [`Stop::wait`] end, and fetches with its signal are aborted. Clones abort the same work.
 #[derive(Clone)]
 pub(crate) struct Stop(Rc<Inner>);
 
@@ -27,16 +27,16 @@ struct Inner {
     aborted: Promise,
 }
 
-/// Why waiting brought nothing.
+/// The reason why a wait brought no value.
 pub(crate) enum Waited {
-    /// It was ended.
+    /// The work was aborted.
     Stopped,
     /// The promise was rejected.
     Rejected(JsValue),
 }
 
 impl Stop {
-    /// One that also ends when any of `signals` is aborted.
+    /// Makes a stop that any of `signals` aborts as well.
     pub(crate) fn on(signals: &[&AbortSignal]) -> Result<Self, JsValue> {
         let controller = AbortController::new()?;
         let all = Array::of1(&controller.signal());
@@ -66,12 +66,12 @@ impl Stop {
         self.0.signal.aborted()
     }
 
-    /// Ends it.
+    /// Aborts the work.
     pub(super) fn end(&self) {
         self.0.controller.abort();
     }
 
-    /// Waits for a promise, but no longer than until the end.
+    /// Waits for a promise, until the work is aborted.
     pub(crate) async fn wait(&self, promise: Promise) -> Result<JsValue, Waited> {
         let settled = JsFuture::from(Promise::race(&Array::of2(&promise, &self.0.aborted))).await;
         match settled {
@@ -80,7 +80,7 @@ impl Stop {
         }
     }
 
-    /// Waits for some time.
+    /// Waits for some milliseconds, until the work is aborted.
     pub(super) async fn pause(&self, ms: f64) -> Result<(), Waited> {
         let mut timer = None;
         let over = Promise::new(&mut |resolve, _| {
@@ -90,7 +90,7 @@ impl Stop {
     }
 }
 
-/// A timer that goes off unless it is dropped.
+/// A timer. Dropping it cancels it.
 pub(super) fn after(ms: f64, act: impl FnOnce() + 'static) -> Timeout {
     #[expect(
         clippy::cast_possible_truncation,
@@ -100,16 +100,16 @@ pub(super) fn after(ms: f64, act: impl FnOnce() + 'static) -> Timeout {
     Timeout::new(ms.ceil().clamp(0.0, f64::from(i32::MAX)) as u32, act)
 }
 
-/// A number of permits, given in the order of asking.
+/// A number of permits. Those who wait get them in the order of asking.
 pub(super) struct Semaphore {
     free: Cell<u32>,
-    /// What wakes each who waits, and the place for its permit.
+    /// For each waiting caller: the function that wakes it, and the slot for its permit.
     waiting: RefCell<VecDeque<(Function, Weak<Given>)>>,
 }
 
 type Given = Cell<Option<Permit>>;
 
-/// A permit. Dropping it gives it back.
+/// A permit. Dropping it returns it.
 pub(super) struct Permit(Rc<Semaphore>);
 
 impl Semaphore {
@@ -120,13 +120,13 @@ impl Semaphore {
         })
     }
 
-    /// Waits for a permit.
+    /// Waits for a permit, until `stop` is aborted.
     pub(super) async fn acquire(self: &Rc<Self>, stop: &Stop) -> Result<Permit, Waited> {
         if let Some(left) = self.free.get().checked_sub(1) {
             self.free.set(left);
             return Ok(Permit(self.clone()));
         }
-        // One that is given to who has just been stopped is given back with this.
+        // If the caller was stopped meanwhile, dropping this slot returns the permit in it.
         let given = Rc::<Given>::default();
         let comes = Promise::new(&mut |resolve, _| {
             let waits = (resolve, Rc::downgrade(&given));

@@ -1,4 +1,5 @@
-//! Files of packages: fetched by the page, verified, and kept for every sandbox of it, and by the browser for the next page.
+//! The files of packages. The page fetches and verifies them, and shares them between its sandboxes. The browser keeps them for the next
+//! page.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -15,43 +16,43 @@ use sandglass_core::error::Error;
 use sandglass_core::packages::Wheel;
 
 const CACHE: &str = "sandglass-packages";
-/// Caches have addresses for keys; nothing is ever fetched from this one.
+/// The prefix of the cache's keys, which have to be addresses. Nothing is fetched from this one.
 const ADDRESS: &str = "https://package.invalid/";
-/// Files that the browser keeps, at most: the oldest go first.
+/// The most files that the browser keeps. The oldest are removed first.
 const MAX_CACHED: u32 = 500;
-/// Files that the page fetches at the same time, at most.
+/// The most files that the page fetches at the same time.
 const MAX_DOWNLOADS: u32 = 6;
 
-/// Hears how many bytes of a file are here, and how many there are where that is known.
+/// Hears a download's progress: the bytes received, and the size in bytes if known.
 pub(super) type Watcher = Rc<dyn Fn(f64, Option<f64>)>;
 
 thread_local! {
-    /// By their hash, or their address where that is not known.
+    /// Downloads by the file's hash, or by its address when the hash is unknown.
     static WHEELS: RefCell<HashMap<String, Download>> = RefCell::default();
     static RUNNING: Cell<u32> = const { Cell::new(0) };
     static WAITING: RefCell<VecDeque<Function>> = RefCell::default();
 }
 
-/// The outcome of a download; nothing as long as it is under way.
+/// The outcome of a download; `None` while it is under way.
 type Outcome = Rc<RefCell<Option<Result<Blob, Error>>>>;
 
-/// A file on its way, or here.
+/// A download: under way, or finished.
 #[derive(Clone)]
 struct Download {
-    /// Resolved when there is a result.
+    /// Resolves when the outcome is there.
     done: Promise,
     result: Outcome,
     watchers: Rc<RefCell<Vec<Watcher>>>,
 }
 
-/// A file that somebody waits for.
+/// A file that a caller waits for.
 pub(super) struct Wanted {
     download: Download,
     watcher: Watcher,
     url: String,
 }
 
-/// Begins to fetch the file of a wheel. Two that want the same one fetch it once.
+/// Begins to fetch a wheel's file. Callers that want the same file share the download.
 pub(super) fn want(wheel: &Wheel, watcher: Watcher) -> Wanted {
     let key = wheel.sha256.clone().unwrap_or_else(|| wheel.url.clone());
     let known = WHEELS.with_borrow(|wheels| wheels.get(&key).cloned());
@@ -65,7 +66,7 @@ pub(super) fn want(wheel: &Wheel, watcher: Watcher) -> Wanted {
 }
 
 impl Wanted {
-    /// The file, verified.
+    /// Waits for the verified file.
     pub(super) async fn blob(self) -> Result<Blob, Error> {
         let _ = JsFuture::from(self.download.done).await; // never rejects
         let result = self.download.result.borrow().clone();
@@ -75,7 +76,7 @@ impl Wanted {
     }
 }
 
-/// One that fails is forgotten, so that the next one who wants it tries again.
+/// Begins a download. A failure is forgotten, so that the next caller tries again.
 fn begin(key: String, wheel: Wheel) -> Download {
     let result = Outcome::default();
     let watchers: Rc<RefCell<Vec<Watcher>>> = Rc::default();
@@ -108,7 +109,7 @@ async fn obtain(wheel: &Wheel, watchers: &RefCell<Vec<Watcher>>) -> Result<Blob,
     if let Some(sha256) = &wheel.sha256 {
         verify(wheel, sha256, &blob).await?;
         let (sha256, blob) = (sha256.clone(), blob.clone());
-        // A page without a cache, or with a full one, fetches it again: nothing else is lost.
+        // Failing to store it only means that the next page fetches it again.
         spawn_local(async move { drop(store(&sha256, &blob).await) });
     }
     Ok(blob)
@@ -122,7 +123,7 @@ async fn download(wheel: &Wheel, watchers: &RefCell<Vec<Watcher>>) -> Result<Blo
             "{name} {version}: {url} could not be fetched: {why}; nothing was installed; {advice}"
         ))
     };
-    // Where the page's context is not secure, the browser checks it while it fetches.
+    // In a context that is not secure, the browser checks the hash while it fetches.
     let init = match (&wheel.sha256, assets::subtle()) {
         (Some(sha256), None) => object(&[("integrity", &assets::integrity_of(&bytes_of(sha256)).into())]),
         _ => Object::new(),
@@ -139,7 +140,7 @@ async fn download(wheel: &Wheel, watchers: &RefCell<Vec<Watcher>>) -> Result<Blo
     read.map_err(|error| failed(describe(&error)))
 }
 
-/// The body of a response, as it comes.
+/// Reads the body of a response as it comes, and reports the progress.
 async fn read(response: &Response, watchers: &RefCell<Vec<Watcher>>) -> Result<Blob, JsValue> {
     let length = response.headers().get("content-length").ok().flatten();
     let total = length.and_then(|length| length.parse::<f64>().ok());
@@ -157,7 +158,7 @@ async fn read(response: &Response, watchers: &RefCell<Vec<Watcher>>) -> Result<B
         let piece: Uint8Array = Reflect::get(&read, &"value".into())?.dyn_into()?;
         loaded += f64::from(piece.length());
         pieces.push(&piece);
-        // What is packed on its way has more bytes than its header says.
+        // A compressed response has more bytes than its header says.
         let total = total.filter(|total| loaded < *total);
         let heard = watchers.borrow().clone();
         if total.is_some() {
@@ -188,14 +189,14 @@ fn bytes_of(hexadecimal: &str) -> Vec<u8> {
     pairs.filter_map(|pair| u8::from_str_radix(pair, 16).ok()).collect()
 }
 
-/// A place among the downloads under way; given back when it is dropped.
+/// One of the downloads that may run at the same time. Dropping it lets the next one begin.
 struct Slot;
 
 impl Slot {
     async fn take() -> Self {
         if RUNNING.get() >= MAX_DOWNLOADS {
             let turn = Promise::new(&mut |resolve, _| WAITING.with_borrow_mut(|waiting| waiting.push_back(resolve)));
-            let _ = JsFuture::from(turn).await; // whoever was done has passed its place on
+            let _ = JsFuture::from(turn).await; // the download that has ended passes its slot on
         } else {
             RUNNING.set(RUNNING.get() + 1);
         }
@@ -212,7 +213,7 @@ impl Drop for Slot {
     }
 }
 
-/// The browser's cache; there is none where the page's context is not secure.
+/// The browser's cache. An error in a context that is not secure.
 async fn open() -> Result<Cache, JsValue> {
     let caches: CacheStorage = get(&js_sys::global(), "caches").dyn_into()?;
     JsFuture::from(caches.open(CACHE)).await?.dyn_into()

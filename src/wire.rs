@@ -1,5 +1,5 @@
-//! Frames on the socket: `u32 guest`, `u32` length of the header, the header, and each body as `u32` length and bytes. Numbers
-//! are little-endian.
+//! Frames on the socket: `u32` number of the guest, `u32` length of the header, the header, and for each body its `u32` length and bytes.
+//! Numbers are little-endian.
 
 use std::rc::Rc;
 
@@ -14,22 +14,22 @@ use sandglass_core::error::Error;
 use sandglass_core::execution::Killer;
 use sandglass_core::protocol::Request;
 
-/// Bytes that may wait in the socket before more of a body is added.
+/// The most bytes that wait in the socket. More of a body is added below this.
 const HIGH_WATER: u32 = 4 << 20;
-/// The time until the socket is looked at again, in milliseconds: it does not tell when it has sent something.
+/// The time between two looks at the socket, in milliseconds. A socket has no event for data that it has sent.
 const POLL_MS: u32 = 5;
-/// Bytes of a header that comes from the server.
+/// The most bytes of a header from the server.
 const MAX_HEADER_BYTES: u32 = 16 << 20;
 
-/// The news of a guest on a server.
+/// News of a guest on a server.
 pub(super) enum News<'a> {
-    /// It runs, and this is the way to it.
+    /// The guest runs. Carries the wire to it.
     Booted(Wire),
-    /// It says something.
+    /// A frame from the guest.
     Frame(&'a ArrayBuffer),
-    /// It is gone, or never came up; a limit may have killed it.
+    /// The guest is lost, or could not be started. Names the limit that killed it, if one did.
     Lost(Error, Option<Killer>),
-    /// A file cannot be read that was to be sent with this request; parts of it may have been sent.
+    /// The file that this request sends cannot be read. With `begun`, a part of it has been sent.
     Unreadable {
         request: &'a Request,
         begun: bool,
@@ -37,13 +37,13 @@ pub(super) enum News<'a> {
     },
 }
 
-/// Hears the news of a guest.
+/// Hears news of a guest.
 pub(super) type OnNews = Rc<dyn Fn(News<'_>)>;
 
 /// The header of a frame, and its bodies.
 pub(super) type Frame = (String, Array);
 
-/// The way to one guest.
+/// The wire to one guest.
 #[derive(Clone)]
 pub(super) struct Wire {
     socket: WebSocket,
@@ -56,7 +56,7 @@ impl Wire {
         Self { socket, guest, on_news }
     }
 
-    /// Sends a frame. On a socket that is closed it does nothing: its owner is told of the end in any case.
+    /// Sends a frame. Does nothing when the socket is closed, because its owner hears of that anyway.
     pub(super) fn send(&self, header: &str, body: Option<&Uint8Array>) -> Result<(), JsValue> {
         let length = |bytes: usize| u32::try_from(bytes).map_err(|_| JsValue::from_str("a message that is too long"));
         let mut head = Vec::with_capacity(header.len() + 12);
@@ -74,7 +74,7 @@ impl Wire {
         self.socket.send_with_js_u8_array(&frame)
     }
 
-    /// Waits until there is room for more, or nobody listens any more.
+    /// Waits until the socket has room, or is closed.
     pub(super) async fn has_room(&self) {
         while self.socket.ready_state() == WebSocket::OPEN && self.socket.buffered_amount() > HIGH_WATER {
             let later = Promise::new(&mut |resolve, _| {
@@ -89,7 +89,7 @@ impl Wire {
     }
 }
 
-/// The number at a place of a frame.
+/// The number at a position of a frame.
 fn number(frame: &ArrayBuffer, at: u32) -> Option<u32> {
     if at.checked_add(4)? > frame.byte_length() {
         return None;
@@ -99,12 +99,12 @@ fn number(frame: &ArrayBuffer, at: u32) -> Option<u32> {
     Some(u32::from_le_bytes(number))
 }
 
-/// The guest that a frame comes from.
+/// The number of the guest that a frame comes from.
 pub(super) fn guest_of(frame: &ArrayBuffer) -> Option<u32> {
     number(frame, 0)
 }
 
-/// The header and the bodies of a frame. It is to be trusted no more than the guest.
+/// Reads the header and the bodies of a frame. Trust a frame no more than the guest.
 pub(super) fn open_frame(frame: &ArrayBuffer) -> Result<Frame, String> {
     let cut_short = || "a frame that is cut short".to_owned();
     let part = |at: u32, length: u32| {
@@ -122,7 +122,7 @@ pub(super) fn open_frame(frame: &ArrayBuffer) -> Result<Frame, String> {
     while at < frame.byte_length() {
         let length = number(frame, at).ok_or_else(cut_short)?;
         let body = part(at + 4, length).ok_or_else(cut_short)?;
-        // A copy: what becomes the user's own must not hold the whole frame.
+        // A copy, so that a value of the user's does not keep the whole frame in memory.
         bodies.push(&body.slice(0, length));
         at += 4 + length;
     }

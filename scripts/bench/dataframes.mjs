@@ -1,5 +1,5 @@
-// The recorded sessions over DataFrames of tests/sessions/dataframes/, and what replays them: guests in bubblewrap with pandas and its like, and the
-// packages that carry the data. Linux.
+// Starts replays of the recorded sessions over DataFrames of tests/sessions/dataframes/. They run in guests in
+// bubblewrap, with pandas and similar packages, and with packages that carry the data. Linux.
 import { spawn } from "node:child_process";
 import { copyFileSync, existsSync, readFileSync, readdirSync, rmSync } from "node:fs";
 import { join } from "node:path";
@@ -19,14 +19,14 @@ const log = join(root, ".setup/logs/bench-dataframes.log");
  * @property {{ reply: string, code: string, outcome: string, durationMs: number }[]} turns
  */
 
-/** The recordings, in the order of their names. @returns {Session[]} */
+/** The recordings, sorted by name. @returns {Session[]} */
 export const sessions = () =>
   readdirSync(recordings).map((file) => JSON.parse(readFileSync(join(recordings, file), "utf8")));
 
-/** What is installed for them, as `name==version`. */
+/** The packages that the sessions need, as `name==version`. */
 export const packages = () => readFileSync(requirements, "utf8").split("\n");
 
-/** Starts a program that replays sessions; installs first what they import. */
+/** Starts a program that replays sessions, after installing the packages that they import. */
 export async function start() {
   await install();
   await mustRun(["cargo", "build", "-p", "sandglass-host", "--example", "replay"], { log });
@@ -48,7 +48,7 @@ export async function start() {
   };
 }
 
-/** The system's own Python is one that guests can read, wherever the others are. It may have no pip. */
+/** The system's own Python, which guests can read. Others may be in folders that guests cannot read. It may have no pip. */
 async function install() {
   const installed = join(venv, "requirements.txt");
   if (existsSync(installed) && readFileSync(installed, "utf8") === readFileSync(requirements, "utf8")) return;
@@ -57,5 +57,5 @@ async function install() {
   await mustRun(["/usr/bin/python3", "-m", "venv", "--without-pip", venv], { log });
   const pip = [join(root, ".venv/bin/python"), "-m", "pip", "--python", join(venv, "bin/python3")];
   await mustRun([...pip, "install", "--quiet", "--disable-pip-version-check", "--requirement", requirements], { log });
-  copyFileSync(requirements, installed); // last: it says that all of them are in
+  copyFileSync(requirements, installed); // last, as a mark that all packages are installed
 }

@@ -1,5 +1,6 @@
-// A rival that no plain `npm run bench` has: JupyterLite's Pyodide kernel, with all it needs in .setup/bench/jupyterlite.
-//   npm run bench -- --rivals jupyterlite     makes that folder where it is missing; once made, nothing is downloaded
+// An optional rival of `npm run bench`: JupyterLite's Pyodide kernel, with all that it needs in
+// .setup/bench/jupyterlite.
+//   npm run bench -- --rivals jupyterlite     makes this folder if it is missing; later runs download nothing
 import { build } from "esbuild";
 import { createHash } from "node:crypto";
 import { cpSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -7,14 +8,14 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { mustRun, root } from "../project.mjs";
 
-/** The kernel as npm has it, and its JavaScript dependencies as they were on a day. */
+/** The kernel's npm package, and the versions of its JavaScript dependencies on a fixed day. */
 const KERNEL = "@jupyterlite/pyodide-kernel@0.8.6";
 const DAY = "2026-11-01";
 
-/** Packages that the kernel's worker installs and that are neither in its own package nor needed by something that is. */
+/** Packages that the kernel's worker installs, and that neither its own package nor their dependents bring. */
 const INSTALLED = ["micropip", "ipython", "jedi"];
 
-/** Packages that Pyodide's lock file does not know: JupyterLite has them from PyPI. */
+/** Packages that Pyodide's lock file lacks. JupyterLite gets them from PyPI. */
 const ADDED = { comm: { version: "0.2.3", imports: ["comm"] } };
 
 const folder = join(root, ".setup/bench/jupyterlite");
@@ -22,14 +23,14 @@ const LOG = join(root, ".setup/logs/jupyterlite.log");
 const pyodide = join(root, "node_modules/pyodide");
 
 /**
- * Makes the folder where it is missing or of other versions: `kernel.js` (the class PyodideKernel), its worker, the
- * kernel's own wheels in pypi/, and Pyodide's lock file with the wheels from PyPI that the kernel installs in wheels/.
- * Pyodide itself is that of node_modules, as for Sandglass and its other rival.
+ * Makes the folder if it is missing or of other versions: `kernel.js` (the class PyodideKernel), its worker, the
+ * kernel's own wheels in pypi/, and in wheels/ Pyodide's lock file with the wheels from PyPI that the kernel installs.
+ * Pyodide itself is the one of node_modules, as for Sandglass and its other rival.
  * @returns {Promise<string>} the folder
  */
 export async function prepare() {
   const { version } = JSON.parse(readFileSync(join(pyodide, "package.json"), "utf8"));
-  // What makes the folder: this file, and Pyodide.
+  // The folder depends on this file and on Pyodide.
   const made = `Pyodide ${version}, ${sha256(fileURLToPath(import.meta.url))}`;
   const stamp = join(folder, "made.txt");
   if (existsSync(stamp) && readFileSync(stamp, "utf8") === made) return folder;
@@ -38,11 +39,11 @@ export async function prepare() {
   console.log(`Preparing ${KERNEL} for Pyodide ${version} …`);
   await kernel();
   await wheels();
-  writeFileSync(stamp, made); // last: it says that all of it is there
+  writeFileSync(stamp, made); // last, as a mark that the folder is complete
   return folder;
 }
 
-/** The class, its worker and its wheels, as a page of JupyterLite has them. */
+/** Copies the class, its worker and its wheels, as a page of JupyterLite has them. */
 async function kernel() {
   const npm = join(folder, "npm");
   mkdirSync(npm, { recursive: true });
@@ -58,18 +59,18 @@ async function kernel() {
     minify: true,
     format: "esm",
     logLevel: "warning",
-    // Of these the package imports the addresses.
+    // The package only imports the addresses of these.
     loader: { ".json": "file", ".whl": "file" },
     assetNames: "pypi/[name]",
-    // As on a plain site: the way through shared memory, which isolated pages take, fails at times with "value.then is
-    // not a function", when the worker has answered before the page waits (coincident 1.2.3).
+    // As on a site that is not isolated. The kernel's way through shared memory, on isolated pages, sometimes fails
+    // with "value.then is not a function", when the worker has answered before the page waits (coincident 1.2.3).
     define: { crossOriginIsolated: "false" },
   });
   cpSync(join(lib, "comlink.worker.js"), join(folder, "comlink.worker.js"));
   rmSync(npm, { recursive: true });
 }
 
-/** Pyodide's lock file, in which what the kernel installs is PyPI's wheel of the same version. */
+/** Makes Pyodide's lock file, with PyPI's wheels of the same versions for the packages that the kernel installs. */
 async function wheels() {
   const lock = JSON.parse(readFileSync(join(pyodide, "pyodide-lock.json"), "utf8"));
   for (const [name, { version, imports }] of Object.entries(ADDED)) {

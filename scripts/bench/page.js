@@ -1,11 +1,11 @@
-// What the benchmarks do in the page. Every function returns samples in milliseconds; scripts/bench.mjs prints them.
+// The benchmarks' part in the page. Every function returns samples in milliseconds; scripts/bench.mjs prints them.
 
 import { createSandbox } from "../../pyodide-glue/index.js";
 
 const MB = 1_000_000;
 const INDEX_URL = new URL("../../node_modules/pyodide/", import.meta.url).href;
 
-/** Main-thread tasks over 50 ms, and when Sandglass was at work. @type {PerformanceEntry[]} */
+/** Main-thread tasks over 50 ms, and the times in which Sandglass worked. @type {PerformanceEntry[]} */
 let longTasks = [];
 /** @type {[begin: number, end: number][]} */
 let ours = [];
@@ -15,7 +15,7 @@ if (PerformanceObserver.supportedEntryTypes.includes("longtask")) {
 
 const RIVALS = new Set(["loadPyodide", "globalsSet", "globalsGet", "pyodide", "bareEval", "echo", "jupyterlite"]);
 
-/** Whether the browser has what makes later visits quick. */
+/** Returns true when the browser has the caches that make later visits fast. */
 const isKept = async () => (await (await caches.open("sandglass-snapshots")).keys()).length > 0;
 
 /** @param {() => Promise<boolean>} condition */
@@ -47,7 +47,7 @@ function startRival() {
   };
 }
 
-/** The rivals' ways from nothing to the first result. @type {Record<string, () => Promise<unknown>>} */
+/** The rivals' starts, from nothing to the first result. @type {Record<string, () => Promise<unknown>>} */
 const BOOTED = {
   loadPyodide: async () => {
     const rival = startRival();
@@ -55,10 +55,10 @@ const BOOTED = {
     rival.stop();
   },
 };
-// Only where scripts/bench/jupyterlite.mjs has made it ready.
+// Exists only after scripts/bench/jupyterlite.mjs has made it.
 if (new URLSearchParams(location.search).get("rivals") === "jupyterlite") BOOTED.jupyterlite = bootJupyterLite;
 
-/** JupyterLite's kernel without its user interface, its contents and its way to PyPI. */
+/** Makes JupyterLite's kernel without its user interface, its contents and its access to PyPI. */
 async function bootJupyterLite() {
   const base = new URL("/jupyterlite/", location.href).href;
   const { PyodideKernel, pipliteWheelUrl, allJSONUrl } = await import(`${base}kernel.js`);
@@ -92,11 +92,11 @@ async function time(work) {
 }
 
 /**
- * Times competitors in turn, first one and then the other way round, so that what else the machine does hits all of them.
+ * Times the competitors in turn, forwards and backwards, so that other load on the machine hits all of them alike.
  * @param {number} rounds
  * @param {Record<string, () => Promise<unknown>>} competitors
- * @param {number} gap  ms of rest before each, as between the cells of a model that thinks; 0 for none
- * @param {boolean} twice  whether each has its turn twice, of which the second counts: it comes `gap` after its own first
+ * @param {number} gap  the rest in milliseconds before each, as between cells of a model that thinks; 0 for none
+ * @param {boolean} twice  gives each two turns, of which the second counts: it comes `gap` after the first
  */
 async function race(rounds, competitors, gap = 0, twice = false) {
   /** @type {Record<string, number[]>} */
@@ -118,7 +118,7 @@ async function race(rounds, competitors, gap = 0, twice = false) {
 }
 
 const benchmarks = {
-  /** From nothing to the first result, in a page that has just been opened. @param {string} competitor */
+  /** Times a start from nothing to the first result, in a freshly opened page. @param {string} competitor */
   async boot(competitor) {
     const { [competitor]: work } = { sandglass: async () => boot(await createSandbox({ spares: 0 })), ...BOOTED };
     if (!work) throw new Error(`there is no ${competitor}`);
@@ -127,7 +127,7 @@ const benchmarks = {
     return samples;
   },
 
-  /** The same for another sandbox of a page that has one at rest. */
+  /** Times the start of another sandbox in a page that has one at rest. */
   async secondSandbox(rounds = 5) {
     const first = await createSandbox();
     await first.initialize(null);
@@ -138,13 +138,13 @@ const benchmarks = {
         sandglass: async () => boot(await createSandbox()),
         ...BOOTED,
       },
-      1500, // a spare takes the place of the last one meanwhile
+      1500, // in this time, a spare takes the place of the last one
     );
     await first.destroy();
     return samples;
   },
 
-  /** A call into C that hears no interrupt, at a state of 10 MB: ms after its deadline and the grace period. */
+  /** Times a call into C that hears no interrupt, with a state of 10 MB: milliseconds after its deadline and the grace period. */
   async recovery(rounds = 7) {
     const [timeout, gracePeriod] = [100, 50];
     const sandbox = await createSandbox({ gracePeriod });
@@ -167,7 +167,7 @@ const benchmarks = {
     return samples;
   },
 
-  /** What saving a state of 50 MB costs the next execution, which comes `gap` ms later. */
+  /** Times an execution `gap` ms after a state of 50 MB began to be saved. */
   async checkpoint(gap = 100, rounds = 40) {
     /** @type {Record<string, () => Promise<unknown>>} */
     const competitors = {};
@@ -185,13 +185,13 @@ const benchmarks = {
     return samples;
   },
 
-  /** Round trips: an empty message, `1+1`, one host call, and the rival's `1+1`. */
+  /** Times round trips: an empty message, `1+1`, one host call, and the rival's `1+1`. */
   async roundTrip(rounds = 300, gap = 0) {
     const sandbox = await createSandbox({ onLLMQuery: (prompt) => prompt });
     await sandbox.initialize(null);
     const rival = startRival();
     await rival.ask("boot", INDEX_URL);
-    // A host call's price is what a cell with calls costs more than one without.
+    // The cost of a host call: the difference between cells with calls and a cell without.
     const calls = gap ? 1 : 20;
     const competitors = {
       echo: () => rival.ask("echo"),
@@ -209,7 +209,7 @@ const benchmarks = {
     return { ...samples, hostCall: withCalls.map((ms) => (ms - base) / calls) };
   },
 
-  /** 50 calls at once that take the model so long each, beside as many timers of the page's own. @param {number} ms */
+  /** Times 50 calls at once that take the model `ms` each, and as many timers of the page's own. @param {number} ms */
   async batch(ms, rounds = 5) {
     const wait = () => new Promise((resolve) => setTimeout(resolve, ms));
     const sandbox = await createSandbox({ onLLMQuery: async (prompt) => (await (ms && wait()), prompt) });
@@ -223,13 +223,13 @@ const benchmarks = {
     return samples;
   },
 
-  /** A context of so many megabytes, into Python. @param {number} megabytes */
+  /** Times a context of so many megabytes on its way into Python. @param {number} megabytes */
   async initialize(megabytes, rounds = 3) {
     const context = text(megabytes * MB);
     const sandbox = await createSandbox();
     const rival = startRival();
     await rival.ask("boot", INDEX_URL);
-    // Rests in between, so that what the rival does to the page is not taken for ours.
+    // The rests in between keep the rival's load on the page out of our samples.
     const samples = await race(
       rounds,
       {
@@ -245,7 +245,7 @@ const benchmarks = {
     return samples;
   },
 
-  /** A context of so many megabytes in different shapes. @param {number} megabytes */
+  /** Times a context of so many megabytes in different shapes. @param {number} megabytes */
   async contexts(megabytes, rounds = 2) {
     const context = text(megabytes * MB);
     const documents = context.match(/[^]{1,100000}/g);
@@ -269,7 +269,7 @@ const benchmarks = {
     return samples;
   },
 
-  /** A text of 10 MB out of Python. */
+  /** Times a text of 10 MB on its way out of Python. */
   async getVariable(rounds = 7) {
     const context = text(10 * MB);
     const sandbox = await createSandbox();
@@ -287,23 +287,23 @@ const benchmarks = {
   },
 };
 
-/** Words of every length, of which one in twenty is not ASCII; the same every time. @param {number} length */
+/** Makes words of every length, one in twenty not ASCII, the same every time. @param {number} length */
 function text(length) {
   const words = ["sand", "glass", "a", "context", "is", "longer", "than", "prompts", "größer", "砂時計"];
   const paragraph = Array.from({ length: 2000 }, (_, i) => words[(i * 7 + (i >> 3)) % (i % 20 ? 8 : 10)]).join(" ");
   const whole = (paragraph + "\n").repeat(Math.ceil(length / paragraph.length)).slice(0, length);
-  // Flat, as a text that was read from somewhere is, and not a tree of repetitions.
+  // Flat, as a text that was read from somewhere, and not a tree of repetitions.
   return new TextDecoder().decode(new TextEncoder().encode(whole));
 }
 
 /** @param {number[]} samples */
 const median = (samples) => samples.toSorted((a, b) => a - b)[samples.length >> 1];
 
-/** What `keep` has made. @type {unknown[]} */
+/** The things that `keep` has made. @type {unknown[]} */
 const kept = [];
 
 Object.assign(window, {
-  /** A sandbox that stays at rest after its first execution; without options plain Pyodide. @param {any} [options] */
+  /** Keeps a sandbox at rest after its first execution; without options, plain Pyodide. @param {any} [options] */
   async keep(options) {
     if (!options) {
       const rival = startRival();
@@ -321,7 +321,7 @@ Object.assign(window, {
   async bench(name, ...args) {
     longTasks = [];
     ours = [];
-    // @ts-expect-error: each takes arguments of its own
+    // @ts-expect-error: each takes its own arguments
     const samples = await benchmarks[name](...args);
     await idle(100);
     const during = longTasks.filter(({ startTime, duration }) =>

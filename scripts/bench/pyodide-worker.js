@@ -1,4 +1,4 @@
-// The rival: Pyodide in a module worker, as its documentation shows it, and an echo.
+// The rival: Pyodide in a module worker, as its documentation shows. Also answers an empty message.
 
 import { loadPyodide } from "../../node_modules/pyodide/pyodide.mjs";
 

@@ -1,6 +1,6 @@
-"""One competitor of `npm run bench:host` that is not ours: `python rivals.py monty|ipykernel|local-repl|dspy|docker-exec|docker-run`.
+"""Runs one rival for `npm run bench:host`: `python rivals.py monty|ipykernel|local-repl|dspy|docker-exec|docker-run`.
 
-It takes the same orders as crates/cli/examples/bench.rs, from lines of JSON, and answers in the same way.
+It takes the same orders as crates/cli/examples/bench.rs, as lines of JSON, and answers in the same way.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Monty:
         self.session.feed_run(code)
 
     def host_calls(self, times: int) -> list[float]:
-        # It has no clock without a handler for it; so the mean of all calls.
+        # It has no clock without a handler, so each call counts as the mean of all.
         began = time.perf_counter()
-        with self.pool.checkout() as session:  # one may call the host a thousand times
+        with self.pool.checkout() as session:  # one session may call the host a thousand times
             session.feed_run(f"for _ in range({times}):\n    echo('x')", external_lookup={"echo": lambda text: text})
         return [(time.perf_counter() - began) * 1000 / times]
 
@@ -67,7 +67,7 @@ class Kernel:
         self.client.execute_interactive(code, timeout=120, output_hook=lambda _: None)
 
     def host_calls(self, times: int) -> list[float]:
-        # `input()` is how a kernel asks its client.
+        # A kernel asks its client by `input()`.
         took: list[float] = []
         began = [0.0]
 
@@ -91,7 +91,7 @@ class Kernel:
 
 
 class LocalRepl:
-    """The LocalREPL of rlms: `exec` in the controller's own process, without any isolation."""
+    """The LocalREPL of rlms: `exec` in the controller's own process, without isolation."""
 
     def __enter__(self) -> LocalRepl:
         from rlm.environments.local_repl import LocalREPL
@@ -136,7 +136,7 @@ class Dspy:
 
 
 class DockerExec:
-    """`docker exec` of a Python in a container that runs."""
+    """`docker exec` of a Python in a running container."""
 
     def __enter__(self) -> DockerExec:
         self.name = f"sandglass-bench-{uuid.uuid4().hex[:12]}"
@@ -157,7 +157,7 @@ class DockerExec:
 
 
 class DockerRun(DockerExec):
-    """A container for each cell."""
+    """A new container for each cell."""
 
     def __enter__(self) -> DockerRun:
         return self
@@ -180,7 +180,7 @@ RIVALS = {
 
 
 def measure(make: Any, warm: list[Any], order: dict[str, Any]) -> list[float]:
-    """Milliseconds of what an order asks for."""
+    """Measures an order. Returns milliseconds."""
     what, times = order["what"], int(order.get("times", 1))
     if what == "session":
         return [timed(lambda: first_result(make)) for _ in range(times)]
@@ -199,7 +199,7 @@ def measure(make: Any, warm: list[Any], order: dict[str, Any]) -> list[float]:
 
 
 def within(times: int, work: Any) -> Iterator[float]:
-    """Times `work`, `times` times or until the order has taken its seconds."""
+    """Times `work`, `times` times, or until the order's seconds are over."""
     end = time.perf_counter() + ORDER_SECONDS
     for _ in range(times):
         yield timed(work)
@@ -219,7 +219,7 @@ def timed(work: Any) -> float:
 
 
 def main() -> None:
-    """Answers orders until there are no more."""
+    """Answers orders until the input ends."""
     make, warm = RIVALS[sys.argv[1]], []
     out = sys.stdout
     sys.stdout = sys.stderr

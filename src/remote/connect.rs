@@ -1,4 +1,4 @@
-//! Getting a session on a server, and its channel.
+//! Opens a session on a server, and the session's channel.
 
 use std::cell::RefCell;
 
@@ -15,16 +15,16 @@ use sandglass_core::error::Error;
 
 /// The backends that can run guests on a server.
 const BACKENDS: [&str; 4] = ["bubblewrap", "docker", "subprocess", "jupyter"];
-/// Characters of a server's words that are repeated.
+/// The longest part of a server's message that an error repeats, in characters.
 const MAX_WORDS: usize = 500;
 
-/// A session's channel.
+/// The channel of a session.
 pub(super) struct Opened {
     pub(super) socket: Socket,
     pub(super) isolation: &'static str,
 }
 
-/// A WebSocket that is closed when it is dropped.
+/// A WebSocket; dropping it closes it.
 pub(super) struct Socket {
     socket: WebSocket,
     listeners: RefCell<Option<Listeners>>,
@@ -39,7 +39,7 @@ struct Session {
     backend: String,
 }
 
-/// The way a server says what is wrong.
+/// The server's error response.
 #[derive(Deserialize)]
 struct Problem {
     error: Words,
@@ -91,7 +91,7 @@ async fn create(backend: &Backend, wanted: &str, signal: Option<&AbortSignal>) -
 
 async fn channel(backend: &Backend, id: &str) -> Result<Socket, Error> {
     let url = &backend.url;
-    // http becomes ws, https wss.
+    // The scheme http becomes ws, and https becomes wss.
     let address = format!("ws{}v1/sessions/{id}/channel", url.trim_start_matches("http"));
     let protocols = Array::of1(&SUBPROTOCOL.into());
     if let Some(key) = &backend.api_key {
@@ -126,7 +126,7 @@ async fn channel(backend: &Backend, id: &str) -> Result<Socket, Error> {
     }
 }
 
-/// Ends a session whose channel cannot be opened, if the server still hears it.
+/// Ends a session whose channel could not be opened. The server may not hear this.
 fn give_back(backend: &Backend, id: &str) {
     let init = object(&[
         ("method", &"DELETE".into()),
@@ -138,18 +138,18 @@ fn give_back(backend: &Backend, id: &str) {
     }
 }
 
-/// The headers that every request has.
+/// The headers of every request.
 fn headers(backend: &Backend) -> Object {
     let headers = object(&[("content-type", &"application/json".into())]);
     if let Some(key) = &backend.api_key {
-        // A fresh object takes any property.
+        // Setting a property of a new object cannot fail.
         let _ = Reflect::set(&headers, &"authorization".into(), &format!("Bearer {key}").into());
     }
     headers
 }
 
 impl Socket {
-    /// From now on messages and the end are told.
+    /// Begins to report messages and the end of the connection.
     pub(super) fn listen(&self, on_message: impl Fn(MessageEvent) + 'static, on_close: impl Fn(String) + 'static) {
         let on_message = Closure::<dyn FnMut(_)>::new(on_message);
         let on_close = Closure::<dyn FnMut(_)>::new(move |event: CloseEvent| on_close(last_words(&event)));
@@ -166,7 +166,7 @@ impl Socket {
         self.socket.clone()
     }
 
-    /// Sends a text; on a socket that is closed it does nothing.
+    /// Sends a text. Does nothing when the socket is closed.
     pub(super) fn send_text(&self, text: &str) {
         if let Err(error) = self.socket.send_with_str(text) {
             web_sys::console::error_1(&error);
@@ -178,11 +178,11 @@ impl Drop for Socket {
     fn drop(&mut self) {
         self.socket.set_onmessage(None);
         self.socket.set_onclose(None);
-        let _ = self.socket.close(); // without a code it cannot fail
+        let _ = self.socket.close(); // cannot fail without a code
     }
 }
 
-/// Why a socket was closed, as far as the server says: ` (code 1013: too many guests)`.
+/// The reason that the server gave for closing a socket, such as ` (code 1013: too many guests)`.
 fn last_words(event: &CloseEvent) -> String {
     match (event.code(), event.reason()) {
         (code, reason) if reason.is_empty() => format!(" (code {code})"),
@@ -204,7 +204,7 @@ fn stranger(backend: &Backend, why: &str) -> Error {
     ))
 }
 
-/// The meaning of a server's refusal.
+/// The error for a server's refusal.
 fn refusal(backend: &Backend, status: u16, text: &str) -> Error {
     let url = &backend.url;
     let words = match serde_json::from_str(text) {

@@ -1,4 +1,4 @@
-//! Drafts: while a run's model thinks, another one is asked the same, and the code of its reply runs ahead.
+//! Drafts: while the model of a run thinks, another model is asked the same, and the code of its reply runs ahead.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use crate::stop::Stop;
 use sandglass_rlm::openai::Retry;
 use sandglass_rlm::{Message, draft};
 
-/// A draft that is to be asked for, or is being written.
+/// A draft: wanted, or being written.
 pub(super) struct Draft {
     stop: Stop,
     written: RefCell<Option<draft::Draft>>,
@@ -20,7 +20,7 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// Ends it, when it is not over: the reply that it is for has begun, or will not come.
+    /// Ends the draft, unless it is finished: the reply that it stands for has begun, or will not come.
     pub(super) fn end(&self) {
         if !self.is_over.replace(true) {
             self.written.take();
@@ -44,8 +44,8 @@ impl Listener for Draft {
 }
 
 impl Run {
-    /// Asks for a draft of this turn's reply, where there is somebody to ask and the budget has more calls than the run itself may need.
-    /// Nor is a model asked for a draft of its own reply.
+    /// Asks for a draft of this turn's reply. There is none without a drafting model, or when this model writes the reply itself. There is
+    /// none either when the run itself may need all calls that the budget has left.
     pub(super) fn draft(self: &Rc<Self>, asked: &Model, messages: &[Message], turn: u32) -> Option<Rc<Draft>> {
         let model = self.tree.options.draft.clone().filter(|model| !model.is(asked))?;
         let draft = Rc::new(Draft {
@@ -82,7 +82,7 @@ impl Run {
         let answered = model.ask(&question, &draft.stop, &listener).await;
         draft.is_over.set(true);
         if let Some(written) = draft.written.take() {
-            // A draft that fails is not the run's failure.
+            // A failed draft is no failure of the run.
             self.expects(written.end(answered.ok()));
         }
     }

@@ -1,4 +1,4 @@
-//! The one that answers: an endpoint, or a function of the user's.
+//! Asks a model: an endpoint, or a function of the user's.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,10 +19,10 @@ use sandglass_rlm::openai::{
 };
 use sandglass_rlm::{Message, query};
 
-/// Bytes of the body of a response that refuses.
+/// Bytes that are read of an error response's body.
 const MAX_REFUSAL_BYTES: usize = 64 * 1024;
 
-/// The one that answers.
+/// A model.
 #[derive(Clone)]
 pub(super) enum Model {
     /// An OpenAI-compatible endpoint.
@@ -31,7 +31,7 @@ pub(super) enum Model {
     Function(Function),
 }
 
-/// An OpenAI-compatible endpoint. Its key is in requests, and nowhere else.
+/// An OpenAI-compatible endpoint. Its key is in requests and nowhere else.
 pub(super) struct Endpoint {
     pub(super) base_url: String,
     pub(super) api_key: Option<String>,
@@ -39,17 +39,17 @@ pub(super) struct Endpoint {
     /// Other models that Python may name.
     pub(super) models: Vec<String>,
     pub(super) headers: Vec<(String, String)>,
-    /// Fields that are added to every request.
+    /// Additional fields of every request.
     pub(super) body: Map<String, Value>,
     pub(super) stream: bool,
     pub(super) max_retries: u32,
-    /// Milliseconds of one attempt.
+    /// The time limit of one attempt, in milliseconds.
     pub(super) timeout_ms: f64,
-    /// Cost of a token of the prompt, and of the answer.
+    /// The cost of a prompt's token, and of an answer's.
     pub(super) price: Option<[f64; 2]>,
 }
 
-/// The purpose of a question: what is asked, and for whom.
+/// The purpose of a call: the kind of answer, and the run that asks.
 pub(super) struct Question<'a> {
     pub(super) messages: &'a [Message],
     pub(super) run: &'a str,
@@ -61,33 +61,33 @@ pub(super) struct Question<'a> {
 
 #[derive(Clone, Copy)]
 pub(super) enum Purpose {
-    /// The reply of a turn.
+    /// A turn's reply.
     Turn(u32),
-    /// A draft of that.
+    /// A draft of a turn's reply.
     Draft(u32),
-    /// The answer to a call of Python's.
+    /// The answer to a query of Python's.
     Query(u32),
 }
 
-/// The listener while a model answers.
+/// Hears the progress of an answer.
 pub(super) trait Listener {
-    /// Text has come.
+    /// More text has come.
     fn text(&self, text: &str);
-    /// An attempt failed; the text so far does not count.
+    /// An attempt failed. Drop the text so far.
     fn retry(&self, retry: Retry);
 }
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 pub(super) enum NoAnswer {
-    /// Nobody waits for it any more.
+    /// The call was stopped.
     Stopped,
     /// The model failed.
     Failed(String),
-    /// The model is a recorded one, and this was not recorded.
+    /// The model repeats a recording that does not hold this call.
     NotRecorded(String),
 }
 
-/// The name of the error that a recorded model throws for what was not recorded.
+/// The name of the error that a recorded model throws for a call that was not recorded.
 pub(super) const NOT_RECORDED: &str = "NotRecorded";
 
 impl From<Waited> for NoAnswer {
@@ -103,7 +103,7 @@ impl From<Waited> for NoAnswer {
 }
 
 impl Model {
-    /// Returns true when it is the same one.
+    /// Returns true for the same model.
     pub(super) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Endpoint(one), Self::Endpoint(other)) => one.model == other.model && one.base_url == other.base_url,
@@ -112,7 +112,7 @@ impl Model {
         }
     }
 
-    /// Asks, again where that may help.
+    /// Asks the model, and tries again when another attempt may help.
     pub(super) async fn ask(
         &self,
         question: &Question<'_>,
@@ -143,7 +143,7 @@ async fn ask_function(
     };
     let on_text = {
         let listener = Rc::downgrade(listener);
-        // Kept by whoever it is given to; one that is called too late is not heard.
+        // The user's function may keep this callback and call it too late. A late call has no effect.
         Closure::<dyn Fn(JsValue)>::new(move |text: JsValue| {
             if let (Some(listener), Some(text)) = (listener.upgrade(), text.as_string()) {
                 listener.text(&text);
@@ -176,7 +176,7 @@ async fn ask_function(
         true => (get(&answer, "text"), get(&answer, "usage")),
         false => (answer, JsValue::UNDEFINED),
     };
-    // In the source of a str, an escaped lone surrogate is what it was.
+    // Lone surrogates are escaped. In a str of the reply's code, the escape stands for the same character.
     let text = text.dyn_ref().map(readable);
     match text {
         Some(text) if text.len() > MAX_REPLY_BYTES => Err(NoAnswer::Failed(format!(
@@ -232,7 +232,7 @@ impl Endpoint {
             })
         };
         let reply = self.exchange(body, &own, listener).await;
-        // Whatever is still under way, such as the rest of a body that is not read.
+        // Ends requests that are still under way, such as a body that nobody reads to its end.
         own.end();
         match reply {
             Err(_) if timed_out.get() => Err(Failure::TimedOut(self.timeout_ms)),
@@ -250,7 +250,7 @@ impl Endpoint {
         })?;
         let header = |name: &str| response.headers().get(name).ok().flatten();
         if !response.ok() {
-            // What is missing of its body is not the reason.
+            // An incomplete body is not the reason for the failure.
             let body = read_all(&response, MAX_REFUSAL_BYTES).await.unwrap_or_default();
             let (after, ms) = (header("retry-after"), header("retry-after-ms"));
             let retry_after = RetryAfter {
@@ -303,7 +303,7 @@ impl Endpoint {
     }
 }
 
-/// The pieces of a response's body. Aborting the fetch ends the waiting.
+/// The pieces of a response's body. Aborting the fetch ends the wait for a piece.
 struct Chunks(Option<ReadableStreamDefaultReader>);
 
 impl Chunks {

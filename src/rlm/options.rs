@@ -1,4 +1,4 @@
-//! `runRlm`'s options, checked: an unknown or ill-typed one is an error that names it.
+//! Checks the options of `runRlm`. An unknown or ill-typed option is an error that names the option.
 
 use std::rc::Rc;
 
@@ -25,11 +25,11 @@ use sandglass_rlm::tree::Rules;
 /// The options of a tree of runs.
 pub(super) struct Options {
     pub(super) task: String,
-    /// The data: one value at least.
+    /// The contexts: at least one.
     pub(super) contexts: Vec<JsValue>,
     pub(super) model: Model,
     pub(super) sub_model: Model,
-    /// The model that drafts what the models may reply.
+    /// The model that drafts replies.
     pub(super) draft: Option<Model>,
     pub(super) max_depth: u32,
     pub(super) max_iterations: u32,
@@ -38,7 +38,7 @@ pub(super) struct Options {
     pub(super) budget: BudgetLimits,
     pub(super) schema: Option<Schema>,
     pub(super) instructions: Option<String>,
-    /// Packages that the sandboxes are asked for.
+    /// The option `packages` of the sandboxes.
     pub(super) packages: Vec<String>,
     sandbox: JsValue,
     pub(super) on_event: Option<Function>,
@@ -48,7 +48,7 @@ pub(super) struct Options {
 impl Options {
     pub(super) fn parse(value: &JsValue) -> Result<Self, Error> {
         let (mut task, mut model, mut sub_model) = (None, None, None);
-        // Replaced below; to make a function of text is what a strict policy of the page forbids.
+        // Replaced below. A function made of text would need `eval`, which a strict policy of the page forbids.
         let none = Model::Function(JsValue::UNDEFINED.unchecked_into());
         let mut options = Self {
             task: String::new(),
@@ -159,7 +159,7 @@ impl Options {
         }
     }
 
-    /// The options of a run's sandbox, without what answers its queries.
+    /// The options of a run's sandbox, without the answering of queries.
     pub(super) fn sandbox(&self) -> Result<sandbox_options::Options, Error> {
         for (name, value) in entries(&self.sandbox, "sandbox")? {
             let instead = match name.as_str() {
@@ -185,7 +185,7 @@ impl Options {
     }
 }
 
-/// Contexts.
+/// Reads the contexts.
 fn several(name: &str, value: &JsValue) -> Result<Vec<JsValue>, Error> {
     let list: Option<Vec<JsValue>> = value.dyn_ref::<Array>().map(|list| list.iter().collect());
     list.filter(|list| (1..=MAX_CONTEXTS).contains(&list.len()))
@@ -249,7 +249,7 @@ fn parse_model(what: &str, value: &JsValue) -> Result<Model, Error> {
             }
         }
     }
-    // One that begins with a slash is of the page's own origin.
+    // An address that begins with a slash belongs to the page's own origin.
     if !endpoint.base_url.starts_with('/') && web_sys::Url::new(&endpoint.base_url).is_err() {
         return Err(Error::invalid(
             format!("{what}.baseUrl"),
@@ -262,7 +262,7 @@ fn parse_model(what: &str, value: &JsValue) -> Result<Model, Error> {
     Ok(Model::Endpoint(Rc::new(endpoint)))
 }
 
-/// Cost per token, out of cost per million tokens.
+/// Converts cost per million tokens into cost per token.
 fn parse_price(name: &str, value: &JsValue) -> Result<[f64; 2], Error> {
     let mut price = [0.0; 2];
     for (kind, value) in entries(value, name)? {
@@ -303,7 +303,7 @@ fn whole(name: &str, value: &JsValue, least: f64, most: f64) -> Result<u32, Erro
     Ok(number as u32)
 }
 
-/// A value that JSON can hold.
+/// Reads a value that JSON can hold.
 fn json(name: &str, value: &JsValue) -> Result<Value, Error> {
     JSON::stringify(value)
         .ok()

@@ -24,7 +24,7 @@ use sandglass_rlm::answer::{fits, to_json};
 use sandglass_rlm::event::RlmEventKind;
 use sandglass_rlm::prompt::{ContextFacts, describe_code, read_facts};
 
-/// A sandbox that ends with this, whatever it does.
+/// The sandbox of a run. Dropping it ends the sandbox, even while it works.
 pub(super) struct Repl {
     run: Rc<Run>,
     sandbox: Sandbox,
@@ -33,7 +33,7 @@ pub(super) struct Repl {
 }
 
 impl Repl {
-    /// Starts one and gives it its contexts; says what they are.
+    /// Starts a sandbox and gives it the contexts. Returns their descriptions.
     pub(super) async fn open(run: &Rc<Run>, contexts: &[JsValue]) -> Result<(Self, Vec<ContextFacts>), Waited> {
         let tree = &run.tree;
         let mut options = tree.options.sandbox().map_err(|error| tree.thrown(&error))?;
@@ -56,17 +56,17 @@ impl Repl {
             let added = repl.sandbox.add_context(other, &JsValue::UNDEFINED);
             run.stop.wait(added.unchecked_into()).await?;
         }
-        // A guest whose contexts cannot be described works all the same.
+        // A guest that fails to describe its contexts is still of use.
         let (_, facts) = repl.execute(&describe_code(), false).await?;
         Ok((repl, read_facts(facts.and_then(Result::ok))))
     }
 
-    /// The place where the model's next reply is heard while it comes.
+    /// The writing of the model's next reply in this sandbox.
     pub(super) fn writing(&self) -> Writing {
         Writing::to(&self.driver)
     }
 
-    /// Runs code; returns what came of it, and the value that it declared final.
+    /// Runs code. Returns the execution and the final answer that the code declared.
     pub(super) async fn execute(
         &self,
         code: &str,
@@ -90,7 +90,7 @@ impl Repl {
         Ok((*execution, declared.map(|value| self.value(&value))))
     }
 
-    /// A value that Python declared, as JSON.
+    /// A final answer as JSON.
     fn value(&self, value: &JsValue) -> Result<Value, String> {
         let encoded = encode(value, "the final answer", self.max_value_bytes).map_err(|error| error.to_string())?;
         match encoded.body {
@@ -142,7 +142,7 @@ impl From<JsValue> for Waited {
 }
 
 impl Waited {
-    /// The text that a person is told.
+    /// The text of an error for people.
     pub(super) fn text(&self) -> String {
         match self {
             Self::Stopped => "it was ended".to_owned(),

@@ -1,4 +1,4 @@
-//! One run of the tree: carries out what [`sandglass_rlm::tree`] wants.
+//! One run of the tree: carries out the steps that [`sandglass_rlm::tree`] decides on.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -27,18 +27,18 @@ use sandglass_rlm::openai::{Reply, Retry};
 use sandglass_rlm::query::{self, Refused};
 use sandglass_rlm::tree::{self, Answer, Came, Input, Next, Query, Step, Work};
 
-/// One run of a tree, with what carries it out.
+/// One run of a tree, with its sandbox and models.
 pub(super) struct Run {
     pub(super) tree: Rc<Tree>,
-    /// Decides what the run does.
+    /// Decides on the run's steps.
     state: RefCell<tree::Run>,
     pub(super) stop: Stop,
-    /// Its next step, and who waits for that.
+    /// The next step, and the waker of the task that waits for it.
     step: RefCell<Option<Step>>,
     when_step: RefCell<Option<Function>>,
-    /// The model's newest reply, while it comes.
+    /// The newest reply of the model, while it comes.
     writing: RefCell<Writing>,
-    /// The draft of it.
+    /// The draft of that reply.
     draft: RefCell<Option<Rc<Draft>>>,
 }
 
@@ -67,7 +67,7 @@ impl Run {
         self.state.borrow().budget().clone()
     }
 
-    /// Does its task with contexts.
+    /// Carries out the run from its contexts to its end.
     pub(super) async fn work(self: Rc<Self>, contexts: Vec<JsValue>) -> Finish {
         let permit = match self.tree.permits(self.depth()) {
             Some(permits) => permits.acquire(&self.stop).await.map(Some),
@@ -103,7 +103,7 @@ impl Run {
         }
     }
 
-    /// Waits for what follows from an input.
+    /// Waits for the step that follows an input.
     async fn next_step(&self, input: Input) -> Step {
         let next = self.state.borrow_mut().handle(now(), input);
         self.follow(next);
@@ -164,7 +164,7 @@ impl Run {
             model: named,
         };
         match model.ask(&question, stop, &listener).await {
-            // Nothing that code makes of it would be what was recorded.
+            // Ends all runs: whatever code made of a failed call would differ from the recording.
             Err(NoAnswer::NotRecorded(error)) => {
                 self.tree.end(RunOutcome::Failed, error);
                 Err(NoAnswer::Stopped)
@@ -173,7 +173,7 @@ impl Run {
         }
     }
 
-    /// Why the run does not go on.
+    /// Decides how a failure of the sandbox ends the run.
     fn stopped(&self, waited: &Waited) -> Input {
         match waited {
             Waited::Rejected(_) if !self.stop.is_stopped() => Input::Failed(waited.text()),
@@ -181,7 +181,7 @@ impl Run {
         }
     }
 
-    // ---- what Python asks ----
+    // ---- queries of Python ----
 
     /// Answers `llm_query` or `rlm_query`.
     pub(super) async fn answer(self: Rc<Self>, asked: Asked) -> Result<Answer, String> {
@@ -200,7 +200,7 @@ impl Run {
                 state.rlm_query(now(), prompt, budget, as_text)
             }
             None => {
-                // A name of any length, from Python; no model has one longer than this.
+                // Python may give a name of any length. No model's name is longer than this.
                 let model = model.dyn_ref::<JsString>().map(|name| String::from(name.slice(0, 200)));
                 self.state.borrow_mut().llm_query(now(), prompt, model)
             }
@@ -220,7 +220,7 @@ impl Run {
             }
             (Work::Recurse(child), Ok(stop)) => {
                 let child = Self::new(self.tree.clone(), *child, stop);
-                // A future that holds itself needs a place of its own.
+                // A future that contains itself has to be boxed.
                 let work: Pin<Box<dyn Future<Output = Finish>>> = Box::pin(child.work(vec![context]));
                 Came::Finish(work.await)
             }
@@ -230,12 +230,12 @@ impl Run {
         answer
     }
 
-    /// Ends with the run, and when nobody waits for the call.
+    /// Ended with the run, and when nobody waits for the call any more.
     fn stop_with(&self, signal: &AbortSignal) -> Result<Stop, String> {
         Stop::on(&[signal, self.stop.signal()]).map_err(|error| crate::glue::describe(&error))
     }
 
-    /// A prompt of Python's, when it fits; one that does not is not even copied.
+    /// Reads a prompt of Python's. A prompt that is too long is refused without being copied.
     fn prompt(&self, text: &JsString) -> Result<String, Refused> {
         let most = self.tree.options.max_prompt_tokens;
         let refuse = |why| {
@@ -254,7 +254,7 @@ impl Run {
         }
     }
 
-    /// The model's reply goes on, or not.
+    /// Uses the progress of the model's reply.
     pub(super) fn writes(&self, how: impl FnOnce(&mut Writing) -> Option<Ahead>) {
         let work = how(&mut self.writing.borrow_mut());
         if let Some(work) = work {
@@ -262,7 +262,7 @@ impl Run {
         }
     }
 
-    /// A draft says what may come next.
+    /// Uses the progress of a draft.
     pub(super) fn expects(&self, codes: Vec<String>) {
         let work = self.writing.borrow().expects(codes);
         if let Some(work) = work {
@@ -282,7 +282,7 @@ impl Run {
     }
 }
 
-/// A context as text, if that is no longer than `most` units.
+/// A context as text, if it has at most `most` UTF-16 units.
 fn context_text(context: &JsValue, most: usize) -> Result<Option<String>, String> {
     let text = match context.dyn_ref::<JsString>() {
         Some(text) => Ok(text.clone()),
@@ -293,7 +293,7 @@ fn context_text(context: &JsValue, most: usize) -> Result<Option<String>, String
     text.map(|text| exact("the context", &text)).transpose()
 }
 
-/// Tells a run's listeners how far an answer is.
+/// Reports the progress of an answer to the run's listeners.
 struct Told {
     run: Rc<Run>,
     purpose: Purpose,
@@ -314,7 +314,7 @@ impl Listener for Told {
                 self.run.writes(Writing::begin);
                 None
             }
-            Purpose::Draft(_) => return, // they have a listener of their own
+            Purpose::Draft(_) => return, // drafts have a listener of their own
             Purpose::Query(call) => Some(call),
         };
         self.run.emit(RlmEventKind::Retry {

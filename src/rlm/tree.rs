@@ -16,14 +16,14 @@ use sandglass_core::error::Error;
 use sandglass_rlm::event::{RlmEvent, RunOutcome};
 use sandglass_rlm::tree::{self, Input};
 
-/// The whole of a run and its children.
+/// The state of a first run and all its children.
 pub(super) struct Tree {
     pub(super) glue: Glue,
     pub(super) options: Options,
-    /// Knows the rules of its runs, and why they are ended.
+    /// Holds the rules of the runs, and the reason why they were ended.
     runs: Arc<tree::Tree>,
     stop: Stop,
-    /// Permits for the runs of one depth, from 1: each depth waits for the next one only.
+    /// Permits for the runs of one depth, from 1. A run waits only for runs of the next depth, so that no two wait for each other.
     permits: Vec<Rc<Semaphore>>,
     /// The trajectory.
     events: Array,
@@ -42,7 +42,7 @@ impl Tree {
         })
     }
 
-    /// The permits that runs of this depth wait for; the first run does not.
+    /// The permits of a depth; `None` for the first run, which needs none.
     pub(super) fn permits(&self, depth: u32) -> Option<&Rc<Semaphore>> {
         self.permits.get(usize::try_from(depth.checked_sub(1)?).ok()?)
     }
@@ -53,7 +53,7 @@ impl Tree {
         Run::new(self.clone(), root, self.stop.clone())
     }
 
-    /// Ends all runs; the first reason counts.
+    /// Ends all runs. Only the first reason is kept.
     pub(super) fn end(&self, outcome: RunOutcome, why: impl Into<String>) {
         if !self.stop.is_stopped() {
             self.runs.stop(outcome, why);
@@ -61,10 +61,10 @@ impl Tree {
         }
     }
 
-    /// A run was ended, by itself or with all of them.
+    /// Returns the reason why a run was ended, by itself or with all runs.
     pub(super) fn stopped(&self) -> Input {
         if self.stop.is_stopped() {
-            // The reason, where nobody has given one.
+            // The default reason.
             self.runs.stop(RunOutcome::Aborted, "its signal was aborted");
         }
         Input::Stopped
@@ -74,12 +74,12 @@ impl Tree {
         thrown(&self.glue, error)
     }
 
-    /// Everything but live events, in order.
+    /// All events except the live ones, in order.
     pub(super) fn events(&self) -> Array {
         self.events.clone()
     }
 
-    /// Tells whoever listens, and keeps it.
+    /// Reports an event to the listener, and keeps it.
     pub(super) fn emit(&self, event: &RlmEvent) {
         let json = serde_json::to_string(event).unwrap_or_default();
         let Ok(told) = JSON::parse(&json) else { return };

@@ -1,4 +1,4 @@
-//! A reply as it comes, and the sandbox that is to run its code: what can be done about it is decided in [`sandglass_rlm::writing`].
+//! Prepares a sandbox for the code of a reply that is being written. [`sandglass_rlm::writing`] decides how.
 
 use std::rc::{Rc, Weak};
 
@@ -13,12 +13,12 @@ pub(super) struct Writing {
     /// The sandbox that is to run its code.
     driver: Weak<Driver>,
     reply: writing::Writing,
-    /// Its first block.
+    /// The first block of code.
     written: Option<Rc<Written>>,
 }
 
 impl Writing {
-    /// Nothing of it is there yet.
+    /// Begins with no text.
     pub(super) fn to(driver: &Rc<Driver>) -> Self {
         Self {
             driver: Rc::downgrade(driver),
@@ -26,7 +26,7 @@ impl Writing {
         }
     }
 
-    /// It begins, for the first time or again.
+    /// The reply begins, for the first time or again.
     #[must_use]
     pub(super) fn begin(&mut self) -> Option<Work> {
         let work = self.end();
@@ -34,21 +34,21 @@ impl Writing {
         work
     }
 
-    /// All of it is there, or no more comes: to be done once its code was asked for.
+    /// The reply is complete, or was broken off. Call this after its code was asked for.
     #[must_use]
     pub(super) fn end(&mut self) -> Option<Work> {
         self.written.take()?.end();
         Some(Work(self.driver.upgrade()?, vec![Done::End]))
     }
 
-    /// A draft of it says what its code may be, before it begins.
+    /// A draft suggests the code of the reply, before the reply begins.
     #[must_use]
     pub(super) fn expects(&self, codes: Vec<String>) -> Option<Work> {
         let driver = self.driver.upgrade().filter(|driver| !driver.is_destroyed())?;
         (!codes.is_empty()).then(|| Work(driver, vec![Done::Draft(codes)]))
     }
 
-    /// More of it has come; what can be done about that.
+    /// More of the reply has come. Carries out what can be prepared by now.
     #[must_use]
     pub(super) fn hear(&mut self, text: &str) -> Option<Work> {
         let steps = self.reply.hear(text);
@@ -67,7 +67,8 @@ impl Writing {
     }
 }
 
-/// It may call the page's functions, which may have more text.
+/// Effects of a reply, to be carried out while nobody borrows the [`Writing`]: they may call the page's functions, which may bring more
+/// text.
 pub(super) struct Work(Rc<Driver>, Vec<Done>);
 
 enum Done {

@@ -1,17 +1,18 @@
 """The Python side of Sandglass: runs cells inside the sandbox and talks to the host through a `Bridge`.
 
-One folder per place that the code runs in:
+One folder for each place in which the code runs:
 
-- `runtime/`  in every guest: `Runtime` and what it is made of; imports none of the others
-- `state/`    the user's variables outside of their interpreter: saved, loaded, and what cannot be
-- `ahead/`    running ahead: what waits until the code has come, and what guesses are made of
+- `runtime/`  in every guest: `Runtime` and its parts; imports none of the other folders
+- `state/`    saves and loads the user's variables, and finds those that cannot be saved
+- `ahead/`    holds back the system calls of a shadow, and collects facts for guesses
 - `browser/`  the guest in a browser, inside Pyodide
 - `native/`   the guest on a host, the zygote that forks it, and the guest in a Jupyter kernel
-- `jupyter/`  `JupyterREPL`, the same in a notebook's own kernel; not part of guests
+- `jupyter/`  `JupyterREPL`: the same helpers in a notebook's own kernel; not part of guests
 
-Backends drive a `Runtime` and give it a `Bridge`. `scripts/check-structure.mjs` refuses imports against these layers.
+A backend drives a `Runtime` and gives it a `Bridge`. `scripts/check-structure.mjs` refuses imports against these
+layers.
 
-Standard library only, CPython 3.11 … 3.14.
+Uses the standard library only, and runs on CPython 3.11 … 3.14.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """`JupyterREPL` is loaded when it is asked for: guests have no use for it."""
+    """Loads `JupyterREPL` on first use, because guests never need it."""
     if name == "JupyterREPL":
         from sandglass.jupyter import JupyterREPL
 

@@ -1,12 +1,12 @@
 """`python -m sandglass --fd N --epoch E`: a native guest on the socket that it inherits as file descriptor N.
 
-In isolated mode, where PYTHONPATH is not heard:
+In isolated mode, which ignores PYTHONPATH:
 
     python -I -c 'import sys; sys.path.insert(0, sys.argv.pop(1)); from sandglass.__main__ import main; main()' \
         FOLDER --fd N --epoch E
 
-where FOLDER holds the package `sandglass`. With `--connect PATH` for `--fd N` it is the first process of a container
-(`native/container.py`).
+FOLDER holds the package `sandglass`. With `--connect PATH` in place of `--fd N`, the process becomes the first one of a
+container (`native/container.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FRAMING = "delimiter: stateless runs over standard input and output; see sandgla
 
 
 def main() -> None:
-    """Reads the arguments and serves."""
+    """Reads the arguments, and serves until the host closes the channel."""
     parser = argparse.ArgumentParser(prog="python -m sandglass", description="A guest of sandglass-host.")
     channel = parser.add_mutually_exclusive_group()
     channel.add_argument("--fd", type=int, help="the socket to the host")

@@ -1,1 +1,1 @@
-"""Running ahead: what is held back until the code has come, and what guesses are made of."""
+"""Running ahead: holds back the system calls of a shadow, and collects facts for guesses."""

@@ -1,11 +1,10 @@
-"""The things in a session that the next code may be about: its newest variables, and the columns of DataFrames.
+"""Collects facts for guesses about the next code: the newest variables, and the columns of DataFrames.
 
-Nothing of the user's runs for that, whatever they have made of their classes or of pandas: attributes are read only as
-far as a slot in C, or the object's own dictionary, holds them. What is not found so is left out.
+No code of the user's runs for this, whatever the user has made of their classes or of pandas. An attribute is read only
+from a slot in C or from the object's own dictionary. An attribute that is not found there is left out.
 
-Of what is in a column, some rows are looked at: the first ones, since values often take turns, and others that are as
-far apart as they can be. Texts are compared, not hashed:
-a hash stays in the text, and so would be in the next checkpoint.
+Some rows of each column are sampled: the first ones, since values often take turns, and others at even distances. Texts
+are compared and never hashed, because a text stores its hash, which would be a change for the next checkpoint.
 """
 
 # Decisions: docs/internals/running-ahead.md.
@@ -29,18 +28,18 @@ MOST_VARIABLES = 100
 _MOST_FRAMES = 20
 _MOST_COLUMNS = 50
 _NAME_CHARS = 100
-#: Rows of a column that are looked at, and how many of them are the first; values of all columns; texts that are told
-#: of a column, and their length.
+#: Limits of a sample: rows of a column, the first rows among them, values of all columns together, texts of a column,
+#: and characters of a text.
 _MOST_ROWS = 100
 _FIRST_ROWS = 50
 _MOST_VALUES = 5_000
 _MOST_TEXTS = 10
 _TEXT_CHARS = 40
-#: The most that the host can hold: lengths, and bytes.
+#: The largest length and size in bytes that the host can hold.
 _MOST_LENGTH = 2**32 - 1
 _MOST_BYTES = 2**53 - 1
 _LENGTH_TYPES = (str, bytes, list, tuple, dict, set)
-#: numpy's kinds of numbers, in `dtype.kind`, and of others.
+#: Kinds of columns by `dtype.kind` of numpy. Other kinds are "other".
 _KINDS: dict[str, ColumnKind] = {
     "i": "number",
     "u": "number",
@@ -50,7 +49,7 @@ _KINDS: dict[str, ColumnKind] = {
     "m": "time",
     "U": "text",
 }
-#: Classes of columns in pandas that are no arrays of numpy's; one of objects is most likely text.
+#: Kinds of columns by the class of a pandas array that is not numpy's. A column of objects is most likely text.
 _ARRAYS: dict[str, ColumnKind] = {
     "ArrowStringArray": "text",
     "BooleanArray": "bool",
@@ -62,14 +61,15 @@ _ARRAYS: dict[str, ColumnKind] = {
     "StringArray": "text",
     "TimedeltaArray": "time",
 }
-#: The classes of what stands for no value, besides None and NaN; what numpy has for no time; the code of no category.
+#: Marks of a missing value, besides None and NaN: pandas' classes, numpy's time, and the code of a category.
 _NULLS = ("NAType", "NaTType")
 _NO_TIME = -(2**63)
 _NO_CATEGORY = -1
-#: Classes that are compared without code of the user's, by the ids of the classes, which may have a hash of the user's.
+#: Ids of classes whose values can be compared without code of the user's. Ids, because a user's class may define a
+#: hash.
 _PLAIN = frozenset(map(id, (type(None), str, int, float, bool)))
 _MISSING = object()
-#: Of classes that were made by a `class` statement, which may hear of what is done with arrays of theirs.
+#: The flag of a class that a `class` statement made. Such a class may hear of operations on its arrays.
 _HEAP_TYPE = 1 << 9
 _flags_of = type.__dict__["__flags__"].__get__
 _mro_of = type.__dict__["__mro__"].__get__
@@ -77,7 +77,7 @@ _table_of = type.__dict__["__dict__"].__get__
 
 
 def survey_of(runtime: Runtime) -> list[SurveyedVariable]:
-    """`survey` of a runtime's newest variables. Nothing, where code of the user's would hear of the look."""
+    """Surveys a runtime's newest variables. Returns nothing when code is traced, since the trace is the user's code."""
     if runtime.is_traced():
         return []
     with CollectorOff():
@@ -88,11 +88,11 @@ def survey_of(runtime: Runtime) -> list[SurveyedVariable]:
 
 
 def survey(variables: dict[str, Any], names: list[str]) -> list[SurveyedVariable]:
-    """The facts about these variables.
+    """Returns the facts about these variables.
 
-    `length` of a frame is the number of its rows, `memory` the bytes of its arrays. `sample` of a column is None or
-    `{rows, nulls, distinct, texts}`: rows that were looked at, how many of them have no value, how many values there
-    are among the others, and the most frequent of those that are texts.
+    For a frame, `length` is the number of rows, and `memory` is the bytes of its arrays. `sample` of a column is None
+    or `{rows, nulls, distinct, texts}`: the rows in the sample, those without a value, the number of different values
+    among the others, and the most frequent texts.
     """
     found: list[SurveyedVariable] = []
     frames = 0
@@ -119,7 +119,7 @@ def survey(variables: dict[str, Any], names: list[str]) -> list[SurveyedVariable
 
 
 def _frame(frame: object, left: list[int]) -> tuple[int | None, int | None, list[SurveyedColumn]]:
-    """The number of rows, the bytes of all arrays, and the first columns whose names are texts."""
+    """Returns the number of rows, the bytes of all arrays, and the first columns whose names are texts."""
     manager = _read(frame, "_mgr")
     axes, blocks = _read(manager, "axes"), _read(manager, "blocks")
     if type(axes) is not list or type(blocks) is not tuple or not axes:
@@ -149,7 +149,7 @@ def _frame(frame: object, left: list[int]) -> tuple[int | None, int | None, list
 
 
 def _array_of(values: object) -> object:
-    """The array that pandas keeps data in, as an array of numpy's where there is one."""
+    """Returns pandas' array as an array of numpy's, if there is one."""
     for name in ("_ndarray", "_data"):
         array = _read(values, name)
         if array is not _MISSING:
@@ -158,7 +158,7 @@ def _array_of(values: object) -> object:
 
 
 def _sample(values: object, at: int, left: list[int]) -> ColumnSample | None:
-    """The contents of some rows of a column, which is at that place in its block."""
+    """Returns a sample of a column. `at` is the column's position in its block."""
     array, mask = _array_of(values), _read(values, "_mask")
     items = _rows(array, at, left)
     looked = len(items)
@@ -168,7 +168,7 @@ def _sample(values: object, at: int, left: list[int]) -> ColumnSample | None:
             return None
         items = [item for item, is_null in zip(items, masked, strict=True) if not is_null]
     if not {*map(id, map(type, items))} <= _PLAIN:
-        # To compare what is not known may be code of the user's.
+        # Comparing values of an unknown class may run code of the user's.
         if any(id(type(item)) not in _PLAIN and type_name(item) not in _NULLS for item in items):
             return None
         items = [item for item in items if id(type(item)) in _PLAIN]
@@ -194,7 +194,7 @@ def _sample(values: object, at: int, left: list[int]) -> ColumnSample | None:
 
 
 def _rows(array: object, at: int, left: list[int]) -> list[Any]:
-    """Values of a column, from its first rows and some of the others; none when enough were looked at."""
+    """Returns values of the first rows of a column and of some others; nothing once enough values were read."""
     shape, cut = _read(array, "shape"), _method(array, "__getitem__")
     if type(shape) is not tuple or not shape or type(shape[-1]) is not int or cut is None or not _is_in_c(array):
         return []
@@ -215,7 +215,7 @@ def _rows(array: object, at: int, left: list[int]) -> list[Any]:
 
 
 def _kind(values: object) -> ColumnKind:
-    """The kind of a column's contents, by its array."""
+    """Returns the kind of a column, by its array."""
     dtype = _read(values, "dtype")
     kind = _read(dtype, "kind")
     if type(kind) is not str:
@@ -224,7 +224,7 @@ def _kind(values: object) -> ColumnKind:
 
 
 def _start(array: object) -> Iterable[Any]:
-    """The first items of an array of numpy's."""
+    """Returns the first items of an array of numpy's."""
     cut = _method(array, "__getitem__")
     start = cut(slice(0, _MOST_COLUMNS)) if cut is not None and _is_in_c(array) else None
     to_list = _method(start, "tolist")
@@ -237,7 +237,7 @@ def _is_in_c(value: object) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    """Returns true when it can be told: a lone surrogate is no text."""
+    """Returns true when the text can be sent: it has no lone surrogate."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -246,7 +246,7 @@ def _is_text(name: str) -> bool:
 
 
 def _find(value: object, name: str) -> Any:
-    """The attribute that the classes of a value have by this name."""
+    """Finds an attribute in the classes of a value."""
     for kind in _mro_of(type(value)):
         table = _table_of(kind)
         if name in table:
@@ -255,7 +255,7 @@ def _find(value: object, name: str) -> Any:
 
 
 def _read(value: object, name: str) -> Any:
-    """An attribute that is there without any code of Python's."""
+    """Reads an attribute without running any Python code."""
     found = _find(value, name)
     if type(found) in (GetSetDescriptorType, MemberDescriptorType):
         return found.__get__(value)
@@ -267,6 +267,6 @@ def _read(value: object, name: str) -> Any:
 
 
 def _method(value: object, name: str) -> Any:
-    """A method in C; None when there is none."""
+    """Returns a method that is written in C; None when there is none."""
     found = _find(value, name)
     return found.__get__(value) if type(found) in (MethodDescriptorType, WrapperDescriptorType) else None

@@ -1,15 +1,16 @@
-"""Holds back the system calls of a native guest's copy while it runs code that nobody has asked for yet.
+"""Holds back the system calls of a shadow: a copy of a native guest that runs code which has not been asked for yet.
 
-All but a few that concern nothing but its own memory wait until the copy takes the guest's place, and are then made. So
-whatever it does to the world, and whatever it learns of it, happens when its code has come. Linux has the means: with
-"syscall user dispatch" (Documentation/admin-guide/syscall-user-dispatch.rst) the kernel calls a handler for each system
-call of a thread; and the functions of the vDSO, which tell the time without one, are overwritten by ones that make it.
+A few system calls only concern the shadow's own memory and are let through. All others wait until the shadow is
+promoted, and are made then. So the code's effects on the world, and its looks at the world, happen after the code was
+asked for. Linux provides the means. With "syscall user dispatch" (Documentation/admin-guide/syscall-user-dispatch.rst),
+the kernel calls a handler for each system call of a thread. The vDSO's functions, which tell the time without a system
+call, are overwritten by ones that make the call.
 
-One clock can be looked at, `CLOCK_MONOTONIC`: CPython does so for every lock that it takes. So Python's functions for
-it make another system call first, wherever they are referred to from. What is left is C code of libraries that measures
-its own durations, which are right.
+One clock stays readable, because CPython reads it for every lock that it takes: `CLOCK_MONOTONIC`. So Python's
+functions for this clock make another system call first, wherever code refers to them. Only C code of libraries can
+still read the clock, to measure its own durations, and these are right.
 
-The handler is machine code, since no Python can run there; so this is for x86-64 only.
+The handler is machine code, because Python cannot run inside of it. So the gate works on x86-64 only.
 """
 
 # Decisions: docs/internals/running-ahead.md.
@@ -25,10 +26,10 @@ from platform import machine
 
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
-#: Called with a signal's number, `siginfo_t` and `ucontext_t`. Its data is in the next page: at 0 whether it is called,
-#: at 1 whether calls may go on, at 4 the last one that had to wait, at 8 the descriptor that may be sent on, at 16 the
-#: one that has a byte when calls may go on, at 32 a bit for each that need not wait. (`test_forks.py` assembles the
-#: right side.)
+#: The handler, called with a signal's number, `siginfo_t` and `ucontext_t`. Its data is in the next page. At 0: whether
+#: it is called. At 1: whether calls may go on. At 4: the last call that had to wait. At 8: the descriptor that may be
+#: sent on. At 16: the descriptor that has a byte when calls may go on. At 32: a bit for each call that need not wait.
+#: (`test_forks.py` assembles the right side.)
 _HANDLER = """
 53                          push rbx
 55                          push rbp
@@ -113,7 +114,8 @@ b8 0f 00 00 00              mov eax, 15                      # rt_sigreturn
 0f 05                       syscall
 """
 _HEX_CHARS = 24
-#: Before and after the address of a function of C: calls `getppid`, whose result nobody wants, then the function.
+#: Instructions before and after the address of a C function: they call `getppid`, ignore its result, then jump to the
+#: function.
 #: push rdi; push rsi; mov eax, 110; syscall; pop rsi; pop rdi; mov rax, the function
 _BEFORE = bytes.fromhex("57 56 b8 6e 00 00 00 0f 05 5e 5f 48 b8")
 _AFTER = bytes.fromhex("ff e0")  # jmp rax
@@ -125,10 +127,11 @@ _SIGSYS = 31
 _SA_SIGINFO, _SA_RESTORER = 0x4, 0x04000000
 _SYS_RT_SIGACTION = 13
 _PR_SET_SYSCALL_USER_DISPATCH, _ON, _OFF = 59, 1, 0
-#: Those of memory, and two that change nothing: mprotect, munmap, brk, sched_yield, mremap, madvise, clock_getres. Not
-#: those of the thread's signals: when the handler returns, they are as before.
+#: System calls that need not wait. Those of memory, and two without effects: mprotect, munmap, brk, sched_yield,
+#: mremap, madvise, clock_getres. Calls for the thread's signals do wait, since a handler's return would undo their
+#: effect.
 _FREE = (10, 11, 12, 24, 25, 28, 229)
-#: Functions that tell the time, or where they run, without a system call; and the call in its place.
+#: The vDSO's functions that tell the time or the processor, and the system call that replaces each.
 _VDSO = {
     b"__vdso_gettimeofday": 96,
     b"__vdso_time": 201,
@@ -146,7 +149,8 @@ _CLOCKS = (
     time.clock_gettime,
     time.clock_gettime_ns,
 )
-#: Offsets of the description in a C function's object, and of the function in that: `PyCFunctionObject`, `PyMethodDef`.
+#: Offsets of the description in a C function's object, and of the function in the description: `PyCFunctionObject`,
+#: `PyMethodDef`.
 _AT_DESCRIPTION, _AT_FUNCTION = 16, 8
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -158,17 +162,18 @@ _read, _write = ctypes.string_at, ctypes.memmove
 
 
 def is_possible() -> bool:
-    """Returns true when this machine can do it, as far as that can be told before it is tried."""
+    """Returns true when this machine may support the gate. Only an attempt shows whether it really does."""
     return machine() == "x86_64" and ctypes.sizeof(ctypes.c_void_p) == 8
 
 
 class SyscallGate:
-    """Around the thread that calls `enclose`."""
+    """Holds back the system calls of the thread that calls `enclose`."""
 
     def __init__(self, channel: int, release: int) -> None:
-        """`channel` may be sent on; `release`, which it closes in the end, has a byte when nothing has to wait now.
+        """Prepares the gate. `channel` may always be sent on.
 
-        To be made while there is one thread, since the vDSO is overwritten. Raises OSError where it cannot be done.
+        `release` has a byte once no call has to wait any more; `remove` closes it. Make the gate while there is one
+        thread only, because this overwrites the vDSO. Raises OSError where the machine cannot do it.
         """
         code = bytes.fromhex("".join(line[:_HEX_CHARS] for line in _HANDLER.splitlines()))
         self._code = _place()
@@ -178,8 +183,8 @@ class SyscallGate:
             free[number // 8] |= 1 << number % 8
         _write(self._code, code, len(code))
         _write(self._data, struct.pack("<qqqq", 0, channel, release, 0) + free, 96)
-        self._functions: dict[int, int] = {}  # those of the clocks, by where they were found
-        at = self._data + _PAGE  # calls from the first page are let through
+        self._functions: dict[int, int] = {}  # clocks' functions, by the address that refers to each
+        at = self._data + _PAGE  # system calls made from the first page are let through
         for clock in _CLOCKS:
             place = ctypes.c_uint64.from_address(id(clock) + _AT_DESCRIPTION).value + _AT_FUNCTION
             function = self._functions[place] = ctypes.c_uint64.from_address(place).value
@@ -198,7 +203,7 @@ class SyscallGate:
         _overwrite_vdso()
 
     def enclose(self) -> None:
-        """From now on this thread gets no further than its own memory."""
+        """Puts the gate up: from now on, this thread reaches no further than its own memory."""
         if not self._is_up:
             self._is_up = True
             handler, flags = self._code, _SA_SIGINFO | _SA_RESTORER
@@ -210,16 +215,16 @@ class SyscallGate:
             self._selector.value = 0
 
     def pause(self) -> None:
-        """The thread that it is around does something of ours."""
+        """Lets the thread do work of the runtime's."""
         self._selector.value = 0
 
     def release(self) -> None:
-        """It may go on as it likes, for good. From any thread; while it waits, it may hold the interpreter's lock."""
+        """Opens the gate for good. Any thread may call this; the waiting thread may hold the interpreter's lock."""
         self._released.value = 1
         self._selector.value = 0
 
     def remove(self) -> None:
-        """The thread that it is around does without it."""
+        """Removes the gate. The thread that it encloses calls this."""
         with suppress(OSError):
             close(self._release)
         self._selector.value = 0
@@ -230,7 +235,7 @@ class SyscallGate:
         _check(_libc.prctl(_PR_SET_SYSCALL_USER_DISPATCH, _OFF, 0, 0, 0))
         found = ctypes.create_string_buffer(32)
         _check(_libc.syscall(_SYS_RT_SIGACTION, _SIGSYS, None, found, 8))
-        if struct.unpack_from("<Q", found)[0] == self._code:  # or code has its own by now
+        if struct.unpack_from("<Q", found)[0] == self._code:  # otherwise code has set a handler of its own
             _check(_libc.syscall(_SYS_RT_SIGACTION, _SIGSYS, self._replaced, None, 8))
 
 
@@ -238,7 +243,7 @@ _places: list[int] = []
 
 
 def _place() -> int:
-    """Memory for three pages, to be written to. It is there for good: a copy of a copy uses it again."""
+    """Returns three writable pages of memory. They stay for good: a copy of a copy uses them again."""
     if _places:
         _check(_libc.mprotect(_places[0], 3 * _PAGE, _PROT_READ | _PROT_WRITE))
         return _places[0]
@@ -254,7 +259,7 @@ def _overwrite_vdso() -> None:
         ranges = [line.split()[0].split("-") for line in file if line.endswith(" [vdso]\n")]
     for first, end in ((int(first, 16), int(end, 16)) for first, end in ranges):
         functions = _functions_of(first)
-        # The whole of it: the kernel does not split it.
+        # The whole mapping, because the kernel does not split it.
         _check(_libc.mprotect(first, end - first, _PROT_READ | _PROT_WRITE))
         for address, call in functions.items():
             code = b"\xb8" + struct.pack("<I", call) + b"\x0f\x05\xc3"  # mov eax, call; syscall; ret
@@ -263,7 +268,7 @@ def _overwrite_vdso() -> None:
 
 
 def _functions_of(base: int) -> dict[int, int]:
-    """Addresses in the vDSO, an ELF image at `base`, and the calls that they stand for."""
+    """Reads the symbols of the vDSO, an ELF image at `base`: addresses of functions, and the call for each."""
     offset, size, count = struct.unpack_from("<Q14xHH", _read(base, 64), 32)
     headers = [struct.unpack("<IIQQQQQQ", _read(base + offset + size * index, 56)) for index in range(count)]
     loaded = next(header[3] for header in headers if header[0] == 1)

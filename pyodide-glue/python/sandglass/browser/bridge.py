@@ -1,4 +1,4 @@
-"""The bridge in a browser: `bridge.js` as a `Bridge`. Imported inside Pyodide only."""
+"""The bridge in a browser: adapts `bridge.js` to the protocol `Bridge`. Import it inside Pyodide only."""
 
 # Decisions: docs/internals/guest-in-a-browser.md.
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sandglass.runtime.runtime import Runtime
     from sandglass.runtime.wire import Encoding, Stream
 
-#: The signal that `bridge.js` asks for a breath by.
+#: The signal by which `bridge.js` asks for a breath.
 CLOCK = 64
 _CANNOT_WAIT = object()
 _TRACEBACKS = format_exception.__code__.co_filename
@@ -31,7 +31,7 @@ _set_handler = _signal.signal  # the module `signal` adds 20 µs of enums
 
 
 class BrowserBridge:
-    """Adapts `bridge.js`: its promises become blocking calls, and its interruptions KeyboardInterrupt."""
+    """Adapts `bridge.js`: turns its promises into blocking calls, and its interrupts into KeyboardInterrupt."""
 
     _js: Any
     _pyodide_loop: Any
@@ -50,7 +50,7 @@ class BrowserBridge:
 
     def host_call(self, name: str, calls: list[tuple[Encoding, str | bytes]]) -> list[Answer]:
         js = self._js
-        # One crossing for all of them.
+        # One crossing into JavaScript for all calls.
         flat = to_js([part for call in calls for part in call])
         try:
             answers = iter(self._wait(js.ask, name, flat).to_py())
@@ -63,12 +63,12 @@ class BrowserBridge:
         self._wait(self._js.sleep, None if seconds is None else seconds * 1000)
 
     def _wait(self, start: Any, *args: Any) -> Any:
-        """Waits one way or the other. Nothing comes back when Python is to stop."""
+        """Waits by blocking or by suspending. Raises KeyboardInterrupt when Python has to stop."""
         result = _CANNOT_WAIT
         if self._can_block:
             result = start(*args)
         elif can_run_sync():
-            with suppress(RuntimeError):  # a JavaScript frame may be in the way
+            with suppress(RuntimeError):  # a JavaScript frame may be on the stack
                 result = self._suspend(start, *args)
         if result is _CANNOT_WAIT:
             raise RuntimeError(
@@ -80,7 +80,7 @@ class BrowserBridge:
         return result
 
     def _suspend(self, start: Any, *args: Any) -> Any:
-        """`run_sync`. It resumes only if the promise was made while Pyodide's own event loop counted as running."""
+        """Calls `run_sync`, which resumes only if Pyodide's own event loop counted as running when it began."""
         loop = _get_running_loop()
         paused = self.runtime.pause()
         _set_running_loop(self._pyodide_loop)
@@ -91,7 +91,7 @@ class BrowserBridge:
             self.runtime.resume(paused)
 
     def watch(self) -> None:
-        """Listens for the signal by which `bridge.js` asks for a breath."""
+        """Handles the signal by which `bridge.js` asks for a breath."""
         _set_handler(CLOCK, self._breathe)
 
     def _breathe(self, _signal: int, frame: FrameType | None) -> None:
@@ -99,7 +99,7 @@ class BrowserBridge:
         if not in_user_code(frame):
             js.lookAgain()
             return
-        self.runtime.flush()  # so that it shows while Python computes, and is not lost should it have to be killed
+        self.runtime.flush()  # output shows while Python computes, and survives the end of the guest
         if js.overdue():
             raise KeyboardInterrupt
         if not self._can_block and can_run_sync() and self.runtime.is_current and not _is_formatting(frame):
@@ -107,14 +107,14 @@ class BrowserBridge:
                 if self._suspend(js.breathe) is None:
                     raise KeyboardInterrupt
             except RuntimeError:
-                pass  # a JavaScript frame is in the way; the deadline still holds
+                pass  # a JavaScript frame is on the stack; the deadline still holds
 
 
 def _is_formatting(frame: FrameType | None) -> bool:
-    """Returns true while a traceback is formatted. Pyodide formats that of an exception that leaves for JavaScript.
+    """Returns true while a traceback is being formatted, as Pyodide does for an exception that leaves for JavaScript.
 
-    Then a JavaScript function is on the stack, and `can_run_sync` does not know it: to suspend would take Python's
-    frames off.
+    A JavaScript function is on the stack then, and `can_run_sync` does not notice it: suspending would remove Python's
+    frames.
     """
     while frame is not None and frame.f_code.co_filename != _TRACEBACKS:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""The guest in a browser: what `worker.js` calls.
+"""The guest in a browser: the functions that `worker.js` calls.
 
 Imported inside Pyodide only.
 """
@@ -46,7 +46,7 @@ _load_tzdata = time_zones.load_tzdata
 
 
 class Guest:
-    """Functions that `worker.js` calls. Results are JavaScript values, refusals too: what is raised here is fatal."""
+    """Functions that `worker.js` calls. They return JavaScript values, also to refuse. Exceptions are fatal."""
 
     _js: Any
 
@@ -55,7 +55,7 @@ class Guest:
         self.runtime = Runtime(self._bridge)
         self._state = State(self.runtime)
         self._pieces: list[Any] = []
-        self._is_too_much = False  # for the memory that there is: the rest of it is not taken either
+        self._is_too_much = False  # true when a value needs more memory than there is; the rest of it is dropped
         self._decoder: IncrementalDecoder | None = None
         self._bridge.runtime = self.runtime
         self.runtime.take_written = self._take_written
@@ -78,13 +78,14 @@ class Guest:
         return _answer(lambda: self.runtime.configure(from_json(config)))
 
     def execute(self, execution: int, source: str, ahead: bool) -> Any:
-        """The report alone, or `[report, encoding, final]`. None when there is not enough memory to go on.
+        """Runs a cell. Returns the report alone, or `[report, encoding, final]`; None when memory is too short to go
+        on.
 
-        The report is empty when the cell waits for more of its text: `extend` brings it, and this is called again.
+        The report is empty when the cell waits for more of its text. `extend` brings the text; then call this again.
         """
         if not self.runtime.is_unfinished:
             self._bridge.watch()
-            self._reserve.is_spent = False  # a value that was set may have said so; this cell tells by itself
+            self._reserve.is_spent = False  # a value that was set may have used it; only this cell's use counts
         try:
             ended = self.runtime.execute(execution, source, ahead)
             if self._reserve.is_spent:
@@ -104,7 +105,7 @@ class Guest:
         return _answer(lambda: self.runtime.get_variable(name))
 
     def take_text(self, piece: Any) -> None:
-        """A piece of the text that `set_variable` will bring the end of, decoded while the rest is on its way."""
+        """Takes a piece of a text and decodes it while the rest is on its way. `set_variable` brings the last piece."""
         if self._is_too_much:
             return
         try:
@@ -114,7 +115,7 @@ class Guest:
             self._is_too_much = True
 
     def take_file(self, piece: Any, last: bool) -> bool:
-        """The same for a file that may be no text: then it is False, and what was taken is forgotten."""
+        """Takes a piece of a file. Returns false when it is no text; then all its pieces are forgotten."""
         if self._is_too_much:
             return True
         decoder = self._decoder = self._decoder or _Decoder()
@@ -154,46 +155,46 @@ class Guest:
         return _answer(self.runtime.list_variables)
 
     def survey(self) -> str:
-        """The things that the next code may be about, as JSON; see `survey_of`."""
+        """Returns the facts for guesses about the next code, as JSON; see `survey_of`."""
         return to_json(survey_of(self.runtime))
 
     def file(self, kind: str, path: str, body: Any, as_text: bool) -> Any:
-        """`[encoding, piece, …]`, or `["refused", why]`; see `Runtime.file` and `State.cell_file`."""
+        """Returns `[encoding, piece, …]`, or `["refused", why]`; see `Runtime.file` and `State.cell_file`."""
         starts = range(0, body.length, _FILE_PIECE_BYTES)
         pieces = (body.subarray(start, start + _FILE_PIECE_BYTES).to_bytes() for start in starts)
         try:
             if kind == "cellFile":
                 return to_js(["bytes", to_js(self._state.cell_file(path, b"".join(pieces)))])
             encoding, contents = self.runtime.file(kind, path, pieces, as_text)
-            return to_js([encoding, *[to_js(piece) for piece in contents]])  # one after the other: they may be large
+            return to_js([encoding, *[to_js(piece) for piece in contents]])  # one by one: pieces may be large
         except BaseException as error:
             return to_js(["refused", _describe(error)])
 
     def find_foreign(self, gone: str) -> str:
-        """Variables that a copy of the memory does not hold: a list of `{name, reason}` as JSON.
+        """Finds the variables that a copy of the memory does not hold. Returns a list of `{name, reason}` as JSON.
 
         `gone` is a list as JSON, too: the descriptors that cannot be opened again.
         """
-        proxy = type(self._js).__mro__[-2]  # pyodide.ffi has a stand-in for it only
+        proxy = type(self._js).__mro__[-2]  # `pyodide.ffi` only has a stand-in for this class
         return _named(self._state.find_foreign(proxy, {*from_json(gone)}))
 
     def save_state(self) -> Any:
-        """`[state, lost]`: the variables by value, and those that it does not hold, as `find_foreign` does."""
+        """Returns `[state, lost]`: the variables by value, and those that could not be saved, as in `find_foreign`."""
         state, lost = self._state.save()
         return to_js([state, _named(lost)])
 
     def load_state(self, state: Any) -> str:
-        """Puts variables back that `save_state` saved; those that it could not, as `find_foreign` does."""
+        """Loads variables that `save_state` saved. Returns those that could not be loaded, as in `find_foreign`."""
         return _named(self._state.load(state.to_bytes()))
 
     def forget_folders(self) -> None:
-        """Has imports look again what there is: files were put there."""
-        with suppress(BaseException):  # a finder of the user's may be asked
+        """Makes imports look at the folders again, because files were put there."""
+        with suppress(BaseException):  # this may call a finder of the user's
             invalidate_caches()
 
 
 def _load_time_zone(key: str) -> Any:
-    """Reads a zone for `zoneinfo`. Pyodide's reader names a function of its own, below a long chain of exceptions."""
+    """Reads a zone for `zoneinfo`. The error of Pyodide's reader would name an internal function."""
     try:
         return _load_tzdata(key)
     except ZoneInfoNotFoundError:
@@ -209,7 +210,7 @@ def _named(reasons: list[tuple[str, str]]) -> str:
 
 
 def _answer(ask: Callable[[], tuple[str, bytes] | None]) -> Any:
-    """`[encoding, body]`, or `["refused", why]`."""
+    """Returns `[encoding, body]`, or `["refused", why]`."""
     try:
         return to_js(ask() or ("none", b""))
     except BaseException as error:
@@ -222,9 +223,10 @@ def _describe(error: BaseException) -> str:
     return message_of(error)
 
 
-#: Part of the snapshot that guests start from.
+#: The guest's parts, which are in the snapshot that guests start from.
 GUEST = Guest()
-#: Functions that JavaScript calls, by name. Part of the snapshot, so that it is at the same address in every guest.
+#: The functions that JavaScript calls, by name. They are in the snapshot, so that each has the same address in every
+#: guest.
 CALLS = {
     call.__name__: call
     for call in (
@@ -250,6 +252,6 @@ CALLS = {
 
 
 def connect(js_bridge: Any) -> None:
-    """Makes this interpreter a guest. Called once by `runtime.js`; `worker.js` configures it."""
-    random.seed()  # guests of one snapshot begin with the same state
+    """Makes this interpreter a guest. `runtime.js` calls it once; `worker.js` configures the guest."""
+    random.seed()  # all guests of a snapshot begin with the same random state
     GUEST.connect(js_bridge)

@@ -1,4 +1,4 @@
-"""Modules that code written by a model imports most, so that the snapshot that guests start from has it already."""
+"""Imports the modules that models' code imports most, so that the snapshot which guests start from holds them."""
 
 # ruff: noqa: F401
 import ast

@@ -1,4 +1,4 @@
-"""Answers `llm_query` and `rlm_query` of a `JupyterREPL`: functions of the notebook, in the same process."""
+"""Answers `llm_query` and `rlm_query` of a `JupyterREPL` by functions of the notebook, in the same process."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from sandglass.runtime.values import as_text, type_name
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-#: A function gets this many arguments even when the last of them are None.
+#: The fewest arguments of each function, even if the last of them are None.
 _FEWEST = {"llm_query": 1, "rlm_query": 2}
 
-#: The number of the call that is being answered. Those of a batch have the order of its prompts.
+#: The number of the call that is being answered. Calls of a batch are numbered in the order of its prompts.
 calling: ContextVar[int] = ContextVar("calling", default=0)
 
-#: The time that `close` waits for the thread of asynchronous callbacks.
+#: The longest time for which `close` waits for the thread of asynchronous callbacks, in seconds.
 _END_SECONDS = 2.0
-#: A signal that comes just before a thread begins to wait is heard when it looks again.
+#: The pause between two looks. An interrupt just before a thread begins to wait is heard at the next look.
 _LISTEN_SECONDS = 0.25
 
 Reply = tuple[bool, Any]
 
 
 class Callbacks:
-    """Calls the function of a name once for each list of arguments, several at once."""
+    """Calls the function of a name once for each list of arguments, several at the same time."""
 
     def __init__(self, functions: dict[str, Callable[..., Any]], most_at_once: int) -> None:
         self.functions = functions
         self._most_at_once = most_at_once
         self._numbers = count(1)
-        #: The execution under way.
+        #: The current execution.
         self.turn: Turn | None = None
         self._lock = Lock()
         self._loop: _Loop | None = None
 
     def call(self, name: str, calls: list[list[Any]]) -> list[Reply]:
-        """`(True, text)` or `(False, error)` for each."""
+        """Returns `(True, text)` or `(False, error)` for each call."""
         function, turn = self.functions.get(name), self.turn
         if function is None:
             return [(False, HostCallError(f"nobody answers {name}(): give JupyterREPL on_{name}=…"))] * len(calls)
         if turn is None:
             raise RuntimeError(f"this code is part of no execution that is under way: it cannot call {name}()")
         turn.need()
-        token = serving.set(turn)  # what it prints is the notebook's
+        token = serving.set(turn)  # a callback prints into the notebook
         try:
             with nullcontext() if turn.limit is None else turn.limit.paused(), in_notebook(turn):
                 return self._call(name, function, calls)
@@ -63,7 +63,7 @@ class Callbacks:
             serving.reset(token)
 
     def close(self) -> None:
-        """Ends the loop of asynchronous callbacks; another begins when one is called again."""
+        """Ends the loop of asynchronous callbacks. The next asynchronous call begins another."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None:
@@ -72,7 +72,7 @@ class Callbacks:
     def _call(self, name: str, function: Callable[..., Any], calls: list[list[Any]]) -> list[Reply]:
         work = [partial(self._answer, name, function, next(self._numbers), arguments) for arguments in calls]
         if len(calls) == 1 or not HAS_THREADS:
-            return [item() for item in work]  # here, where an interrupt reaches it
+            return [item() for item in work]  # on this thread, where an interrupt reaches it
         return _in_threads(min(len(calls), self._most_at_once), work)
 
     def _answer(self, name: str, function: Callable[..., Any], number: int, arguments: list[Any]) -> Reply:
@@ -93,7 +93,7 @@ class Callbacks:
         return True, str.__str__(value)
 
     def _wait_for(self, awaitable: Awaitable[Any]) -> Any:
-        """The result of an asynchronous callback. The kernel's loop cannot run it: it waits for the cell."""
+        """Returns the result of an asynchronous callback. The kernel's loop waits for the cell and cannot run it."""
         if not HAS_THREADS:
             from pyodide.ffi import run_sync  # type: ignore[import-not-found]
 
@@ -125,7 +125,7 @@ class Callbacks:
 
 
 class _Loop:
-    """A loop in a thread of its own, one for all calls: clients and locks of asyncio belong to one loop."""
+    """An event loop in a thread of its own, one for all calls: clients and locks of asyncio belong to one loop."""
 
     def __init__(self) -> None:
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
@@ -134,7 +134,7 @@ class _Loop:
         self.loop, self._end = started.result()
 
     def stop(self) -> None:
-        with suppress(RuntimeError):  # it is closed
+        with suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self._end.set)
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ def _serve(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> 
         started.set_result((asyncio.get_running_loop(), end))
         await end.wait()
 
-    with asyncio.Runner() as runner:  # which cancels what is left
+    with asyncio.Runner() as runner:  # cancels the tasks that are left
         runner.run(main())
 
 
@@ -160,7 +160,7 @@ def _result(future: Future[Any]) -> Any:
 
 
 def _in_threads(most: int, work: Iterable[Callable[[], Any]]) -> list[Any]:
-    """Results in order. An interrupt ends the wait; what has not begun never does."""
+    """Returns results in order. An interrupt ends the wait, and work that has not begun is dropped."""
     pool = ThreadPoolExecutor(most, thread_name_prefix="sandglass")
     try:
         futures = [pool.submit(copy_context().run, item) for item in work]

@@ -1,4 +1,4 @@
-"""The rules of what code of a `JupyterREPL` may say: its builtins, and IPython's magics."""
+"""The rules for code of a `JupyterREPL`: its builtins, and IPython's magics."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType
 
-#: Builtins that would run code past the REPL, or wait for somebody to type.
+#: Builtins that would run code outside of the REPL, or wait for somebody to type.
 _BLOCKED = ("eval", "exec", "compile", "globals", "locals", "breakpoint", "exit", "quit")
 
 
 def safe_builtins(allow_imports: bool) -> dict[str, Any]:
-    """Python's builtins, and IPython's, but for what is out of place in a cell."""
+    """Returns the builtins of Python and IPython, without those that are out of place in a cell."""
     found = dict(vars(builtins))
     for name in _BLOCKED:
         found[name] = _blocked(name)
@@ -43,7 +43,7 @@ def _blocked(name: str) -> Callable[..., Any]:
 
 
 def compile_code(code: str, filename: str, shell: Any) -> tuple[list[CodeType], bool]:
-    """The cell's code, and whether it has magics: what is no Python may be IPython."""
+    """Returns the cell's code, and whether it has magics. Text that is no Python may be IPython's syntax."""
     try:
         return compile_cell(code, filename), False
     except SyntaxError:
@@ -54,5 +54,5 @@ def compile_code(code: str, filename: str, shell: Any) -> tuple[list[CodeType], 
             if plain.strip() != code.strip():
                 return compile_cell(plain, filename), True
         except SyntaxError:
-            pass  # the first is about the code as it was written
+            pass  # raise the first error, which is about the code as it was written
         raise

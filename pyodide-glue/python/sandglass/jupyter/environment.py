@@ -1,6 +1,6 @@
-"""The package `rlms` (`import rlm`): how an environment of its reaches the models, and how its `RLM` comes to use ours.
+"""Connects with the package `rlms` (`import rlm`): asks its models, and lets its `RLM` use a `JupyterREPL`.
 
-It is the user's own installation, imported when it is needed only. Read for version 0.1.3.
+The package is the user's own installation, and is imported only when needed. Written for version 0.1.3.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def ask_handler(repl: JupyterREPL) -> Callable[..., str]:
-    """`on_llm_query` by way of the handler that an `RLM` has started."""
+    """Makes `on_llm_query` from the handler that an `RLM` has started."""
 
     def ask(prompt: str, model: str | None = None) -> str:
         from rlm.core.comms_utils import LMRequest, send_lm_request  # type: ignore[import-not-found]
@@ -32,7 +32,7 @@ def ask_handler(repl: JupyterREPL) -> Callable[..., str]:
 
 
 def ask_child(repl: JupyterREPL, subcall: Callable[..., Any]) -> Callable[..., str]:
-    """`on_rlm_query` by way of the function with which an `RLM` starts another."""
+    """Makes `on_rlm_query` from the function with which an `RLM` starts another."""
 
     def ask(prompt: str, _context: object = None, model: str | None = None) -> str:
         return _recorded(repl, subcall(prompt, model))
@@ -41,7 +41,7 @@ def ask_child(repl: JupyterREPL, subcall: Callable[..., Any]) -> Callable[..., s
 
 
 def _recorded(repl: JupyterREPL, completion: Any) -> str:
-    """The text of an answer. What is no answer is no record either: it is the caller's error."""
+    """Returns the text of an answer. Anything else is an error of the caller's, and leaves no record."""
     answer = getattr(completion, "response", None)
     if not isinstance(answer, str):
         raise HostCallError(f"a completion with a str as its response was expected, not {short(completion, 100)}")
@@ -52,9 +52,9 @@ def _recorded(repl: JupyterREPL, completion: Any) -> str:
 def register() -> None:
     """Lets `RLM(environment="jupyter", environment_kwargs={…})` use `JupyterREPL`.
 
-    rlms knows its environments by name and has no place to add one, so that this replaces its function
-    `get_environment`. It gives sub-RLMs (`max_depth` above 1) and several turns (`persistent=True`) to those of its own
-    names only; for these, say `environment="ipython", environment_kwargs={"kernel_mode": "jupyter", …}`.
+    rlms knows its environments by name and has no way to add one, so this replaces its function `get_environment`. rlms
+    gives sub-RLMs (`max_depth` above 1) and several turns (`persistent=True`) only to its own environments. To have
+    these, use `environment="ipython", environment_kwargs={"kernel_mode": "jupyter", …}`.
     """
     import rlm.core.rlm as core  # type: ignore[import-not-found]
     import rlm.environments as environments  # type: ignore[import-not-found]

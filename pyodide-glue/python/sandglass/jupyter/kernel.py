@@ -1,4 +1,4 @@
-"""Takes parts of the kernel while code of a `JupyterREPL` runs, and gives them back: streams, folder, loop, shell."""
+"""Changes the kernel while code of a `JupyterREPL` runs, and changes it back: streams, folder, loop, shell."""
 
 # Decisions: docs/internals/jupyter.md.
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
     from sandglass.runtime.wire import Stream
 
-#: True when threads can be started: not in JupyterLite.
+#: True when threads can be started. They cannot in JupyterLite.
 HAS_THREADS = sys.platform != "emscripten"
-#: The time that the end of a cell waits for its background tasks to be cancelled.
+#: The longest time for which the end of a cell waits for its cancelled background tasks, in seconds.
 _CANCEL_SECONDS = 1.0
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
-#: The time that an execution waits for the one before it.
+#: The longest time for which an execution waits for the one before it, in seconds.
 TURN_SECONDS = 600.0
 _POLL_SECONDS = 0.05
-#: Seconds between interrupts of code whose time is over.
+#: Seconds between two interrupts of code whose time is over.
 _AGAIN_SECONDS = 1.0
 
 
 def find_shell() -> Any:
-    """IPython's shell, or None where there is none."""
+    """Returns IPython's shell; None when there is none."""
     try:
         from IPython.core.getipython import get_ipython  # type: ignore[import-not-found]
     except ImportError:
@@ -48,37 +48,38 @@ def find_shell() -> Any:
 
 
 class Turn:
-    """One execution. Streams and the working folder are the process's, so that one thread has them at a time."""
+    """One execution. Streams and the working folder belong to the process, so one thread uses them at a time."""
 
     def __init__(self, parent: Turn | None) -> None:
         self.parent = parent
-        #: The lock that executions within callbacks of this one take turns with.
+        #: The lock by which executions inside callbacks of this one take turns.
         self.lock = RLock()
         self.thread = get_ident()
-        #: The parts of the notebook that callbacks see in place of the code's: its folder, its module and variables.
+        #: The notebook's folder, module and variables, which callbacks see in place of the code's.
         self.folder: str | None = None
         self.notebook: tuple[Any, Any, Any] | None = None
-        #: Ended, or given up: an interrupt ends the execution whose callback this one is part of, but no threads.
+        #: True when it has ended or was given up. An interrupt of an outer execution gives this one up; its threads go
+        #: on.
         self.over = False
-        #: Ends its code when that has run for too long.
+        #: Ends the code when it has run for too long.
         self.limit: TimeLimit | None = None
         self._child: Turn | None = None
         self._undo: list[Callable[[], object]] = []
 
     def begin(self) -> None:
-        """Lets `parent` know of it. RuntimeError when that has ended."""
+        """Registers this execution with its parent. Raises RuntimeError when the parent has ended."""
         with _changes_lock:
             if self.parent is not None:
                 self.parent.need()
                 self.parent._child = self
 
     def need(self) -> None:
-        """RuntimeError when it has ended."""
+        """Raises RuntimeError when this execution has ended."""
         if self.over:
             raise RuntimeError("the execution that this belongs to has ended: it was interrupted, or nobody waited")
 
     def end(self) -> None:
-        """Undoes what it has changed of the kernel, and so what executions within it have, which may go on."""
+        """Undoes the changes to the kernel, also those of executions inside of this one, which may still run."""
         with _changes_lock:
             self.over = True
             if self._child is not None:
@@ -88,7 +89,7 @@ class Turn:
 
     @contextmanager
     def changing(self, change: Callable[[], object], undo: Callable[[], object]) -> Iterator[None]:
-        """Changes the kernel for a while, unless that is nobody's while any more."""
+        """Makes a change to the kernel, and undoes it at the end. Does nothing once the execution has ended."""
         with _changes_lock:
             self.need()
             self._undo.append(undo)
@@ -102,17 +103,17 @@ class Turn:
 
     @property
     def is_orphan(self) -> bool:
-        """Returns true when what it is part of has ended before it."""
+        """Returns true when an outer execution has ended before this one."""
         return self.parent is not None and (self.parent.over or self.parent.is_orphan)
 
     @property
     def root(self) -> Turn:
-        """The execution that no callback runs."""
+        """The outermost execution, which no callback runs."""
         return self if self.parent is None else self.parent.root
 
     @property
     def is_waiting(self) -> bool:
-        """Returns true when what runs here and now is a callback, and not this execution's code."""
+        """Returns true when the current code belongs to a callback of this execution."""
         turn = serving.get()
         while turn is not None and turn is not self:
             turn = turn.parent
@@ -126,10 +127,10 @@ _changes_lock = RLock()
 
 
 def take_turn(parent: Turn | None, interrupts: Interrupts) -> Any:
-    """Takes what is held while code runs that the callback of `parent` runs; of None: that no callback runs."""
+    """Takes and returns the lock for code that a callback of `parent` runs; with None, for the outermost code."""
     lock = parent.lock if parent else _first_lock
     end = time.monotonic() + TURN_SECONDS
-    while not lock.acquire(timeout=_POLL_SECONDS):  # an interrupt is held back, since it might lose the lock
+    while not lock.acquire(timeout=_POLL_SECONDS):  # interrupts are held back, since one could lose the lock
         interrupts.check()
         if time.monotonic() > end:
             raise RuntimeError(
@@ -140,7 +141,7 @@ def take_turn(parent: Turn | None, interrupts: Interrupts) -> Any:
 
 
 class Interrupts:
-    """Holds interrupts back while the kernel changes hands, or one at the wrong moment would leave it half changed."""
+    """Holds interrupts back while the kernel changes hands: one at the wrong moment would leave it half changed."""
 
     def __init__(self) -> None:
         self._allowed = self._held = self._is_struck = False
@@ -150,33 +151,34 @@ class Interrupts:
         self._raise: Callable[[int, Any], object] = signal.default_int_handler
 
     def begin(self) -> None:
-        """From now on they are held back."""
+        """Begins to hold interrupts back."""
         self._held = False
         previous = signal.getsignal(signal.SIGINT)
-        if current_thread() is main_thread() and callable(previous):  # others are not interrupted
+        if current_thread() is main_thread() and callable(previous):  # other threads get no interrupts
             self._previous = previous
-            # In a cell that awaits, ipykernel's own has its loop cancel the cell, and that loop waits for this.
+            # In a cell that awaits, ipykernel's own handler makes its loop cancel the cell, and the loop waits for this
+            # code.
             if not str(getattr(previous, "__module__", None)).startswith("ipykernel."):
                 self._raise = previous
             signal.signal(signal.SIGINT, self._hear)
 
     def allow(self) -> None:
-        """Until `hold`, they are what they are for the notebook. Raises one that was held back."""
+        """Lets interrupts through to the notebook's handler until `hold`. Raises one that was held back."""
         self._allowed = True
         self.check()
 
     def check(self) -> None:
-        """Raises one that was held back."""
+        """Raises an interrupt that was held back."""
         if self._held:
             self._held = False
             raise KeyboardInterrupt
 
     def hold(self) -> None:
-        """They are held back again."""
+        """Holds interrupts back again."""
         self._allowed = False
 
     def end(self) -> bool:
-        """All is in order. Whether there was one since `hold`."""
+        """Puts the notebook's handler back. Returns true when an interrupt came since `hold`."""
         previous, self._previous = self._previous, None
         if previous is not None and signal.getsignal(signal.SIGINT) == self._hear:  # code may have set its own
             signal.signal(signal.SIGINT, previous)
@@ -184,13 +186,13 @@ class Interrupts:
 
     @property
     def is_hearing(self) -> bool:
-        """True while this object hears of signals."""
+        """True while this object handles the signal."""
         return signal.getsignal(signal.SIGINT) == self._hear
 
     def strike(self) -> None:
         """Interrupts the code because its time is over."""
         self._is_struck = True
-        if hasattr(signal, "pthread_kill"):  # which ends a system call, too
+        if hasattr(signal, "pthread_kill"):  # this also ends a system call
             signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
         else:
             interrupt_main()
@@ -208,7 +210,7 @@ class Interrupts:
 
 
 class TimeLimit:
-    """Interrupts code that runs for too long. Its clock stands still while callbacks run."""
+    """Interrupts code that runs for too long. The clock stops while callbacks run."""
 
     def __init__(self, seconds: float, strike: Callable[[], None]) -> None:
         self._left, self._strike = seconds, strike
@@ -216,7 +218,7 @@ class TimeLimit:
         self._timer: Timer | None = None
         self._since = 0.0
         self._is_over = False
-        #: Callbacks that run, of all threads of the code; with one that stands for code that does not run.
+        #: The number of running callbacks of all threads of the code, and one more while no code runs.
         self._pauses = 1
 
     def __enter__(self) -> TimeLimit:
@@ -224,7 +226,7 @@ class TimeLimit:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._is_over = True  # first: a strike that comes now may end the rest of this
+        self._is_over = True  # first, because a strike that comes now may end the rest of this method
         self._pause()
 
     @contextmanager
@@ -260,13 +262,13 @@ class TimeLimit:
         with self._lock:
             if self._timer is current_thread() and not self._is_over:
                 self._strike()
-                self._begin(_AGAIN_SECONDS)  # for code that has caught it
+                self._begin(_AGAIN_SECONDS)  # for code that has caught the interrupt
 
 
 class Emitter(SharedEmitter):
-    """Keeps what code prints. What others print through its streams goes where it would go without them.
+    """Keeps the output of the code. Output of others through the code's streams goes on to the notebook's.
 
-    Others are callbacks, and all who have kept a stream longer than the execution: handlers of `logging`, threads.
+    Others are callbacks, and whoever has kept a stream longer than the execution: handlers of `logging`, threads.
     """
 
     def __init__(self) -> None:
@@ -289,7 +291,7 @@ class Emitter(SharedEmitter):
 
             def begin() -> None:
                 capture.__enter__()
-                sys.stdout, sys.stderr = self.streams  # bounded, which those of IPython are not
+                sys.stdout, sys.stderr = self.streams  # bounded, unlike IPython's
 
             with turn.changing(begin, lambda: capture.__exit__(None, None, None)):
                 yield
@@ -303,7 +305,7 @@ class Emitter(SharedEmitter):
         return self._kept[name].text()
 
     def output(self, stream: str, skipped: int, text: str) -> None:
-        """Takes what is ready to be kept."""
+        """Takes the text that is ready to be kept."""
         self._kept[stream].add(skipped, text)
 
     def write(self, channel: Channel, text: str) -> None:
@@ -314,7 +316,7 @@ class Emitter(SharedEmitter):
             super().write(channel, text)
 
     def writer(self, channel: Channel, otherwise: Callable[[str], int]) -> Callable[[str], int]:
-        return otherwise  # the short way does not ask whose text it is
+        return otherwise  # the short way would not ask whose text it is
 
     def hurry(self) -> None:
         if self._is_for_others():
@@ -326,7 +328,7 @@ class Emitter(SharedEmitter):
 
 
 def _capture() -> AbstractContextManager[Any]:
-    """IPython's own capture of streams, or Python's. What `display` shows is the notebook's and goes there."""
+    """Stands for IPython's or Python's own capture of streams. Displays belong to the notebook and go there."""
     try:
         from IPython.utils.capture import capture_output  # type: ignore[import-not-found]
     except ImportError:
@@ -339,7 +341,7 @@ def _capture() -> AbstractContextManager[Any]:
 
 
 def in_folder(turn: Turn, path: str | None) -> AbstractContextManager[None]:
-    """Code runs in this folder; None: in the kernel's."""
+    """Runs code in this folder; with None, in the kernel's."""
     if path is None:
         return nullcontext()
     return turn.changing(partial(os.chdir, path), partial(os.chdir, os.getcwd()))
@@ -347,25 +349,25 @@ def in_folder(turn: Turn, path: str | None) -> AbstractContextManager[None]:
 
 @contextmanager
 def loop_suspended() -> Iterator[None]:
-    """The kernel's event loop, within which its cells run, is not seen by code."""
+    """Hides the kernel's event loop, which runs the kernel's cells, from code."""
     before = _loop_of_thread()
     with outer_loop_suspended():
         try:
             yield
         finally:
             if _loop_of_thread() is not before:
-                asyncio.set_event_loop(before)  # asyncio.run() of code has left none
+                asyncio.set_event_loop(before)  # asyncio.run() of the code has removed the loop
 
 
 def _loop_of_thread() -> Any:
-    """The loop that `set_event_loop` has set. `get_event_loop` would make one."""
+    """Returns the loop that `set_event_loop` has set. `get_event_loop` would make one."""
     local = getattr(getattr(asyncio.events, "_event_loop_policy", None), "_local", None)
     return getattr(local, "_loop", None)
 
 
 @contextmanager
 def in_notebook(turn: Turn) -> Iterator[None]:
-    """A callback sees the notebook's folder and variables, where that is up to its thread: both are the process's."""
+    """Shows a callback the notebook's folder and variables, if its thread may: both belong to the process."""
     with ExitStack() as stack:
         if turn.thread == get_ident():
             stack.enter_context(in_folder(turn, turn.folder))
@@ -376,10 +378,10 @@ def in_notebook(turn: Turn) -> Iterator[None]:
 
 @contextmanager
 def shell_namespace(turn: Turn, shell: Any, module: Any) -> Iterator[None]:
-    """Magics see this module's variables in place of the notebook's."""
+    """Shows magics this module's variables in place of the notebook's."""
     variables, hidden, mine = vars(module), shell.user_ns_hidden, dict(shell.user_ns_hidden)
     turn.notebook = shell.user_module, shell.user_ns, hidden
-    variables.setdefault("_dh", shell.user_ns.get("_dh", []))  # %cd needs it
+    variables.setdefault("_dh", shell.user_ns.get("_dh", []))  # %cd needs this name
     try:
         with _shown(turn, shell, module, variables, mine):
             yield
@@ -391,7 +393,7 @@ def shell_namespace(turn: Turn, shell: Any, module: Any) -> Iterator[None]:
 
 
 def _shown(turn: Turn, shell: Any, *notebook: Any) -> AbstractContextManager[None]:
-    """The shell's module, variables, and those that are IPython's own."""
+    """Returns the shell's module, its variables, and the names that are IPython's own."""
 
     def show(module: Any, variables: Any, hidden: Any) -> None:
         shell.user_module, shell.user_ns, shell.user_ns_hidden = module, variables, hidden
@@ -400,12 +402,12 @@ def _shown(turn: Turn, shell: Any, *notebook: Any) -> AbstractContextManager[Non
     return turn.changing(partial(show, *notebook), partial(show, *before))
 
 
-# What asyncio makes where nobody has said otherwise.
+# asyncio's default loop.
 _Loop: type = getattr(asyncio, "ProactorEventLoop", asyncio.SelectorEventLoop)
 
 
 class _KernelLoop(FinishedLoop, _Loop):  # type: ignore[misc]
-    """A loop as scripts have it."""
+    """Makes a loop as for scripts."""
 
     async def until_done(self, tasks: set[Any]) -> None:
         await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
@@ -415,7 +417,7 @@ class _KernelLoop(FinishedLoop, _Loop):  # type: ignore[misc]
 
 
 class KernelLoops(EventLoops):
-    """Loops for cells that await: the kernel's own waits for the notebook's cell to end."""
+    """Makes loops for cells that await. The kernel's own loop waits for the notebook's cell to end."""
 
     def __init__(self) -> None:
         super().__init__(lambda seconds: time.sleep(seconds or 0))

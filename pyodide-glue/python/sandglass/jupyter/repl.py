@@ -37,20 +37,20 @@ from sandglass.runtime.values import type_name
 if TYPE_CHECKING:
     from types import CodeType
 
-#: Of all REPLs of a process: tracebacks find the source by the cell's name.
+#: Cell numbers of all REPLs of a process, because tracebacks find the source by the cell's name.
 _numbers = count(1)
 _MAX_SOURCE_CHARS = 8_000_000
 
 
 class JupyterREPL:
-    """Runs RLM code in this process, which is meant to be a notebook's kernel, in a namespace of its own.
+    """Runs RLM code in this process, which is usually a notebook's kernel, in a namespace of its own.
 
-    **This is no sandbox.** The code can do whatever the kernel can: read and delete files, use the network, change the
-    notebook's variables through any object that it gets hold of. What is left out of its builtins keeps accidents away
-    and nobody else. For code that is not trusted, there are the backends of `sandglass-host`.
+    **This is no sandbox.** The code can do everything that the kernel can: read and delete files, use the network, and
+    change the notebook's variables through any object that it gets hold of. Leaving out some builtins prevents
+    accidents, not attacks. For code that you do not trust, use the backends of `sandglass-host`.
 
-    `on_llm_query(prompt)` and `on_rlm_query(task, context)` answer the code's queries; when it names a model, they get
-    it as one more argument. They may be `async`. All options are in docs/jupyter.md.
+    `on_llm_query(prompt)` and `on_rlm_query(task, context)` answer the code's queries. When the code names a model,
+    they get its name as one more argument. They may be `async`. All options are in docs/jupyter.md.
     """
 
     is_jupyter_repl = True
@@ -78,7 +78,7 @@ class JupyterREPL:
         max_concurrent_subcalls: int = 4,
         cell_timeout: float | None = None,
     ) -> None:
-        if profile is None:  # an RLM of rlms hands over where its models are
+        if profile is None:  # an RLM of rlms passes the address of its models
             profile = "default" if lm_handler_address is None and subcall_fn is None else "rlm"
         if profile not in PROFILES:
             raise ValueError(f"there is no profile {profile!r}, but {', '.join(PROFILES)}")
@@ -101,13 +101,13 @@ class JupyterREPL:
         self.custom_tools = dict(custom_tools or {})
         self.custom_sub_tools = self.custom_tools if custom_sub_tools is None else dict(custom_sub_tools)
         self.max_concurrent_subcalls = max_concurrent_subcalls
-        #: Records of the calls that the execution under way has made through an `RLM`, in the order of its prompts.
+        #: Records of the calls that the current execution has made through an `RLM`, in the order of its prompts.
         self.rlm_calls: list[Any] = []
         self._call_numbers: list[int] = []
         self._call_lock = Lock()
-        #: Held while a context or history is added: several threads may.
+        #: Held while a context or history is added, because several threads may add one.
         self._adding = RLock()
-        #: The result of the last execution, also where an interrupt has ended it.
+        #: The result of the last execution, also when an interrupt has ended it.
         self.last_result: Result | None = None
         self._sync_options = bool(sync_from_user_ns), bool(sync_to_user_ns), names
         self._max_output_length = max_output_length
@@ -135,7 +135,7 @@ class JupyterREPL:
     # ---- the protocol of rlms' environments ----
 
     def setup(self) -> None:
-        """Makes the namespace, or makes it anew: variables and contexts are gone then."""
+        """Makes a new namespace. Earlier variables and contexts are gone then."""
         if self._open:
             self.cleanup()
         profile = PROFILES[self.profile]
@@ -166,7 +166,7 @@ class JupyterREPL:
             self._give(name, value)
 
     def load_context(self, context_payload: Any) -> None:
-        """Makes a value the variable `context`, and `completion_context`; it is not copied."""
+        """Assigns a value, without a copy, to the variables `context` and `completion_context`."""
         self._need_open()
         with self._adding:
             if self.persistent or "session_context_0" in self._namespace.globals:
@@ -177,15 +177,16 @@ class JupyterREPL:
             self._give("completion_context", context_payload)
 
     def add_context(self, context_payload: Any, context_index: int | None = None) -> int:
-        """Adds the context of another turn: `context_N` and `session_context_N`. Returns N; `context` is the first.
+        """Adds the context of another turn as `context_N` and `session_context_N`, and returns N. The first one is
+        `context`.
 
-        `context_history` is the list of all of them, `completion_context` the one that was given last.
+        `context_history` is the list of all contexts, and `completion_context` is the newest one.
         """
         self._need_open()
         with self._adding:
             index = _index(context_index, self._contexts)
             self._contexts[index] = context_payload
-            for number in sorted(self._contexts):  # the first may have come by `load_context`
+            for number in sorted(self._contexts):  # `load_context` may have added the first one
                 if number == index or f"session_context_{number}" not in self._namespace.globals:
                     self._give(f"session_context_{number}", self._contexts[number])
             if index == 0:
@@ -195,11 +196,11 @@ class JupyterREPL:
         return index
 
     def get_context_count(self) -> int:
-        """The number of contexts; after `cleanup`, the number that there were."""
+        """The number of contexts; after `cleanup`, the number before it."""
         return max(self._contexts, default=-1) + 1
 
     def add_history(self, message_history: list[dict[str, Any]], history_index: int | None = None) -> int:
-        """Adds a copy of a turn's messages as `history_N`. Returns N; `history` is the first.
+        """Adds a copy of a turn's messages as `history_N`, and returns N. The first one is `history`.
 
         `session_history` is the list of all of them.
         """
@@ -212,21 +213,21 @@ class JupyterREPL:
         return index
 
     def get_history_count(self) -> int:
-        """The number of histories; after `cleanup`, the number that there were."""
+        """The number of histories; after `cleanup`, the number before it."""
         return max(self._histories, default=-1) + 1
 
     def update_handler_address(self, address: tuple[str, int]) -> None:
-        """The place where the models of the next turn are asked, unless `on_llm_query` answers."""
+        """Sets the address of the next turn's models, which answer unless there is `on_llm_query`."""
         self.lm_handler_address = address
         if "llm_query" not in self._answered:
             self._callbacks.functions["llm_query"] = ask_handler(self)
-            self._answered.append("llm_query")  # which the helpers look at
+            self._answered.append("llm_query")  # the helpers read this list
 
     def execute_code(self, code: str) -> Result:
-        """Runs code to its end and tells what came of it.
+        """Runs code to its end, and returns its result.
 
-        An exception of the code is part of the result. An interrupt is raised again once everything is back in order:
-        whoever interrupts a notebook wants all of its cell to stop. `last_result` has what was printed until then.
+        An exception of the code is part of the result. An interrupt is raised again once the kernel is back in order,
+        because whoever interrupts a notebook wants the whole cell to stop. `last_result` has the output until then.
         """
         self._need_open()
         if not isinstance(code, str):
@@ -250,14 +251,14 @@ class JupyterREPL:
         return result
 
     def cleanup(self) -> None:
-        """Lets go of all variables. What code has put into the notebook stays there; running code is an error now."""
+        """Drops all variables. Anything that code put into the notebook stays. Running code is an error from now on."""
         if not self._open:
             return
         self._need_idle("interrupt it, or wait for its end")
         self._open = False
         self._sources.clear()
         self._contexts = dict.fromkeys(self._contexts)
-        # Not emptied: functions that are in the notebook now need their globals.
+        # Not emptied: functions that the notebook has by now need their globals.
         self._namespace = Namespace()
         self._helpers = Helpers(self._namespace, self._callbacks.call)
         self._callbacks.close()
@@ -271,18 +272,18 @@ class JupyterREPL:
     def __exit__(self, *_error: object) -> None:
         self.cleanup()
 
-    # ---- besides ----
+    # ---- beyond the protocol ----
 
     @property
     def locals(self) -> dict[str, Any]:
-        """The code's variables; in the profile `rlm` with `answer`, as rlms' environments have it."""
+        """The code's variables; in the profile `rlm` also `answer`, as rlms' environments have it."""
         found = {name: value for name, value in self._namespace.items() if not name.startswith("_")}
         if self.profile == "rlm" and self._open:
             found["answer"] = self._namespace.answer
         return found
 
     def record(self, call: Any) -> None:
-        """Adds to `rlm_calls`, in the place of the call that is being answered."""
+        """Adds a record to `rlm_calls`, in the place of the call that is being answered."""
         number = calling.get()
         with self._call_lock:
             place = bisect(self._call_numbers, number)
@@ -357,7 +358,7 @@ class JupyterREPL:
                     run.value = self._run_cell(codes, shell if has_magics else None, turn)
             finally:
                 try:
-                    self._namespace.take_answer()  # may run user code, and so may what follows
+                    self._namespace.take_answer()  # may run user code, and so may the lines below
                 finally:
                     self._end_tasks()
         except Submitted:
@@ -376,7 +377,7 @@ class JupyterREPL:
         self._sources.add(filename, code)
         codes, has_magics = compile_code(code, filename, shell)
         if any(part.co_flags & CO_COROUTINE for part in codes):
-            self._loops.get_event_loop()  # made while no interrupt can leave it half made
+            self._loops.get_event_loop()  # made here, where no interrupt can leave it half made
         return codes, has_magics
 
     def _run_cell(self, codes: list[CodeType], shell: Any, turn: kernel.Turn) -> str | None:
@@ -392,7 +393,7 @@ class JupyterREPL:
             self._emitter.streams[1].write(f"sandglass: {tasks} cancelled at the end of the cell\n")
 
     def _restore(self) -> None:
-        """Helpers and builtins are there again, whatever code did to them."""
+        """Puts helpers and builtins back, whatever code did to them."""
         self._namespace.restore()
         shown = self._namespace.globals["__builtins__"]
         shown.update(self._builtins)
@@ -402,7 +403,7 @@ class JupyterREPL:
     def _report(self, run: _Run, seconds: float) -> Result:
         stdout, stderr = (self._emitter.text(name) for name in ("stdout", "stderr"))
         if run.message is not None and PROFILES[self.profile].final_is_text:
-            stderr += f"\n{run.message}"  # their controllers show the model nothing else
+            stderr += f"\n{run.message}"  # the controllers of this profile show the model nothing else
         final = self._namespace.final
         return Result(
             stdout=stdout,
@@ -419,7 +420,7 @@ class JupyterREPL:
 
 
 class _Run:
-    """An execution under way."""
+    """The current execution."""
 
     def __init__(self) -> None:
         self.interrupts = kernel.Interrupts()
@@ -429,7 +430,7 @@ class _Run:
         self.traceback: str | None = None
 
     def describe(self, limit: int) -> None:
-        """Puts the error into words, which may run code of the user's."""
+        """Describes the error, which may run code of the user's."""
         if self.error is None:
             return
         self.interrupts.allow()

@@ -15,23 +15,23 @@ _MAX_REPR_CHARS = 1000
 
 @dataclass(slots=True, repr=False)
 class Result:
-    """The result of an execution. `str(result)` is short, whatever it holds."""
+    """The result of an execution. `str(result)` is short, however much the result holds."""
 
     stdout: str
     stderr: str
-    #: The error, as the last line of its traceback says it; None when nothing did.
+    #: The last line of the error's traceback; None when there was no error.
     error: str | None
     error_type: str | None
     traceback: str | None
-    #: The last expression's value as text, where the profile shows it.
+    #: The last expression's value as text, in profiles that show it.
     result: str | None
-    #: The code's variables, as they are, and not as they were.
+    #: The code's variables themselves: later code may change their values.
     locals: dict[str, Any]
-    #: Seconds, callbacks included.
+    #: Duration in seconds, including callbacks.
     execution_time: float
-    #: The answer that was declared; None when nothing was.
+    #: The final answer; None when none was declared.
     final_answer: Any
-    #: With an `RLM`: its records of the calls that were made.
+    #: With an `RLM`: its records of the calls of this execution.
     rlm_calls: list[Any] = field(default_factory=list)
 
     @property
@@ -46,7 +46,7 @@ class Result:
         return f"Result({', '.join(fields)}, execution_time={self.execution_time:.3f})"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: variables as text, where they are no plain values, and long ones shortened."""
+        """Returns a dict for JSON. Values that are not plain become text, and long ones are shortened."""
         return {
             "stdout": self.stdout,
             "stderr": self.stderr,
@@ -59,16 +59,16 @@ class Result:
 
 
 def kept(text: str, limit: int) -> str:
-    """Text of any length, bounded as output is."""
+    """Shortens a text, in the same way as output."""
     bounded = KeptText(limit)
     bounded.add(0, printable(text))
     return bounded.text()
 
 
 def short(value: object, limit: int) -> str:
-    """The beginning of a value's repr."""
+    """Returns the beginning of a value's repr."""
     if type(value) is str:
-        value = value[: limit + 1]  # its repr is no shorter
+        value = value[: limit + 1]  # the repr is at least as long
     text = printable(safe_repr(value))
     return text if len(text) <= limit else f"{text[:limit]}…"
 
@@ -86,7 +86,7 @@ def _plain(value: object) -> Any:
 
 
 def unwrapped(value: Any) -> Any:
-    """An answer of a model as what it claims to be."""
+    """Returns a model's answer as a plain str or list."""
     if type(value) is AwaitableStr:
         return str.__str__(value)
     return list(value) if type(value) is AwaitableList else value

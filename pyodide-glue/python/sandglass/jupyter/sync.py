@@ -1,7 +1,7 @@
-"""Which variables go to the notebook, and which come from there. Values are shared, never copied.
+"""Shares variables between code and notebook. Values are shared, never copied.
 
-Never synced: names that begin with `_`, helpers and `answer`, what IPython itself keeps there (`In`, `Out`, …), and
-what the REPL was given (`context`, `history`, …).
+Some names are never shared: names that begin with `_`, helpers and `answer`, and IPython's own (`In`, `Out`, …). Nor
+are the values that the REPL was given (`context`, `history`, …).
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 
 class Sync:
-    """The notebook's end of a namespace. `find_shell` is asked each time: a kernel may replace its shell."""
+    """The notebook's side of a namespace. `find_shell` is called each time, because a kernel may replace its shell."""
 
     def __init__(self, namespace: Namespace, take: bool, give: bool, names: Collection[str] | None) -> None:
         self._namespace = namespace
         self._take, self._give, self._names = take, give, names
-        #: Names that the REPL was given values for.
+        #: Names of values that the REPL was given.
         self.given: set[str] = set()
-        #: The values that both ends had under a name when it was synced last.
+        #: The values that both sides had under a name at the last sync.
         self._shared: dict[str, Any] = {}
         self._before: dict[str, Any] = {}
 
     def give(self, names: Iterable[str]) -> None:
-        """These are the REPL's from now on, and no longer shared with variables of the notebook."""
+        """Gives these names to the REPL. They are not shared with the notebook any more."""
         for name in names:
             self.given.add(name)
             self._shared.pop(name, None)
 
     def begin(self, shell: Any) -> None:
-        """Before code runs: takes the notebook's variables, and drops those that it has deleted."""
+        """Before code runs: takes the notebook's variables, and drops those that the notebook has deleted."""
         variables = self._namespace.globals
         if self._take and shell is not None:
             notebook = shell.user_ns
@@ -50,7 +50,7 @@ class Sync:
         self._before = dict(self._namespace.items())
 
     def end(self, shell: Any) -> None:
-        """After code ran: gives the notebook what it has bound anew, and deletes there what it has deleted."""
+        """After code ran: gives the notebook its new assignments, and deletes there the variables that it deleted."""
         before, self._before = self._before, {}
         if not self._give or shell is None:
             return
@@ -67,14 +67,14 @@ class Sync:
     def _may_take(self, name: Any, value: object, shell: Any) -> bool:
         if type(name) is not str or (self._names is not None and name not in self._names):
             return False
-        if getattr(type(value), "is_jupyter_repl", False) is True:  # code has no use for what runs it
+        if getattr(type(value), "is_jupyter_repl", False) is True:  # code has no use for the REPL that runs it
             return False
         return self._is_common(name) and shell.user_ns_hidden.get(name, MISSING) is not value
 
     def _may_give(self, name: str, shell: Any) -> bool:
         if not self._is_common(name) or name in shell.user_ns_hidden:
             return False
-        # With an allowlist, other variables of the notebook are none of the code's business.
+        # With an allowlist, the notebook's other variables stay hidden from code.
         unlisted = self._names is not None and name not in self._names and name in shell.user_ns
         return not unlisted or shell.user_ns[name] is self._shared.get(name, MISSING)
 

@@ -1,10 +1,11 @@
-"""The exchange under way in a native guest: its clock, its waits and its end, as a `Bridge`.
+"""The current exchange of a native guest: its clock, its waits and its end, as a `Bridge`.
 
-The reader thread begins exchanges, answers waits and stops them. The thread that waits hears of it, or the main thread.
+The reader thread begins an exchange, ends its waits, and stops it. The waiting thread, or the main thread, then hears
+of it.
 
-C code may keep the interpreter's lock for long, so that no other thread of Python gets to run. But some of it looks for
+C code may hold the interpreter's lock for long, so that no other thread of Python can run. But some C code checks for
 signals, such as regular expressions. So while the process computes, a timer of the system interrupts the main thread
-every `BREATH_SECONDS`, which then does what the others could not.
+every `BREATH_SECONDS`. The main thread then does the work of the threads that could not run.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
     from sandglass.runtime.bridge import Answer
     from sandglass.runtime.wire import Encoding, HostReplyRequest, StopReason
 
-#: Python may swallow an interrupt; it is repeated until the host's grace period is over.
+#: The pause between two interrupts. Python may swallow one, so they repeat until the host's grace period is over.
 REPEAT_SECONDS = 0.2
-#: The time after which other threads are stopped though the main thread has not heard of it.
+#: The time after which all waits end, although the main thread has not heard of the stop.
 DEAF_SECONDS = 0.6
-#: The time after which one that did not arrive is repeated: it came while code of ours ran.
+#: The time after which a signal is repeated that came while code of the runtime's ran, and so had no effect.
 RETRY_SECONDS = 0.002
 BREATH_SECONDS = 0.05
-#: The interval at which an event loop that has nothing to do looks whether there still is a thread that could wake it.
+#: The interval at which an idle event loop checks whether a thread is left that could wake it.
 LOOK_SECONDS = 0.25
-#: The time that the reader gets to take what has arrived.
+#: The time for which the main thread lets the reader run, to take what has arrived.
 _BREATH_LENGTH_SECONDS = 0.002
 _FOREVER = float("inf")
 #: The answer to a thread that waits when the exchange is stopped.
@@ -49,7 +50,7 @@ _alarm, _UNBLOCK, _raise_interrupt = _signal.alarm, _signal.SIG_UNBLOCK, _signal
 
 
 class Wait:
-    """A thread that waits for host calls, or for time to pass."""
+    """A thread that waits for answers of host calls, or for time to pass."""
 
     __slots__ = ("answers", "left", "lock", "thread")
 
@@ -67,7 +68,7 @@ class Wait:
 
 
 class NativeBridge:
-    """The exchange under way: its clock, its waits and its end."""
+    """The current exchange: its clock, its waits and its end."""
 
     loop = HostLoop
 
@@ -83,22 +84,22 @@ class NativeBridge:
         self._paused_at: float | None = None
         self._next_look = _FOREVER
         self.output = channel.output
-        #: True when the host has sent something that the reader has not taken.
+        #: Returns true when the host has sent something that the reader has not taken.
         self.has_mail: Callable[[], bool] = bool
-        #: Sends what has waited for too long.
+        #: Sends output that has waited for long enough.
         self.flush_due: Callable[[], None] = lambda: None
-        #: Why the exchange is to stop.
+        #: The reason why the exchange has to stop; None while it need not.
         self.stopping: StopReason | None = None
         self._stopping_since = 0.0
         self._unheard = False
-        self._wakes = 0  # how often `wake` was called, and what each thread knows of that
+        self._wakes = 0  # the number of calls of `wake`, and below the number that each thread has seen
         self._seen_wakes: dict[int, int] = {}
         self._loop_waits: set[Wait] = set()
-        #: True when a thread is a leftover of an earlier execution, which has no part in this one.
+        #: Returns true when a thread is a leftover of an earlier execution, which has no part in this one.
         self.is_leftover: Callable[[int], bool] = _nobody
-        #: True when there are threads of others than us.
+        #: Returns true when there are threads of user code.
         self.has_others: Callable[[], bool] = bool
-        #: True when user code has made a thread that may not have begun to run, in which case `has_others` misses it.
+        #: True when user code has made a thread that may not run yet. `has_others` would miss this thread.
         self.has_new_thread = False
         #: True when this process is a copy that user code made (`os.fork`).
         self.is_copy = False
@@ -112,7 +113,7 @@ class NativeBridge:
     def host_call(self, name: str, calls: list[tuple[Encoding, str | bytes]]) -> list[Answer]:
         channel, wait = self._channel, Wait(len(calls))
         try:
-            with channel.lock:  # numbers have to arrive in order
+            with channel.lock:  # call numbers have to arrive in order
                 with self._lock:
                     exchange = self._begin_wait(wait)
                     first = self._last_call + 1
@@ -132,7 +133,7 @@ class NativeBridge:
     def sleep(self, seconds: float | None) -> None:
         if self.is_copy:
             return clock_sleep(_FOREVER if seconds is None else seconds)
-        if self._channel.now is not monotonic:  # ahead: it waits here, and sleeps from when its code has come
+        if self._channel.now is not monotonic:  # ahead: waits at the gate, so that the sleep begins at promotion
             getppid()
         self._sleep(seconds, False)
         return None
@@ -157,22 +158,22 @@ class NativeBridge:
         self._check(wait)
 
     def wake(self) -> None:
-        """Lets an event loop look what there is to do."""
+        """Lets an event loop look for new work."""
         with self._lock:
             self._wakes += 1
             for wait in self._loop_waits:
                 wait.end()
 
     def may_wake(self) -> bool:
-        """Returns true when user code has threads, or had one that did."""
-        is_new, self.has_new_thread = self.has_new_thread, False  # it begins while the loop waits once
+        """Returns true when user code has threads, or had one that called `wake`."""
+        is_new, self.has_new_thread = self.has_new_thread, False  # the thread begins during the loop's next wait
         return is_new or self.has_others() or self._seen_wakes.get(get_ident(), 0) != self._wakes
 
     def wait(self, seconds: float | None) -> None:
-        """`sleep` that ends with `wake`."""
+        """Sleeps until `wake`, or for `seconds`."""
         if self.is_copy:
             return clock_sleep(_FOREVER if seconds is None else seconds)
-        self._sleep(LOOK_SECONDS if seconds is None else seconds, True)  # whoever would wake it may have ended
+        self._sleep(LOOK_SECONDS if seconds is None else seconds, True)  # the thread that would wake it may have ended
         return None
 
     def end_waits(self, threads: Collection[int]) -> None:
@@ -204,7 +205,7 @@ class NativeBridge:
     def _interrupted(self) -> BaseException:
         if get_ident() != self._main:
             return SystemExit(STOPPING)
-        self._next_look = monotonic() + REPEAT_SECONDS  # so there is time to clean up
+        self._next_look = monotonic() + REPEAT_SECONDS  # leaves time to clean up
         return KeyboardInterrupt()
 
     def _forget(self, wait: Wait) -> None:
@@ -214,15 +215,15 @@ class NativeBridge:
             self._resume()
 
     def _resume(self) -> None:
-        """The clock goes on: no call is pending."""
+        """Lets the clock go on, since no call is pending."""
         if self._paused_at is not None:
             self._deadline += monotonic() - self._paused_at
             self._paused_at = None
 
-    # ---- the reader's ----
+    # ---- for the reader ----
 
     def begin(self, exchange: int, timeout_ms: float) -> None:
-        """An exchange begins."""
+        """Begins an exchange."""
         with self._lock:
             self.stopping = None
             self.has_new_thread = False
@@ -235,7 +236,7 @@ class NativeBridge:
             self._channel.begin(exchange)
 
     def reply(self, reply: HostReplyRequest, body: Any) -> None:
-        """The host has answered a call."""
+        """Takes the host's answer to a call."""
         with self._lock:
             wait, index = self._calls.pop(reply["call"], (None, 0))
             if wait is None:
@@ -249,13 +250,13 @@ class NativeBridge:
                 wait.end()
 
     def interrupt(self, exchange: int, reason: StopReason) -> None:
-        """The host wants the exchange to stop."""
+        """Stops the exchange for the host."""
         with self._lock:
             if exchange == self._channel.exchange:
                 self._stop(reason)
 
     def tick(self) -> float:
-        """Does what is due; how many seconds until there may be more, -1 when nothing is to be expected."""
+        """Does the work that is due. Returns the seconds until more may be due; -1 when nothing will be."""
         with self._lock:
             if not self._channel.exchange:
                 return -1
@@ -275,7 +276,7 @@ class NativeBridge:
         now = monotonic()
         if not self.stopping:
             self.stopping, self._stopping_since = reason, now
-        # The main thread hears of it first. The SystemExit of a thread that it waits for would end the cell otherwise.
+        # The main thread hears of it first. Otherwise the SystemExit of a thread that it waits for would end the cell.
         if any(wait.thread == self._main for wait in self._waits):
             return self._end_all_waits()
         if now >= self._stopping_since + DEAF_SECONDS:
@@ -289,7 +290,7 @@ class NativeBridge:
             wait.end()
 
     def asked_for(self) -> None:
-        """Has what ran ahead until now go on as what the host waits for, and has its time from now on."""
+        """Promotes the running code: the host waits for it now, and its time limit begins."""
         with self._lock:
             if not self._channel.exchange:
                 return
@@ -300,21 +301,21 @@ class NativeBridge:
             _set_timer(_CPU_TIMER, BREATH_SECONDS, BREATH_SECONDS)
 
     def become_copy(self) -> None:
-        """This process is a copy."""
+        """Notes that this process is a copy made by user code."""
         self.is_copy = True
         self._lock = RLock()
         _set_handler(_SIGINT, _raise_interrupt)
 
-    # ---- the main thread's ----
+    # ---- for the main thread ----
 
     def rest(self) -> None:
-        """No signal is to come between two exchanges."""
+        """Stops the timer, so that no signal comes between two exchanges."""
         _set_timer(_CPU_TIMER, 0)
 
     def end(self) -> StopReason | None:
-        """The exchange is about to end; why it was to stop, if it was."""
+        """Ends the waits before the exchange's end. Returns the reason why it had to stop, if any."""
         _set_timer(_CPU_TIMER, 0)
-        _alarm(0)  # what a cell set would end a later one
+        _alarm(0)  # an alarm that a cell has set would end a later one
         with self._lock:
             reason, self.stopping = self.stopping, None
             self._unheard = False
@@ -323,7 +324,7 @@ class NativeBridge:
             return reason
 
     def watch(self, clock: bool = True) -> None:
-        """Listens to signals, whatever user code did to that; without `clock`, to no timer yet."""
+        """Handles the signals, whatever user code did to them. Without `clock`, the timer stays off."""
         _set_handler(_SIGINT, self._on_interrupt)
         _set_handler(_SIGVTALRM, self._breathe)
         _mask(_UNBLOCK, (_SIGINT, _SIGVTALRM))
@@ -349,7 +350,7 @@ class NativeBridge:
             self._next_look = monotonic() + REPEAT_SECONDS
             self._end_all_waits()
             raise KeyboardInterrupt
-        # It came in `_breathe`, say: where C holds the GIL, the reader gets it nowhere else.
+        # For instance inside of `_breathe`: where C holds the GIL, the reader can send it nowhere else.
         self._unheard = True
 
 

@@ -1,4 +1,4 @@
-"""Which files of the working folder an execution changed, natively: by looking before and after."""
+"""Finds the files of the working folder that an execution changed, by looking before and after."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
     Stamp = tuple[int, int, int, int]
 
-#: Changed files that are told of, and characters of their paths.
+#: The most changed files that are reported, and the most characters of their paths.
 MOST_CHANGES = 1000
 MOST_CHARS = 100_000
-#: Where there are more, nothing is told, since looking takes too long; and nobody looks again so soon.
+#: With more files, nothing is reported, since looking takes too long. The next look comes only after a rest.
 MOST_FILES = 20_000
 _REST_SECONDS = 30.0
-#: Files that Python leaves beside modules that it imports.
+#: The folder in which Python caches the modules that it imports.
 _IGNORED = "__pycache__"
-#: A folder that takes longer to look through is looked through once per execution, after it.
+#: A folder that takes longer to search is searched once per execution, after it.
 _SLOW_SECONDS = 0.005
-#: Clocks of file systems are this coarse: what was changed so recently may change again without a trace.
+#: The resolution of file systems' clocks. A file that was changed so recently may change again and keep its time.
 _COARSE_NS = 20_000_000
 _MOST_SUM_BYTES = 1 << 20
 
 
 class ChangedFiles:
-    """Looks at one folder."""
+    """Finds changes below one folder."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -45,7 +45,7 @@ class ChangedFiles:
         self._rest_until = 0.0
 
     def begin(self) -> None:
-        """An execution begins."""
+        """Begins to watch an execution."""
         if not self._slow or self._before is None:
             self._before = self._look()
         self._sums = {}
@@ -56,7 +56,7 @@ class ChangedFiles:
                     self._sums[path] = self._sum(path)
 
     def end(self) -> tuple[list[FileChange], int]:
-        """It ended: the files that it changed, and the number of those beyond."""
+        """Ends the watch. Returns the changed files, and the number of those left out."""
         before, after = self._before, self._look()
         self._before = after
         if before is None or after is None or (before == after and not self._sums):
@@ -80,7 +80,7 @@ class ChangedFiles:
         return rows, len(found) - len(rows)
 
     def usage(self, besides: str) -> tuple[int, int]:
-        """Bytes and number of the files there are, but for one."""
+        """Returns the bytes and the number of all files except one."""
         found = self._look() or {}
         found.pop(relpath(join(self._folder, besides), self._folder), None)
         return sum(stamp[2] for stamp in found.values()), len(found)
@@ -103,7 +103,7 @@ class ChangedFiles:
                             return None
                         self._note(entry, prefix, found, todo)
             except OSError:
-                continue  # it is gone, or not ours to read
+                continue  # the file is gone, or not readable for us
         self._slow = monotonic() - begun > _SLOW_SECONDS
         return found
 
@@ -122,7 +122,7 @@ class ChangedFiles:
     def _sum(self, path: str) -> int:
         whole = f"{self._folder}/{path}"
         try:
-            if not S_ISREG(lstat(whole).st_mode):  # a pipe, say, would keep us waiting
+            if not S_ISREG(lstat(whole).st_mode):  # opening a pipe, for instance, would block
                 return 0
             with open(whole, "rb") as file:
                 return crc32(file.read(_MOST_SUM_BYTES))

@@ -1,7 +1,7 @@
-"""The channel that a native guest sends by: events of the exchange under way, in frames, from any thread.
+"""Sends a native guest's messages: events of the current exchange, in frames, from any thread.
 
-Text that follows a message so soon waits for the next one, so that most executions are answered by a single frame.
-Output and displays take credit, which the host gives back as it reads them: what it has no room for waits here.
+Text that soon follows a message waits for the next one, so that most executions are answered by one frame. Output and
+displays use up credit, which the host returns as it reads them. Output beyond the credit waits here.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
     from sandglass.runtime.wire import Encoding, Event, Stream
 
-#: Bytes of output and displays that the host has not acknowledged, at most: UTF-8 of texts, bodies of displays.
+#: The most bytes of output and displays that the host has not acknowledged: UTF-8 of texts, and bodies of displays.
 CREDIT_BYTES = 4 << 20
 HOLD_SECONDS = 0.02
 _MAX_HELD_CHARS = 4096
 _MAX_HELD_EVENTS = 64
 _MAX_FRAME_BYTES = 256 << 10
-#: Of the event of a host call, besides its name; about.
+#: The approximate size of a host call's event, without the name.
 _CALL_BYTES = 120
 
 
 class Channel:
-    """Sends events. `send` takes a whole frame; it may block."""
+    """Sends events. `send` takes a whole frame, and may block."""
 
     def __init__(self, send: Callable[[bytes], object], epoch: int) -> None:
         self._send = send
@@ -39,22 +39,22 @@ class Channel:
         self._hold_until = 0.0
         self._credit = CREDIT_BYTES
         self._credit_lock = allocate_lock()  # held for a moment only: the reader takes it
-        self._more_credit = allocate_lock()  # released when there is more
+        self._more_credit = allocate_lock()  # released when there is more credit
         self._more_credit.acquire()
-        #: Held while a frame is sent. Never taken by the reader: it has to hear of credit meanwhile.
+        #: Held while a frame is sent. The reader never takes it, because it has to hear of credit meanwhile.
         self.lock = RLock()
-        #: The exchange under way, 0 between exchanges.
+        #: The current exchange; 0 between exchanges.
         self.exchange = 0
         #: The clock. Code that runs ahead has none.
         self.now = monotonic
 
     def begin(self, exchange: int) -> None:
-        """An exchange begins. Called by the reader."""
+        """Begins an exchange. The reader calls this."""
         self._hold_until = monotonic() + HOLD_SECONDS
         self.exchange = exchange
 
     def renew(self, epoch: int) -> None:
-        """In a copy of the guest: there is another host's end."""
+        """Begins anew in a copy of the guest, which has a channel of its own."""
         self._epoch = epoch
         self._held = []
         self._credit = CREDIT_BYTES
@@ -62,11 +62,11 @@ class Channel:
     def end(self, event: Event, *bodies: bytes) -> None:
         """Ends the exchange with an event."""
         with self.lock:
-            self.exchange = 0  # first: the host may begin the next one as soon as it has the event
+            self.exchange = 0  # first: the host may begin the next exchange as soon as it has the event
             self._post([event], bodies)
 
     def post(self, event: Event) -> None:
-        """Sends an event that ends no exchange."""
+        """Sends an event that does not end the exchange."""
         with self.lock:
             self._post([event])
 
@@ -91,7 +91,7 @@ class Channel:
                 )
 
     def calls(self, exchange: int, first: int, name: str, calls: list[tuple[Encoding, str | bytes]]) -> None:
-        """Sends host calls, numbered from `first`; in several frames where they are large."""
+        """Sends host calls, numbered from `first`. Large ones take several frames."""
         events: list[Event] = []
         bodies: list[bytes] = []
         size = 0
@@ -116,28 +116,31 @@ class Channel:
             self._post(events, bodies)
 
     def flush(self) -> None:
-        """Sends what waits for the next message."""
+        """Sends the held events."""
         with self.lock:
             if self._held:
                 self._post()
 
     def flush_due(self) -> None:
-        """Sends what has waited for the next message long enough."""
+        """Sends the held events if they have waited for long enough."""
         if self._held and self.now() >= self._hold_until:
             self.flush()
 
     def give(self, credit: int) -> None:
-        """The host has read so much."""
+        """Takes credit back from the host, in bytes."""
         with self._credit_lock:
             self._credit += credit
             if self._more_credit.locked():
                 self._more_credit.release()
 
     def _spend(self, size: int) -> None:
-        """Waits for credit; half of it is enough for what is large: hosts give it back in portions, and never all."""
+        """Waits for credit.
+
+        Half of it is enough for something large: hosts return credit in portions, and never all.
+        """
         needed = min(size, CREDIT_BYTES // 2)
         if self._credit < needed and self._held:
-            self._post()  # or the host would wait for what waits for it
+            self._post()  # the host returns credit only for what it has received
         while True:
             with self._credit_lock:
                 if self._credit >= needed:
@@ -148,6 +151,6 @@ class Channel:
     def _post(self, events: Sequence[Event] = (), bodies: Sequence[bytes] = ()) -> None:
         held, self._held = self._held, []
         self._hold_until = self.now() + HOLD_SECONDS
-        # A lone surrogate, which is none of what comes here, would end the guest.
+        # A lone surrogate would end the guest. The runtime never sends one.
         header = to_json([*held, *events]).encode("utf-8", "replace")
         self._send(pack_frame(self._epoch, header, bodies))

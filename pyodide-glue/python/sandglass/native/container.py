@@ -1,9 +1,9 @@
 """The first process of a container: it connects to the host, confines itself, and starts the guest.
 
-In its process namespace it cannot be killed by anybody, and the kernel keeps its memory from the guest, though both run
-as the same user. It holds nothing that the guest has not, but a connection on which nothing is ever said. It ends when
-the guest does, and everything else in the container with it, but not before the host has closed that connection: for as
-long as the container is there, so is what its control group has counted.
+In its process namespace, nobody can kill the first process, and the kernel hides its memory from the guest, although
+both run as the same user. It holds only what the guest has too, and a second connection on which nothing is sent. It
+ends when the guest has ended and the host has closed this connection. Everything else in the container ends with it.
+The host closes late because the container's control group, and its counts, last as long as the container.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class _Program(ctypes.Structure):
 
 
 def enter(path: str, filter_path: str | None) -> int:
-    """Becomes the guest of the host that listens at `path`. Returns in the guest only: the channel's descriptor."""
+    """Becomes the guest of the host that listens at `path`. Returns in the guest only, the channel's descriptor."""
     program = None
     if filter_path is not None:
         with open(filter_path, "rb") as file:
             program = file.read()
-    # The host removes what it had there once it is connected to.
+    # The host removes its socket once it has the connection.
     host, watcher = socket(AF_UNIX, SOCK_STREAM), socket(AF_UNIX, SOCK_STREAM)
     host.connect(path)
     watcher.connect(path)
     if program is not None:
         _confine(program)
     _prctl(_PR_SET_DUMPABLE, 0)
-    # A first process hears no signal that it has no handler for, and Python has one for this.
+    # A first process gets no signal without a handler, and this makes Python install one.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     guest = fork()
     if guest == 0:
@@ -53,7 +53,7 @@ def enter(path: str, filter_path: str | None) -> int:
         return host.detach()
     host.close()
     status = _watch(guest)
-    with suppress(OSError):  # nobody is left
+    with suppress(OSError):  # no process is left
         os.kill(-1, signal.SIGKILL)
     with suppress(OSError):  # the host is gone
         watcher.shutdown(SHUT_WR)
@@ -62,13 +62,13 @@ def enter(path: str, filter_path: str | None) -> int:
 
 
 def _give_way() -> None:
-    """Where memory runs out, the guest is killed and not the first process, which has to tell of it."""
+    """Makes the kernel kill the guest when memory runs out. The first process has to live, to report that."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(_FIRST_TO_KILL)
 
 
 def _watch(guest: int) -> int:
-    """Takes the ends of all processes until the guest's; a status as shells have it."""
+    """Reaps all processes until the guest's end. Returns an exit status as shells have it."""
     status = None
     while status is None:
         pid, code = waitpid(-1, 0)
@@ -78,7 +78,7 @@ def _watch(guest: int) -> int:
 
 
 def _confine(program: bytes) -> None:
-    """Puts a filter of system calls on this process, and on all that come from it."""
+    """Puts a filter of system calls on this process and all its descendants."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     steps = _Program(len(program) // _BYTES_OF_A_STEP, program)
     _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(steps))

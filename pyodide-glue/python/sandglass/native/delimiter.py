@@ -1,16 +1,16 @@
 """`python -m sandglass --framing delimiter`: stateless runs over stdin and stdout, for clients attached to a container.
 
-A request is JSON between the lines `>>> REQUEST_START <<<` and `>>> REQUEST_END <<<`, a response is JSON between
-`>>> RESPONSE_START <<<` and `>>> RESPONSE_END <<<`. `>>> READY <<<` is written when what is preloaded is there.
+A request is JSON between the lines `>>> REQUEST_START <<<` and `>>> REQUEST_END <<<`. A response is JSON between `>>>
+RESPONSE_START <<<` and `>>> RESPONSE_END <<<`. `>>> READY <<<` follows the preloaded imports.
 
-A request has `code`, and optionally `state` (what an earlier response held), `capture_state` (whether the response is
-to hold the state) and `timeout` (seconds). A response has `stdout`, `stderr`, `exit_code`, `state`, `files` and
-`error`, as those of `POST /execute`.
+A request has `code`, and optionally `state` (from an earlier response), `capture_state` (asks for the state in the
+response) and `timeout` (seconds). A response has `stdout`, `stderr`, `exit_code`, `state`, `files` and `error`, as
+those of `POST /execute`.
 
-Each request is run by a guest of its own, forked from this process, and gone with all that it started before the
-response is written. It lacks the client's descriptors, cannot open them through this process, and a marker that it
-prints is text within the JSON of a response. So it cannot forge one. What isolates it from the machine is the
-container.
+Each request is run by a guest of its own, forked from this process. The guest has ended, with everything that it
+started, before the response is written. A guest cannot forge a response: it lacks the client's descriptors, cannot open
+them through this process, and a marker that it prints is text within a response's JSON. The container isolates the
+guest from the machine.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ _MAX_OUTPUT_CHARS = 50_000
 _BOOT_SECONDS = 60.0
 _GRACE_SECONDS = 1.0
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
-_TIMED_OUT = 124  # as the command timeout(1) has it
+_TIMED_OUT = 124  # as in the command timeout(1)
 _NO_BASE64 = "StateError: the state is no base64; nothing was run"
 _CONFIG: GuestConfig = {
     "maxOutputChars": _MAX_OUTPUT_CHARS,
     "maxValueBytes": 512 << 20,
-    "maxMemoryBytes": 1 << 62,  # the container's affair
+    "maxMemoryBytes": 1 << 62,  # the container bounds memory
     "maxValueDepth": 200,
     "maxSourceCache": 8_000_000,
     "maxDisplays": 0,
@@ -76,7 +76,7 @@ _CONFIG: GuestConfig = {
 
 
 class _Failed(Exception):
-    """There is no result: `message` says why, `code` is the exit code."""
+    """A request without a result. The message says why, and `code` is the exit code."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
@@ -86,8 +86,8 @@ class _Failed(Exception):
 def serve(preload: str | None, timeout_s: float) -> NoReturn:
     """Answers requests until standard input ends.
 
-    `PRELOAD_MODULES` names what to import where `preload` does not, `STATE_MAX_SIZE_MB` bounds states. With
-    `REPL_ENABLED=false`, each guest is a process that imports for itself; its answers are the same.
+    `PRELOAD_MODULES` names the imports if `preload` does not. `STATE_MAX_SIZE_MB` bounds states. With
+    `REPL_ENABLED=false`, each guest is a new process that imports for itself, with the same answers.
     """
     fork = os.environ.get("REPL_ENABLED", "true").lower() not in ("false", "0", "no")
     max_state_bytes = int(float(os.environ.get("STATE_MAX_SIZE_MB", "50")) * (1 << 20))
@@ -99,7 +99,8 @@ def serve(preload: str | None, timeout_s: float) -> NoReturn:
         if left := zygote.threads():
             print(f"sandglass: guests lack threads that modules have started: {', '.join(left)}", file=sys.stderr)
     libc = ctypes.CDLL(None)
-    # Nobody of the same user may open this process's descriptors, and orphans of a guest come here to be ended.
+    # Keeps processes of the same user from opening this process's descriptors, and adopts a guest's orphans, to end
+    # them.
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     zygote.become_quiet()
@@ -116,7 +117,7 @@ def serve(preload: str | None, timeout_s: float) -> NoReturn:
 
 
 def _take_client() -> tuple[BinaryIO, BinaryIO]:
-    """The client's ends, under numbers that nobody inherits; 0 and 1 lead nowhere from now on."""
+    """Moves the client's descriptors to numbers that nobody inherits. 0 and 1 lead nowhere from now on."""
     requests = os.fdopen(os.dup(0), "rb")
     responses = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -127,7 +128,7 @@ def _take_client() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _frames(file: BinaryIO) -> Iterator[bytes | None]:
-    """The texts of requests; None for one that is too long."""
+    """Yields the texts of requests; None for one that is too long."""
     lines: list[bytes] | None = None
     size = 0
     while line := file.readline(_MAX_REQUEST_BYTES):
@@ -167,7 +168,7 @@ def _answer(
 
 
 class _Guest:
-    """A process for one request."""
+    """A guest process for one request."""
 
     def __init__(self, fork: bool, client: list[int]) -> None:
         self._epoch = int.from_bytes(os.urandom(4), "little")
@@ -236,7 +237,7 @@ class _Guest:
         return response
 
     def end(self) -> None:
-        """Ends the guest and whatever it started: its orphans are children of this process now."""
+        """Ends the guest and all that it started. Its orphans are children of this process by now."""
         self._socket.close()
         os.kill(self._process, signal.SIGKILL)
         try:
@@ -252,7 +253,10 @@ class _Guest:
         *bodies: bytes,
         texts: dict[Stream, KeptText] | None = None,
     ) -> tuple[Event, bytes]:
-        """Puts a request to the guest; the event that ends the exchange. `_Failed` when it does not come in time."""
+        """Sends a request to the guest.
+
+        Returns the event that ends the exchange. Raises `_Failed` when it comes too late.
+        """
         timeout_s = request["timeoutMs"] / 1000
         self._deadline = time.monotonic() + timeout_s + _GRACE_SECONDS
         self._send(request, *bodies)
@@ -292,7 +296,7 @@ class _Guest:
 
 
 def _report(execution: ExecutionReport, texts: dict[Stream, str], timeout_s: float) -> dict[str, Any]:
-    """The response for an execution that came to its end. `host/src/stateless.rs` has the same rules."""
+    """Returns the response for a finished execution. `host/src/stateless.rs` has the same rules."""
     files = [file["path"] for file in execution.get("files", ()) if file.get("change") != "deleted"]
     if execution["stopped"] == "timeout":
         error = f"TimeoutError: stopped after {timeout_s:g} s"

@@ -1,16 +1,15 @@
-"""Copies of a native guest that run code which nobody has asked for yet: forks of its process.
+"""Forks shadows of a native guest: copies of its process that run code which has not been asked for yet.
 
-The host asks for one on a control socket of type SOCK_SEQPACKET, between two exchanges. The packet is `{"epoch": n}`
-and comes with the copy's channel, its own control socket, and a socket on which there is a byte when its code has come.
-The answer is `{"forked": n}` with pidfds of the copy and of the guest itself, or `{"failed": why}`.
+The host asks for a copy on a control socket of type SOCK_SEQPACKET, between two exchanges. The packet is `{"epoch":
+n}`. Three descriptors come with it: the copy's channel, the copy's own control socket, and a socket that gets a byte
+when the copy is promoted. The answer is `{"forked": n}` with pidfds of the copy and of the guest, or `{"failed": why}`.
 
-The fork is the system's alone: nothing is done that Python does at a fork, such as seeding `random` anew, because the
-copy may become the guest. So there must be one thread only, and nothing that a fork does not copy or would share. The
-copy has the same descriptors, by number, and what it does to the world waits (`ahead/syscall_gate.py`). What tells the
-two apart all the same is the number of the process and the time that it has computed: when code has asked for either,
-there are no copies any more.
+The fork is the bare system call. Python's own steps at a fork are left out, such as seeding `random` anew, because the
+copy may become the guest. So the guest may have one thread only, and nothing that a fork does not copy or would share.
+The copy has the same descriptors under the same numbers, and its effects on the world wait (`ahead/syscall_gate.py`).
+Only the process's number and its computing time differ. Once code has asked for either, there are no more copies.
 
-Guests come and go while the process that the host has started remains (`stand_over`): it waits for the last one.
+The process that the host has started (`stand_over`) stays while guests replace each other, and waits for the last one.
 """
 
 # Decisions: docs/internals/running-ahead.md.
@@ -60,62 +59,62 @@ if TYPE_CHECKING:
 _PACKET_BYTES = 4096
 _FDS = 3
 _MOST_REASON_CHARS = 500
-#: The time that threads of ours may take to be gone.
+#: The longest wait for threads of ours to end.
 _ALONE_SECONDS = 0.2
-#: The place where the C library keeps what it maps to be shared, to be read only.
+#: The folder whose shared mappings are the C library's, and are only read.
 _LIBRARIES = " /usr/lib/"
-#: Of all processes, a copy is the first that the system ends when there is no memory left.
+#: Makes a copy the first process that the system kills when memory runs out.
 _OOM_SCORE = b"1000"
 _PID = Struct("<q")
 _DESCRIPTOR = Struct("=i")
-#: Copies whose numbers are kept; most of them have been thrown away.
+#: The most copies whose numbers are kept. Most copies have ended.
 _MOST_COPIES = 64
 _TIMERS = (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF)
-#: Code that may know which process it runs in, or for how long that has computed; or that can do anything at all.
+#: Code that may learn its process's number or computing time, or that can do anything at all.
 _TELLING = to_pattern(
     r"\w*pid\b|/proc\b|CPUTIME|cpuclock|_time_ns\b|process_time|thread_time|getrusage|cpu_times|\btimes\b|native_id|psutil|multiprocessing|ctypes"
 )
 _parse = JSONDecoder().scan_once  # type: ignore[attr-defined]
-_fork = ctypes.PyDLL(None).fork  # with the interpreter's lock, and none of its own measures
+_fork = ctypes.PyDLL(None).fork  # keeps the interpreter's lock, and runs no fork handlers
 
 
 class Refused(Exception):
-    """There can be no copy, and why."""
+    """There can be no copy. The message says why."""
 
 
 class Forks:
-    """Forks the process of a guest when the host asks for it.
+    """Forks the guest's process when the host asks for it.
 
-    Cells may have taken anything out of any module by then, so that all is taken before; and whatever goes wrong is a
-    reason to refuse, never an end of the guest.
+    By then, cells may have removed anything from any module, so all functions are imported before. Every failure is a
+    reason to refuse, and never ends the guest.
     """
 
     def __init__(self, control: int, channel: int, heirs: int) -> None:
-        """Of the guest whose channel is that descriptor; `heirs` is what `stand_over` has returned."""
+        """`channel` is the descriptor of the guest's channel; `heirs` is what `stand_over` has returned."""
         self._control = Socket(fileno=move_up(control))
         self._channel = channel
         self._heirs = heirs
         self._copies: set[int] = set()
-        self._oom, self._oom_score = -1, b""  # where it is set how soon the system ends it, and what it was before
-        #: True when the host will ask for none any more.
+        self._oom, self._oom_score = -1, b""  # the file of the process's OOM score, and the score before
+        #: True when the host will ask for no more copies.
         self.is_over = False
         self._telling = ""
         self._works: bool | None = None
 
     def fileno(self) -> int:
-        """The place where the host's wishes arrive."""
+        """The descriptor on which the host asks for copies."""
         return self._control.fileno()
 
     def note(self, code: str) -> None:
-        """A cell has this code."""
+        """Takes note of a cell's code."""
         if not self._telling and (found := _TELLING.search(code)):
             self._telling = found[0]
 
     def fork(self, shared: Collection[int], why_not: str) -> tuple[int, SyscallGate] | None:
-        """Does what the host wants; the copy returns its epoch, and what keeps it from the world.
+        """Answers the host. In the copy, returns its epoch and its gate.
 
-        `why_not`: a reason to refuse. `shared` are descriptors that nothing else may stand for. To be called where
-        there is one thread only.
+        `why_not` is a reason to refuse. No other descriptor may refer to the files of `shared`. Call this while there
+        is one thread only.
         """
         fds: list[int] = []
         try:
@@ -134,7 +133,7 @@ class Forks:
                 try:
                     return epoch, self._become_copy(fds)
                 except BaseException:
-                    _exit(1)  # the host sees that its channel is closed
+                    _exit(1)  # the host sees the closed channel
             if pid < 0:
                 raise Refused("the system makes no more processes")
             self._copies.add(pid)
@@ -156,7 +155,7 @@ class Forks:
         self._copies.clear()
         dup2(channel, self._channel, False)
         dup2(control, self._control.fileno(), False)
-        # Open until then: another thread's descriptor would be in the way of those that code opens.
+        # Kept open until then: a descriptor of another thread could take the number of one that code opens.
         with suppress(OSError):
             self._oom = move_up(open_fd("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC))
             self._oom_score = read_fd(self._oom, 16)
@@ -169,7 +168,7 @@ class Forks:
         return gate
 
     def promoted(self) -> None:
-        """The copy is the guest."""
+        """Hears that the copy was promoted."""
         if self._oom >= 0:
             with suppress(OSError):
                 system_write(self._oom, self._oom_score)
@@ -178,7 +177,7 @@ class Forks:
             self._oom = -1
 
     def _receive(self, fds: list[int]) -> bytes:
-        """A packet, and the descriptors that come with it."""
+        """Receives a packet and its descriptors."""
         space = CMSG_SPACE(_FDS * _DESCRIPTOR.size)
         data, found, _, _ = self._control.recvmsg(_PACKET_BYTES, space, MSG_DONTWAIT)
         for level, kind, payload in found:
@@ -197,7 +196,7 @@ class Forks:
                 close(fd)
 
     def _check(self, shared: Collection[int]) -> None:
-        """Raises Refused when a fork would not be all that this process is, or would share something with it."""
+        """Raises Refused when a fork would lack something of this process, or share something with it."""
         if self._works is None:
             self._works = is_possible() and _try_out()
         if not self._works:
@@ -228,7 +227,7 @@ class Forks:
                     raise Refused("a file is locked, which a copy would not have")
 
     def take_ends(self) -> None:
-        """Takes the ends of copies that were thrown away."""
+        """Reaps copies that were given up."""
         for pid in [*self._copies]:
             try:
                 if waitpid(pid, WNOHANG)[0]:
@@ -252,13 +251,16 @@ def _epoch_of(packet: bytes) -> int:
 def _identity(fd: int) -> tuple[int, int]:
     try:
         status = fstat(fd)
-    except OSError:  # that of the folder just listed
+    except OSError:  # the descriptor of the folder that was just listed
         return -1, -1
     return status.st_dev, status.st_ino
 
 
 def _try_out() -> bool:
-    """Returns true when the gate can be put up here: tried in a process of its own, which it would change for good."""
+    """Returns true when the gate works here.
+
+    Tries it in a process of its own, since a gate changes a process for good.
+    """
     ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
     pid = _fork()
     if pid == 0:
@@ -277,9 +279,9 @@ def _try_out() -> bool:
 
 
 def stand_over() -> int:
-    """Forks. The new process returns, to be the guest; this one waits until the last of it and its copies has ended.
+    """Forks. The new process returns and becomes the guest; this one waits for the end of the guest and its copies.
 
-    What is returned is where the guest tells of its copies: a descriptor.
+    Returns the descriptor on which the guest reports its copies.
     """
     adopt_orphans()
     told, tells = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -300,16 +302,16 @@ def _wait_for(guest: int, told: int) -> NoReturn:
         while guest not in ended:
             pid, status = os.waitpid(-1, 0)
             ended[pid] = status
-        # A host kills the guest that a copy replaces, and copies that it does not need. Such a copy may still be dying
-        # when the guest has ended by itself: the guest's end is the one to tell.
+        # A host kills a guest that a copy replaces, and copies that it does not need. Such a copy may still be dying
+        # when the guest has ended by itself, so only the guest's exit status is reported.
         if (its_code := waitstatus_to_exitcode(ended[guest])) != -signal.SIGKILL:
             code = its_code
         with suppress(BlockingIOError):
             while data := os.read(told, _PID.size):
                 copies.append(_PID.unpack(data)[0])
-                ended.pop(copies[-1], None)  # that was another of this number
-        # The guest's copies are this process's children now, and theirs may be soon. What else it has left ends with
-        # the boundary.
+                ended.pop(copies[-1], None)  # the status of an earlier process of this number
+        # The guest's copies are children of this process now, and the copies' own may become so later. Everything else
+        # that the guest left ends with the boundary.
         alive = [pid for pid in copies if _is_child(pid, ended)]
         if not alive:
             break
@@ -324,7 +326,7 @@ def _wait_for(guest: int, told: int) -> NoReturn:
 
 
 def _is_child(pid: int, ended: dict[int, int]) -> bool:
-    """Returns true when a process is a child of this one that lives."""
+    """Returns true when a process is a living child of this one."""
     try:
         found, status = os.waitpid(pid, WNOHANG)
     except ChildProcessError:

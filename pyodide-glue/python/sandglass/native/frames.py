@@ -1,10 +1,10 @@
-"""The frames that guest and native host exchange over a socket.
+"""The frames that a guest and its native host exchange over a socket.
 
     u32 length of what follows · u32 epoch · u32 header length · header · (u32 body length · body)*
 
-Integers are little-endian. The header is JSON, a request to the guest or an array of events to the host, as
-crates/core/src/protocol.rs has them. The epoch is a number that the guest was started with: a frame with another
-one is not for it.
+Integers are little-endian. The header is JSON: a request to the guest, or an array of events to the host, as in
+crates/core/src/protocol.rs. The epoch is a number that the guest was started with. A frame with another epoch is not
+for this guest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AFTER_LENGTH = _PREFIX.size - _LENGTH.size
 
 
 class FrameError(Exception):
-    """Raised when what arrived is no frame for this guest."""
+    """Raised for data that is no frame for this guest."""
 
 
 def pack_frame(epoch: int, header: bytes, bodies: Sequence[bytes] = ()) -> bytes:
@@ -42,14 +42,17 @@ def pack_frame(epoch: int, header: bytes, bodies: Sequence[bytes] = ()) -> bytes
 
 
 class FrameReader:
-    """Takes frames from a stream. `receive` fills a part of a buffer and returns how much, 0 at the stream's end."""
+    """Reads frames from a stream. `receive` fills a part of a buffer and returns its length, 0 at the stream's end."""
 
     def __init__(self, receive: Callable[[memoryview], int], epoch: int) -> None:
         self._receive = receive
         self._epoch = epoch
 
     def read(self) -> tuple[str, list[memoryview]]:
-        """The next frame's header and bodies. EOFError at the stream's end, FrameError for what is no frame."""
+        """Returns the next frame's header and bodies.
+
+        Raises EOFError at the stream's end, FrameError for anything malformed.
+        """
         length, epoch, header_length = _unpack_prefix(self._take(_PREFIX.size))
         if epoch != self._epoch:
             raise FrameError("a frame of another epoch")
@@ -84,7 +87,7 @@ class FrameReader:
 
 
 class BodyParts:
-    """Joins a body that was cut: its parts come in messages of their own, before the message that it belongs to."""
+    """Joins bodies that were sent in parts. The parts come in messages of their own, before the body's message."""
 
     def __init__(self) -> None:
         self._parts: list[memoryview] = []
@@ -94,7 +97,7 @@ class BodyParts:
         self._parts += bodies
 
     def join(self, bodies: list[memoryview]) -> list[memoryview]:
-        """The bodies of a message, the first of which ends with what it brings itself."""
+        """Returns the bodies of a message. The kept parts come before the first one's bytes."""
         if not self._parts or not bodies:
             return bodies
         parts, self._parts = self._parts, []

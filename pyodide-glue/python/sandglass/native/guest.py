@@ -1,12 +1,12 @@
 """The guest on a host: a process that speaks crates/core/src/protocol.rs over a socket.
 
-Exchanges run on the main thread. A reader thread takes what the host sends. It answers waits, and stops the exchange
-with SIGINT where there is none. A third thread, of `pipes.py`, takes what child processes print and sends what has
-waited long enough.
+Exchanges run on the main thread. A reader thread takes the host's messages. It answers waits, and stops an exchange
+that does not wait with SIGINT. A third thread, of `pipes.py`, takes the output of child processes, and sends output
+that has waited long enough.
 
-User code runs in this process and can reach all of it. It cannot gain anything by that, since the host believes nothing
-it could not have said anyway; but what it breaks by chance must not outlive a cell. So whatever is needed here is taken
-from modules before any user code runs.
+User code runs in this process and can reach all of it. It gains nothing by that, since the host trusts nothing that a
+guest says. But damage that user code does by chance must not outlive a cell. So everything needed here is imported from
+its module before any user code runs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from sandglass.runtime.runtime import Ended
     from sandglass.runtime.wire import Encoding, ExecuteRequest, ExecutionReport, GuestInfo, InitRequest, Request
 
-#: An exchange that takes longer is looked after by the third thread.
+#: The time after which the third thread looks after an exchange.
 QUICK_MS = 20
 _WORKSPACE = "/workspace"
 _CHILD_EVENTS = frozenset(
@@ -67,14 +67,14 @@ _CHILD_EVENTS = frozenset(
 )
 _MAX_MESSAGE_CHARS = 4000
 _MAX_NAMES_BYTES = 512 << 10
-#: The requests that a copy gets before anybody has asked for what it runs.
+#: The requests that a shadow gets before its code was asked for.
 _AHEAD = frozenset(("init", "extend", "credit"))
 _parse = JSONDecoder().scan_once  # type: ignore[attr-defined]
 _mask, _BLOCK, _ALL_SIGNALS = _signal.pthread_sigmask, _signal.SIG_BLOCK, _signal.valid_signals()
 
 
 class Guest:
-    """Answers requests. Refusals are answers; whatever else is raised here is fatal."""
+    """Answers requests. To refuse is an answer; any other exception here ends the guest."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class Guest:
         namespace: Namespace | None = None,
         control: tuple[int, int] | None = None,
     ) -> None:
-        """`control`: where the host asks for copies, and where `stand_over` is told of them."""
+        """`control`: the descriptor on which the host asks for copies, and one to report them to `stand_over`."""
         self._socket = Socket(fileno=move_up(fd))
         self._forks = Forks(control[0], self._socket.fileno(), control[1]) if control else None
-        self._gate: SyscallGate | None = None  # around a copy that runs code ahead, until that has come
-        self._standing: SyscallGate | None = None  # the same, until it is removed
-        self._rest: str | None = None  # of the code that runs ahead, when all of it is there
-        self._reader_rests = False  # and wants nothing of the interpreter
-        self._collects = False  # whether garbage is collected from when the gate is there
+        self._gate: SyscallGate | None = None  # the gate of a shadow until promotion
+        self._standing: SyscallGate | None = None  # the same gate until it is removed
+        self._rest: str | None = None  # the rest of the code that runs ahead, once all of it is there
+        self._reader_rests = False  # true while the reader needs nothing of the interpreter
+        self._collects = False  # whether the garbage collector is to be turned on again
         self._rest_known = allocate_lock()
         self._pid = getpid()
         self._channel = channel = Channel(self._send, epoch)
@@ -103,13 +103,13 @@ class Guest:
         self._state = State(runtime)
         self._pipes = Pipes(self._take_written)
         self._threads: set[int] = {get_ident()}
-        self._working: list[None] = []  # one for each thread of ours but the main one
+        self._working: list[None] = []  # one entry for each running thread of ours
         self._leftovers = Leftovers(self._threads, bridge.end_waits, reap_all)
         if self._forks is not None:
             self._leftovers.spared = getppid()
             self._leftovers.take_copies = self._forks.take_ends
         self._changed_files = ChangedFiles(getcwd())
-        #: What the reader has taken; None says that the host wants a copy of the process.
+        #: The requests that the reader has taken; None says that the host wants a copy of the process.
         self._requests: SimpleQueue[tuple[Request, list[Any]] | None] = SimpleQueue()
         self._max_file_bytes = self._max_files = 0.0
         self._copy_error = ""
@@ -128,7 +128,7 @@ class Guest:
         return NativeBridge(channel)
 
     def serve(self) -> None:
-        """Works until the host closes the channel. Does not return."""
+        """Serves until the host closes the channel. Does not return."""
         random.seed()
         adopt_orphans()
         self._pipes.open()
@@ -137,9 +137,9 @@ class Guest:
         self._runtime.install()
         os.register_at_fork(after_in_child=self._become_copy)
         sys.addaudithook(self._hear)
-        self._runtime.execute(0, "pass")  # what a first cell has to wait for, such as memory of its own in a fork
+        self._runtime.execute(0, "pass")  # work that a first cell would wait for, such as memory after a fork
         self._start_threads()
-        end = _exit  # user code may take everything out of this module
+        end = _exit  # user code may remove anything from this module
         try:
             while True:
                 message = self._requests.get()
@@ -159,7 +159,7 @@ class Guest:
             self._threads.add(start_new_thread(self._alone, (work,)))
 
     def _own(self) -> None:
-        """Declares what is ours of the interpreter, besides what is the runtime's."""
+        """Declares the runtime's own objects of this backend in the interpreter."""
         for name in ("_exit", "abort"):
             end = self._with_last_words(getattr(os, name))
             self._runtime.own(vars(os), name, end)
@@ -184,7 +184,7 @@ class Guest:
                 variables = survey_of(runtime)
                 channel.post({"type": "surveyed", "survey": request["survey"], "variables": variables})
             case "extend" | "promote":
-                pass  # of code that has ended
+                pass  # an interrupt for code that has ended
             case "restore" | "install":
                 what = "take over a checkpoint" if request["type"] == "restore" else "install packages"
                 self._refuse(request["exchange"], f"a native guest cannot {what}; nothing was changed")
@@ -192,7 +192,7 @@ class Guest:
                 self._answer(request, bodies)
 
     def _init(self, request: InitRequest) -> None:
-        if request["version"] == VERSION and self._gate is None:  # a copy is configured
+        if request["version"] == VERSION and self._gate is None:  # a shadow is configured already
             try:
                 config = request["config"]
                 self._runtime.configure(config)
@@ -211,9 +211,9 @@ class Guest:
         if self._forks is not None:
             self._forks.note(request["code"])
         bridge.watch(clock=gate is None)
-        if gate is not None and self._gate is None:  # it has just been asked for
+        if gate is not None and self._gate is None:  # promoted just now
             bridge.watch()
-        self._pipes.finish()  # what leftovers of earlier cells have printed since belongs to none
+        self._pipes.finish()  # output of earlier cells' leftovers belongs to no exchange
         output.is_silenced = self._leftovers.is_leftover if self._leftovers.any_threads else None
         self._changed_files.begin()
         report, encoding, body = self._run(request, gate)
@@ -229,10 +229,10 @@ class Guest:
             *([body] if report["final"] else []),
         )
 
-    # ---- copies that run code ahead ----
+    # ---- shadows ----
 
     def _fork(self) -> None:
-        """The host wants a copy. The reader has ended, so that its thread is not missing in it."""
+        """Forks a shadow for the host. The reader has ended before, so that no thread is missing in the copy."""
         forks, pipes, reader = self._forks, self._pipes, self._socket.fileno()
         if forks is None:
             return
@@ -240,7 +240,7 @@ class Guest:
         pipes.stop()
         while self._working:
             sleep(0.0002)
-        # Nothing of the user's runs here, such as what an object does at its end: in the copy there is no gate yet.
+        # No code of the user's may run here, such as a finalizer: the copy has no gate yet.
         collects = gc_is_on()
         gc_off()
         copy = forks.fork([*pipes.descriptors(), reader], self._is_no_time_to())
@@ -265,15 +265,15 @@ class Guest:
         self._start_threads()
 
     def _is_no_time_to(self) -> str:
-        """Why a copy could be told from the guest, or nothing."""
+        """Returns the reason why code could tell a copy from the guest, or nothing."""
         if self._runtime.is_watched():
             return "code hears of all that is done, by a trace function or a hook"
         return "there are threads" if self._leftovers.has_others() else ""
 
     def _run(self, request: ExecuteRequest, gate: SyscallGate | None) -> Ended:
-        """Runs code, of which there may be a part only, and that nobody may have asked for yet: then there is a gate.
+        """Runs code, of which only a part may be there. With a gate, the code may not have been asked for yet.
 
-        One function for both: how deep the stack is shows.
+        One function for both cases, because code can see how deep the stack is.
         """
         runtime, execution, code = self._runtime, request["execution"], request["code"]
         if request.get("more"):
@@ -282,13 +282,13 @@ class Guest:
             is_ahead = gate is not None and self._gate is not None
             if gate is not None and is_ahead:
                 while not (self._reader_rests and self._pipes.rests) and self._gate is not None:
-                    sleep(0.0001)  # or this thread would have to wait for them, which it cannot ahead
+                    sleep(0.0001)  # ahead, this thread could not wait for the others
                 gate.enclose()
-                is_ahead = self._gate is not None  # or it came meanwhile
+                is_ahead = self._gate is not None  # promotion may come during the wait
             self._collect()
             ended = runtime.execute(execution, code, is_ahead)
             if gate is not None:
-                if self._gate is not None:  # behind the gate: nothing of the user's may run from here on
+                if self._gate is not None:  # behind the gate, no code of the user's may run from here on
                     collects = gc_is_on()
                     gc_off()
                     self._collects = collects
@@ -309,20 +309,20 @@ class Guest:
             runtime.extend(execution, text, is_last)
 
     def _next_text(self) -> tuple[str, bool]:
-        """More of the code that runs ahead, and whether it is the last of it."""
+        """Waits for more of the code that runs ahead. Returns it, and whether it is the last of it."""
         message = self._requests.get()
         if message is not None and message[0]["type"] == "extend":
             return message[0]["text"], message[0].get("last", False)
         return self._rest or "", True
 
     def _collect(self) -> None:
-        """Garbage is collected again, if it was before."""
+        """Turns garbage collection on again, if it was on before."""
         if self._collects:
             self._collects = False
             gc_on()
 
     def _asked_for(self) -> None:
-        """From now on the copy is the guest. Called by the reader."""
+        """Promotes the shadow to the guest. The reader calls this."""
         gate, self._gate = self._gate, None
         if gate is None:
             return
@@ -337,13 +337,13 @@ class Guest:
         self._collect()
 
     def _know_rest(self, rest: str | None) -> None:
-        """All of the code that runs ahead has come. Called by the reader."""
+        """Takes the whole rest of the code that runs ahead. The reader calls this."""
         self._rest = rest
         if rest is not None and self._rest_known.locked():
             self._rest_known.release()
 
     def _take_rest(self) -> str:
-        """The rest of the code that runs ahead, for code that looks at its own source; once it is there."""
+        """Waits for the rest of the code that runs ahead, for code that looks at its own source."""
         if self._gate is not None:
             getppid()
             with self._rest_known:
@@ -406,7 +406,7 @@ class Guest:
         """Runs a thread of ours."""
         end, is_done = _exit, False
         try:
-            _mask(_BLOCK, _ALL_SIGNALS)  # they are the main thread's
+            _mask(_BLOCK, _ALL_SIGNALS)  # signals are for the main thread
             work()
             is_done = True
         except EOFError:
@@ -415,11 +415,11 @@ class Guest:
             self._die(error)
         finally:
             if not is_done:
-                end(1)  # nobody could do its work
+                end(1)  # nobody else could do the thread's work
             self._working.pop()
 
     def _read(self) -> None:
-        """Takes what the host sends; ends when it wants a copy of the process."""
+        """Takes the host's messages. Ends when the host wants a copy of the process."""
         bridge, read, forks = self._bridge, self._reader.read, self._forks
         mail = poll()
         mail.register(self._socket.fileno(), POLLIN)
@@ -437,8 +437,8 @@ class Guest:
                 found = dict(mail.poll())
                 self._reader_rests = False
                 if forks.fileno() in found and not self._channel.exchange and self._gate is None:
-                    # First, because it was asked for first: it is there by when a frame is that was sent later. But one
-                    # who was not told yet that it is the guest hears that before.
+                    # Copies first, because they were asked for first: a request for one arrives before frames that were
+                    # sent later. But a shadow that does not know of its promotion yet takes the frames first.
                     self._requests.put(None)
                     return
             header, bodies = read()
@@ -449,7 +449,7 @@ class Guest:
                 case "part":
                     parts.add(bodies)
                 case "ping":
-                    pass  # for workers
+                    pass  # only workers use this request
                 case "hostReply":
                     body = parts.join(bodies)
                     bridge.reply(request, body[0] if body else b"")
@@ -467,7 +467,7 @@ class Guest:
                     bridge.begin(request["exchange"], request["timeoutMs"])
                     self._requests.put((request, parts.join(bodies)))
 
-    # ---- what does not go through Python's own streams ----
+    # ---- output that bypasses Python's streams ----
 
     def _drain_pipes(self) -> None:
         channel = self._channel
@@ -486,7 +486,7 @@ class Guest:
         return ()
 
     def _with_last_words(self, end: Callable[..., object]) -> Callable[..., object]:
-        """A function that ends the process at once; what was printed until then is sent."""
+        """Wraps a function that ends the process at once, so that the output until then is sent."""
 
         @wraps(end)
         def ends(*args: Any, **options: Any) -> object:
@@ -499,7 +499,7 @@ class Guest:
         return ends
 
     def _with_notice(self, start: Callable[..., int]) -> Callable[..., int]:
-        """`_thread.start_new_thread`: unlike `threading`, it does not wait until the thread has begun."""
+        """Wraps `_thread.start_new_thread`, which, unlike `threading`, does not wait until the thread has begun."""
 
         @wraps(start)
         def starts(*args: Any) -> int:
@@ -509,21 +509,24 @@ class Guest:
         return starts
 
     def _hear(self, event: str, _args: object) -> None:
-        """Of every audit event: when there is a child process, what it prints comes before what is printed after it."""
+        """Hears audit events.
+
+        Once there may be a child process, its output comes before output that Python prints later.
+        """
         if event in _CHILD_EVENTS:
             self._output.catch_up = self._pipes.drain
 
-    # ---- copies of this process (os.fork) ----
+    # ---- copies of this process by os.fork ----
 
     def _become_copy(self) -> None:
-        """In a child that user code made: it has no part in the sandbox, and prints to its descriptors."""
+        """Cuts off a child that user code made: it has no part in the sandbox, and prints to its own descriptors."""
         self._bridge.become_copy()
         self._channel.lock = RLock()
         self._socket.close()
         self._pipes.abandon()
         self._output.lock = RLock()
         self._output.catch_up = None
-        self._output.begin(0)  # nothing fits, so that all text goes by `write`
+        self._output.begin(0)  # with no limit left, all text goes by `write`
         self._output.write = self._write_copy  # type: ignore[method-assign]
 
     def _write_copy(self, channel: Any, text: str) -> None:
@@ -542,7 +545,7 @@ class Guest:
             _exit(1)
 
     def _die(self, error: BaseException) -> None:
-        """The last word."""
+        """Sends the last output and the error, and ends the process."""
         try:
             self._output.flush()
             if not isinstance(error, FrameError):
@@ -559,7 +562,7 @@ def _write_all(fd: int, text: str) -> None:
 
 
 def _leave_copy(report: ExecutionReport, error: str) -> None:
-    """A copy of the process has come to the end of the cell that made it: that is where it ends, as a script would."""
+    """Ends a copy that user code made, at the end of the cell that made it, as a script would end."""
     failure = report.get("errorType")
     try:
         if failure and failure != "SystemExit":
@@ -569,7 +572,7 @@ def _leave_copy(report: ExecutionReport, error: str) -> None:
 
 
 def _shortened(names: list[str] | None) -> list[str] | None:
-    """The first names, as many as fit into a frame."""
+    """Returns the first names, as many as fit into a frame."""
     size = 0
     for index, name in enumerate(names or ()):
         size += len(name.encode("utf-8", "replace")) + 3
@@ -587,7 +590,7 @@ def serve(fd: int, epoch: int, reap_all: bool, control: tuple[int, int] | None =
     if isdir(_WORKSPACE):
         os.chdir(_WORKSPACE)
     sys.path.insert(0, "")  # the working folder
-    sys.argv[:], sys.orig_argv[:] = [""], [sys.executable]  # as in a REPL: what it was started with is the host's
-    # The threads are ours, and a copy of the process does without them.
+    sys.argv[:], sys.orig_argv[:] = [""], [sys.executable]  # as in a REPL, and hides the host's own arguments
+    # The threads are ours, and a copy of the process runs without them.
     warnings.filterwarnings("ignore", r".*multi-threaded, use of \w+\(\) may lead to deadlocks", DeprecationWarning)
     Guest(fd, epoch, reap_all, control=control).serve()

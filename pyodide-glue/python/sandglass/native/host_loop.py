@@ -1,7 +1,7 @@
-"""The event loop of cells on hosts: it waits for pipes, sockets and processes as well.
+"""The event loop of cells on hosts. It also waits for pipes, sockets and processes.
 
-What it does with them is Python's own. Only the waiting is ours, since an interrupt has to end it: descriptors are
-looked at between short waits, and nothing is opened for a loop that has none.
+Only the waiting is our own, because an interrupt has to end it. The loop polls descriptors between short waits, and
+opens nothing for a loop without descriptors.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
     from sandglass.runtime.bridge import Threads
 
-#: The first look comes so soon, and each later one twice as late, up to the last.
+#: The pauses between two polls: the first one, and the longest. Each pause is twice as long as the one before.
 _FIRST_LOOK, _LAST_LOOK = 0.0005, 0.01
 _END_SECONDS = 1.0
 _UnixLoop: Any = unix_events._UnixSelectorEventLoop
 
 
 class Descriptors(BaseSelector):
-    """A selector that is made when there is something to select."""
+    """A selector that is made on first use."""
 
     def __init__(self) -> None:
         self._made: DefaultSelector | None = None
-        #: Waits for so many seconds, or until a thread wakes the loop; without end for None.
+        #: Waits for so many seconds, or until a thread wakes the loop. None waits without end.
         self.wait: Callable[[float | None], Any] = lambda _seconds: None
-        #: Returns true when the loop has something to do.
+        #: Returns true when the loop has work to do.
         self.is_ready: Callable[[], bool] = bool
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> SelectorKey:
@@ -73,7 +73,7 @@ class Descriptors(BaseSelector):
 
 
 class HostLoop(CellLoop, _UnixLoop):  # type: ignore[misc]
-    """A loop that also waits for descriptors."""
+    """An event loop that also waits for descriptors."""
 
     _ssock: Any = None
 
@@ -85,14 +85,14 @@ class HostLoop(CellLoop, _UnixLoop):  # type: ignore[misc]
         self._selector: Any = descriptors
 
     def _make_self_pipe(self) -> None:
-        """Part of the selector loop: threads wake this one without a pipe."""
+        """Part of the selector loop. Threads wake this loop without a pipe."""
 
     def _close_self_pipe(self) -> None:
         if self._ssock is not None:
             super()._close_self_pipe()
 
     def add_signal_handler(self, *args: Any) -> None:  # type: ignore[override]
-        if self._ssock is None:  # Python writes signals to it
+        if self._ssock is None:  # Python writes signals to the pipe
             super()._make_self_pipe()
         _UnixLoop.add_signal_handler(self, *args)
 
@@ -102,7 +102,7 @@ class HostLoop(CellLoop, _UnixLoop):  # type: ignore[misc]
         return transport
 
     def finish(self, main: Future[Any] | None = None) -> int:
-        """Ends its processes, too, which would be told to a loop that is closed."""
+        """Ends its processes too: a closed loop could not hear of their end."""
         left = [transport for transport in self._processes if transport.get_returncode() is None]
         self._processes.clear()
         if left and not self.is_closed():

@@ -1,9 +1,9 @@
-"""A guest in a Jupyter kernel: the native one, as a lodger in an interpreter that belongs to others as well.
+"""A guest in a Jupyter kernel: the native guest, in an interpreter that it shares with others.
 
-The host has the kernel import this package under a name of its own and `attach`, which connects back to the host's
-private socket. All of the protocol runs there. What needs the main thread runs in a `turn`, which the host has the
-kernel execute like any front end's cell; so between turns the kernel is everybody's, and a turn gives back at its end
-whatever it has taken over. Threads and processes that a cell leaves behind go on, as in any notebook.
+The host makes the kernel import this package under a name of its own and call `attach`, which connects back to the
+host's private socket. The whole protocol runs there. Work for the main thread runs in a `turn`, which the host makes
+the kernel execute like a front end's cell. Between turns, the kernel belongs to everybody, so a turn gives back at its
+end everything that it has taken over. Threads and processes that a cell leaves behind go on, as in any notebook.
 """
 
 # Decisions: docs/internals/jupyter.md.
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     from sandglass.native.channel import Channel
     from sandglass.runtime.wire import StopReason
 
-#: Time that the host has to take a connection, and to send what it has the kernel run a turn for.
+#: The longest times for the host to take a connection, and to send the request for a turn, in seconds.
 _CONNECT_SECONDS = 10
 _REQUEST_SECONDS = 5
-#: For how long code that runs when the host leaves is asked to stop.
+#: The longest time for which running code is asked to stop when the host leaves, in seconds.
 _LEAVING_SECONDS = 5
 _SIGNALS = (_signal.SIGINT, _signal.SIGVTALRM)
 _set_handler, _get_handler = _signal.signal, _signal.getsignal
 _BLOCK, _mask = _signal.SIG_BLOCK, _signal.pthread_sigmask
-#: Names that IPython keeps among the user's: what was typed and shown.
+#: IPython's own names among the user's variables: what was typed and shown.
 _is_history = pattern(r"_i{0,3}|_{2,3}|_i?\d+|_[iod]h|_exit_code|In|Out").fullmatch
 _MAX_TEXT_CHARS = 500
-#: Of a list of variables; the host takes no more than twice as much, and in a message as hexadecimal digits.
+#: The most bytes of a list of variables. The host takes at most twice as much, in a message as hexadecimal digits.
 _MAX_LIST_BYTES = 2 << 20
 _CPU_TIMER, _set_timer = _signal.ITIMER_VIRTUAL, _signal.setitimer
 _guests: dict[str, KernelGuest] = {}
@@ -65,7 +65,7 @@ class Gone(Exception):
 
 
 class KernelBridge(NativeBridge):
-    """Signals the main thread in a turn only: between turns it runs others' code."""
+    """Signals the main thread in a turn only. Between turns, the main thread runs others' code."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
@@ -73,7 +73,7 @@ class KernelBridge(NativeBridge):
         self.is_in = False
 
     def enter(self) -> bool:
-        """The main thread begins the turn; whether it is to be stopped already."""
+        """Begins a turn on the main thread. Returns true when the turn has to stop already."""
         with self._lock:
             self.is_in = True
             return self.stopping is not None
@@ -90,7 +90,10 @@ class KernelBridge(NativeBridge):
             self._next_look = monotonic() + REPEAT_SECONDS
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Another front end's, too, which is not repeated: in code of ours, such as a wait, it stops the turn."""
+        """Handles an interrupt, also another front end's.
+
+        If it came in code of ours, such as a wait, it stops the turn.
+        """
         with self._lock:
             if self.is_in and self.stopping is None and self._channel.exchange and not in_user_code(frame):
                 self._stop("interrupt")
@@ -99,7 +102,7 @@ class KernelBridge(NativeBridge):
 
 
 class Others:
-    """The activity in the kernel besides the turn. In the place of `Leftovers`: nothing here is ours to end."""
+    """The threads of others in the kernel. Takes the place of `Leftovers`, since none of them is ours to end."""
 
     any_threads = False
 
@@ -107,11 +110,11 @@ class Others:
         self._before: set[int] = set()
 
     def begin(self) -> None:
-        """A turn begins: threads that there are now are not its own."""
+        """Begins a turn. Threads that run now are not the turn's own."""
         self._before = set(_current_frames())
 
     def has_others(self) -> bool:
-        """Returns true when there are threads that the turn has started."""
+        """Returns true when the turn has started threads."""
         return not _current_frames().keys() <= self._before
 
     def is_leftover(self, _ident: int) -> bool:
@@ -136,8 +139,8 @@ class KernelGuest(Guest):
         super().__init__(socket.detach(), epoch, False, Namespace(module=module, hidden=is_hidden))
         self._token = token
         self._shell = shell
-        self._is_gone = False  # the host
-        self._is_left = False  # the kernel, by us
+        self._is_gone = False  # whether the host is gone
+        self._is_left = False  # whether we have left the kernel
         self._saved: list[tuple[int, int]] = []
         self._handlers: list[Any] = []
         self._left: SimpleQueue[None] = SimpleQueue()
@@ -146,7 +149,7 @@ class KernelGuest(Guest):
         self._leftovers: Any = others
         bridge.is_leftover, bridge.has_others = others.is_leftover, others.has_others
         runtime.end_leftovers = others.end
-        runtime.sleep_in_thread = clock_sleep  # threads may be others'
+        runtime.sleep_in_thread = clock_sleep  # the threads may be others'
         runtime.is_lodger = True
         if shell is not None:
             runtime.translate = shell.transform_cell
@@ -155,7 +158,7 @@ class KernelGuest(Guest):
         return KernelBridge(channel)
 
     def begin(self) -> None:
-        """Lets the host's requests in."""
+        """Starts to take the host's requests."""
         self._pipes.open(take=False)
         self._own()
         publisher = getattr(self._shell, "display_pub", None)
@@ -167,8 +170,8 @@ class KernelGuest(Guest):
             self._threads.add(start_new_thread(self._alone, (work,)))
 
     def turn(self) -> None:
-        """Answers the next request. In the kernel's main thread."""
-        # First: from now on, an interrupt is for the user's code, and nothing of ours is torn by one.
+        """Answers the next request, on the kernel's main thread."""
+        # First: from now on, an interrupt reaches the user's code only, and none of our own.
         self._handlers = [_get_handler(number) for number in _SIGNALS]
         _set_handler(_signal.SIGINT, self._bridge._on_interrupt)
         try:
@@ -179,20 +182,20 @@ class KernelGuest(Guest):
                     try:
                         self._enter()
                         if self._bridge.enter() and request["type"] == "execute":
-                            request["code"] = "raise KeyboardInterrupt"  # it was to stop before it began
-                        with outer_loop_suspended():  # the kernel's own, which runs the turn
+                            request["code"] = "raise KeyboardInterrupt"  # it had to stop before it began
+                        with outer_loop_suspended():  # suspends the kernel's own loop, which runs the turn
                             self._handle(request, bodies)
                     finally:
                         self._bridge.leave()
                         self._leave()
         finally:
-            _set_timer(_CPU_TIMER, 0)  # whatever was raised: to others its signal may be the end
+            _set_timer(_CPU_TIMER, 0)  # whatever was raised: the timer's signal could end others' code
             if self._is_gone:
                 self._runtime.namespace.withdraw()  # the end of a cell puts reserved names back
                 self._left.put(None)
-            # The interrupt last: others' may come at once, and tear what follows.
+            # Interrupts come last: others' may come at once, and would break the steps that follow.
             for number, handler in reversed(list(zip(_SIGNALS, self._handlers, strict=True))):
-                if handler is not None:  # what C code has set cannot be put back from here
+                if handler is not None:  # a handler of C code cannot be put back from here
                     _set_handler(number, handler)
 
     def _enter(self) -> None:
@@ -202,7 +205,7 @@ class KernelGuest(Guest):
                 self._saved.append((fd, fcntl(fd, F_DUPFD_CLOEXEC, 100)))
         self._pipes.repair()
         self._runtime.enter()
-        self._runtime.namespace.lodge()  # another lodger, or a front end, may have taken names of ours
+        self._runtime.namespace.lodge()  # another guest, or a front end, may have taken names of ours
         _at_work.append(self)
 
     def _leave(self) -> None:
@@ -216,17 +219,20 @@ class KernelGuest(Guest):
             close(kept)
 
     def _publish(self, data: Any = None, metadata: Any = None, **_options: Any) -> None:
-        """The method that IPython's `display` calls, for one."""
+        """Takes a display, such as of IPython's `display`."""
         if isinstance(data, dict):
             self._runtime.show_bundle(data)
 
     def inspect(self) -> str:
-        """The user's variables, as hexadecimal digits of JSON: from any thread, while a turn is under way or not."""
+        """Returns the user's variables, as hexadecimal digits of JSON.
+
+        Any thread may call this, during a turn or not.
+        """
         namespace = self._runtime.namespace
         rows, size = [], 0
         for row in namespace.listing():
             value = namespace.globals.get(row["name"], MISSING)
-            # The repr of anything else may run the user's code, or take for ever.
+            # The repr of any other value may run the user's code, or never end.
             is_plain = type(value) in (int, float, bool, str, bytes, type(None))
             row["text"] = safe_repr(value)[:_MAX_TEXT_CHARS] if is_plain else f"<{type_name(value)[:_MAX_TEXT_CHARS]}>"
             text = to_json(row)
@@ -263,18 +269,18 @@ class KernelGuest(Guest):
             try:
                 self._socket.sendall(frame)
             except OSError:
-                self._is_gone = True  # the reader sees to the rest
+                self._is_gone = True  # the reader does the rest
 
     def _die(self, error: BaseException) -> None:
         self._detach()
 
     def _detach(self) -> None:
-        """The host has left: what runs is to stop, and nothing of ours stays behind."""
+        """Leaves the kernel after the host has left: stops the running code, and removes everything of ours."""
         if self._is_left:
             return
         self._is_left = self._is_gone = True
         self._channel.give(1 << 62)  # nobody waits for room any more
-        self._requests.put(None)  # the main thread may wait for one
+        self._requests.put(None)  # the main thread may wait for a request
         bridge = self._bridge
         deadline = monotonic() + _LEAVING_SECONDS
         while bridge.is_in and monotonic() < deadline:
@@ -288,11 +294,11 @@ class KernelGuest(Guest):
 
 
 def attach(path: str, token: str, epoch: int) -> None:
-    """Connects this kernel to the host that listens at `path`. In the main thread."""
+    """Connects this kernel to the host that listens at `path`. Call it on the main thread."""
     handler = _get_handler(_signal.SIGINT)
-    _set_handler(_signal.SIGINT, _signal.SIG_IGN)  # others' would leave half of a guest
+    _set_handler(_signal.SIGINT, _signal.SIG_IGN)  # an interrupt of others would leave half a guest
     try:
-        if token not in _guests:  # interrupted when it was done, it is asked for again
+        if token not in _guests:  # if it was interrupted at its very end, the host asks again
             _attach(path, token, epoch)
     finally:
         if handler is not None:
@@ -319,7 +325,7 @@ def _attach(path: str, token: str, epoch: int) -> None:
 
 
 def turn(token: str) -> None:
-    """Runs a turn. LookupError when the host has left."""
+    """Runs a turn. Raises LookupError when the host has left."""
     _guests[token].turn()
 
 
@@ -329,7 +335,7 @@ def inspect(token: str) -> str:
 
 
 def _listen() -> None:
-    """Hears of child processes, and of copies of this one. It cannot be undone, and so is done once."""
+    """Hears of child processes, and of copies of this process. Hooks cannot be removed, so this is done once."""
     if not _hooks:
         _hooks.append(True)
         os.register_at_fork(after_in_child=_become_copy)

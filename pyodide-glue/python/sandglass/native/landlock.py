@@ -1,7 +1,7 @@
-"""Landlock: whoever gets past the mounts still writes nowhere but to the guest's own folders.
+"""Landlock: keeps a process that gets past the mounts from writing anywhere but in the guest's own folders.
 
 The kernel's `Documentation/userspace-api/landlock.rst` describes the calls and their numbers, which are the same on all
-architectures. A kernel without Landlock is no error: the boundary holds without it.
+architectures. A kernel without Landlock is no error, because the boundary holds without it.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import ctypes
 import errno
 import os
 
-#: Folders that guests may write below. Devices such as /dev/null, and what a process may set of itself.
+#: The folders below which guests may write: their own, devices such as /dev/null, and settings of a process itself.
 WRITABLE = ("/workspace", "/tmp", "/dev", "/proc")
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION = 1
 _PATH_BENEATH = 1
 _PR_SET_NO_NEW_PRIVS = 38
-_ABSENT = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)  # not built, not on, or refused by a container's filter
+_ABSENT = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)  # not built in, not on, or refused by a container's filter
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR_TO_MAKE_SYM = 0x1FF0  # bits 4 to 12: removing, and making of each kind
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _WRITE = _WRITE_FILE | _REMOVE_DIR_TO_MAKE_SYM | _REFER | _TRUNCATE | _IOCTL_DEV
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
-#: Rights that later versions brought, by version.
+#: The rights that later versions have added, by version.
 _SINCE = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
 _SCOPES_SINCE = 6
 _SCOPES = 0b11  # abstract Unix sockets and signals end at the boundary
@@ -41,7 +41,7 @@ class _Beneath(ctypes.Structure):
 
 
 def version() -> int:
-    """The kernel's version of Landlock, 0 where there is none."""
+    """Returns the kernel's version of Landlock; 0 when there is none."""
     try:
         return _call(_CREATE_RULESET, None, 0, _ASK_VERSION)
     except OSError as error:
@@ -51,7 +51,7 @@ def version() -> int:
 
 
 def confine() -> bool:
-    """Confines this thread, and all that it starts, for good. False where the kernel has no Landlock."""
+    """Confines this thread and all that it starts, for good. Returns false when the kernel has no Landlock."""
     known = version()
     if known == 0:
         return False

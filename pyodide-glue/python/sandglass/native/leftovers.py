@@ -1,8 +1,8 @@
-"""Ends what a cell of a native guest left running: threads, and child processes with all their descendants.
+"""Ends the leftovers of a native guest's cell: threads, and child processes with all their descendants.
 
-A thread can only be asked: an exception is raised in it, which a call into C does not hear. One that goes on anyway is
-named once, and has no part in later cells. Threads that libraries keep for themselves, such as idle workers of a pool,
-stay: whatever they serve would hang without them.
+A thread can only be asked to end: an exception is raised in it, which a call into C does not notice. A thread that goes
+on is named once, and has no part in later cells. Threads that libraries keep for themselves stay, such as idle workers
+of a pool, because whatever they serve would hang without them.
 """
 
 # Decisions: docs/internals/guests-on-hosts.md.
@@ -32,16 +32,16 @@ _THREAD_SECONDS = 0.25
 _PROCESS_SECONDS = 2.0
 #: The time after which a thread is asked again that has caught the last exception and goes on.
 _AGAIN_SECONDS = 0.05
-#: The same for one that handles it, and so may be about to end.
+#: The time after which a thread is asked again that handles the exception, and so may be about to end.
 _HANDLER_SECONDS = 5.0
 _MAX_NAME_CHARS = 100
 _MOST_NAMED = 20
 _MOST_CAUSES = 20
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGKILL = 9
-#: Numbers of processes that are tried where they cannot be listed.
+#: The process numbers that are tried where processes cannot be listed.
 _MOST_PIDS = 1 << 16
-#: The field of a process's status, from its state on, that is the number of its threads.
+#: The index of the number of threads among the fields of a process's status, from the state on.
 _THREADS = 17
 _current_frames, _current_exceptions = sys._current_frames, sys._current_exceptions
 _known_threads: dict[int, Any] = threading._active  # type: ignore[attr-defined]
@@ -52,40 +52,40 @@ _ident = ctypes.c_ulong
 _get_referrers = gc.get_referrers
 _modules = sys.modules
 _ANY, _ONE = os.P_ALL, os.P_PID
-#: Children whose end sends another signal than SIGCHLD, or none, as well.
+#: Waits for all children, also those whose end sends another signal than SIGCHLD, or none.
 _WALL = 0x40000000 if sys.platform == "linux" else 0
 _PEEK = os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL
 _NOW = os.WNOHANG | _WALL
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose own parent has ended, where the kernel can do that."""
+    """Makes this process the parent of descendants whose own parent has ended, if the kernel supports it."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class Leftovers:
-    """Threads and processes that cells left running. `end_waits` ends what threads wait for."""
+    """The threads and processes that cells left running. `end_waits` ends the waits of threads."""
 
     def __init__(self, ours: set[int], end_waits: Callable[[Collection[int]], object], all_processes: bool) -> None:
         self._ours = ours
         self._end_waits = end_waits
         self._all_processes = all_processes
         self._pid = getpid()
-        #: The process that stands over this one, in whose namespace both are.
+        #: The process that stands over this one, in the same namespace.
         self.spared = 0
-        #: Takes the ends of copies of this process, which nobody here has started.
+        #: Reaps copies of this process. `forks.py` has started them.
         self.take_copies: Callable[[], object] = bool
         self._threads: dict[int, Any] = {}
         self._asked: dict[int, float] = {}
         self._told: set[tuple[int, int]] = set()
 
     def renew(self) -> None:
-        """In a copy of the guest."""
+        """Takes the number of this process, in a copy of the guest."""
         self._pid = getpid()
 
     def is_leftover(self, ident: int) -> bool:
-        """Returns true when a thread is one that an earlier cell left."""
+        """Returns true when an earlier cell left this thread."""
         return ident in self._threads and _known_threads.get(ident) is self._threads[ident]
 
     @property
@@ -93,11 +93,14 @@ class Leftovers:
         return bool(self._threads)
 
     def has_others(self) -> bool:
-        """Returns true when there are threads but ours. Counting would not do: a fork keeps the count of those lost."""
+        """Returns true when there are threads besides ours.
+
+        A count would be wrong: a fork keeps the count of lost threads.
+        """
         return not _current_frames().keys() <= self._ours
 
     def end(self) -> list[str]:
-        """Ends what it can, and says what would not end."""
+        """Ends leftovers. Returns a line for each that would not end."""
         if getpid() != self._pid:  # a copy that user code made
             return []
         lines = self._end_threads()
@@ -140,11 +143,11 @@ class Leftovers:
                 thread = _known_threads.get(ident)
                 if not _is_service(thread, frame):
                     found[ident] = thread
-        frames.clear()  # one of them is this function's own
+        frames.clear()  # drops the frame of this function itself
         return found
 
     def _ask(self, threads: Collection[int], now: float) -> None:
-        """Raises an exception in threads, but for those that have heard it and are cleaning up."""
+        """Raises an exception in threads, except in those that have heard it and are cleaning up."""
         handled = _current_exceptions()
         told = set()
         for ident in threads:
@@ -161,7 +164,7 @@ class Leftovers:
     # ---- processes ----
 
     def _may_have_processes(self) -> bool:
-        """Returns true when there may be others than this one. Most cells leave none, and then no more is done."""
+        """Returns true when there may be child processes. Most cells leave none, and then nothing more is done."""
         try:
             if self._all_processes and not self.spared:
                 kill(-1, 0)
@@ -172,7 +175,7 @@ class Leftovers:
         return True
 
     def _has_siblings(self) -> bool:
-        """Returns true when the process that stands over this one has been given any that were this one's to adopt."""
+        """Returns true when the process that stands over this one has adopted processes in place of this one."""
         try:
             with open(f"/proc/{self.spared}/task/{self.spared}/children", "rb") as file:
                 return len(file.read().split()) > 1
@@ -183,7 +186,7 @@ class Leftovers:
         _end_pools()
         try:
             return self._end_found()
-        except OSError:  # the cell has left no file descriptor to look for them with
+        except OSError:  # the cell has left no file descriptor to list them with
             return self._end_unseen()
 
     def _end_unseen(self) -> list[str]:
@@ -234,8 +237,8 @@ class Leftovers:
         return lines
 
     def _find_processes(self) -> tuple[list[int], list[int]]:
-        """The descendants of this process that still run (with `all_processes`, all but its ancestors), and its
-        children that have ended.
+        """Returns the running descendants of this process (with `all_processes`, all processes but its ancestors), and
+        its children that have ended.
         """
         parents: dict[int, int] = {}
         ended = set()
@@ -245,7 +248,8 @@ class Leftovers:
             status = _status(int(name))
             if status is not None:
                 parents[int(name)] = int(status[1])
-                # Of a process whose main thread has ended the state says so, though the others go on.
+                # If a process's main thread has ended, the state says that the process has, although its other threads
+                # run.
                 if status[0] in "ZX" and int(status[_THREADS]) <= 1:
                     ended.add(int(name))
         me = getpid()
@@ -272,7 +276,7 @@ def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
 
 
 def _status(pid: int) -> list[str] | None:
-    """The fields of /proc/N/stat from the state on; the name before them may contain anything."""
+    """Reads the fields of /proc/N/stat from the state on. The name before them may contain any character."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].decode("ascii", "replace").split()
@@ -291,9 +295,9 @@ def _describe_process(pid: int) -> tuple[str, int]:
 
 
 def _reap(reaped: set[int]) -> bool:
-    """Takes the ends of children; whether there are no children any more.
+    """Reaps children. Returns true when no children are left.
 
-    Objects of the user's that stand for one are told how it ended, before that is forgotten.
+    Before a child's end is forgotten, objects of the user's that represent it are told how it ended.
     """
     owners: dict[int, Any] | None = None
     try:
@@ -303,7 +307,7 @@ def _reap(reaped: set[int]) -> bool:
             owner = owners.get(end.si_pid)
             if owner is not None:
                 if _is_waited_for(owner):
-                    return False  # a thread is just taking it
+                    return False  # a thread is reaping it right now
                 _tell(owner, end.si_status if end.si_code == CLD_EXITED else -end.si_status)
             with suppress(ChildProcessError):
                 waitpid(end.si_pid, _NOW)
@@ -314,7 +318,7 @@ def _reap(reaped: set[int]) -> bool:
 
 
 def _end_pools() -> None:
-    """Has pools of processes make no new ones."""
+    """Keeps pools of processes from making new ones."""
     with suppress(BaseException):
         if (module := _modules.get("multiprocessing.pool")) is not None:
             for found in _get_referrers(module.Pool):
@@ -323,7 +327,7 @@ def _end_pools() -> None:
 
 
 def _find_owners() -> dict[int, Any]:
-    """Objects of the user's that stand for a process and do not know its end, by its number."""
+    """Finds objects of the user's that represent a process and do not know of its end, by the process's number."""
     candidates: list[Any] = []
     with suppress(BaseException):
         if (module := _modules.get("multiprocessing.process")) is not None:
@@ -355,7 +359,7 @@ def _tell(owner: Any, code: int) -> None:
 
 
 def _tell_owners(killed: set[int]) -> None:
-    """The same for processes whose end was taken by a thread that was itself stopped before it could keep it."""
+    """Finds processes whose end was taken by a thread that was stopped before it could note the end."""
     for pid, owner in (_find_owners() if killed else {}).items():
         if pid in killed:
             try:
@@ -365,8 +369,8 @@ def _tell_owners(killed: set[int]) -> None:
 
 
 def _exit_in(handled: Any) -> SystemExit | None:
-    """The SystemExit that a thread handles, or that had led to what it handles."""
-    error = handled[1] if type(handled) is tuple else handled  # what it is before Python 3.12
+    """Returns the SystemExit that a thread handles, or that led to the exception which it handles."""
+    error = handled[1] if type(handled) is tuple else handled  # an exception from Python 3.12 on, a tuple before
     for _ in range(_MOST_CAUSES):
         if error is None or type(error) is SystemExit:
             break

@@ -1,7 +1,7 @@
-"""File descriptors 1 and 2 of a native guest: pipes, so that what child processes and C code print is taken as well.
+"""File descriptors 1 and 2 of a native guest: pipes, so that output of child processes and C code is taken as well.
 
-Python's own prints do not go through them (`output.py`). A thread reads the pipes; it also sends what waits too long to
-be sent, while Python computes.
+Python's own prints do not go through the pipes (`output.py`). A thread reads the pipes. It also sends output that has
+waited for long enough while Python computes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _F_SETPIPE_SZ = 1031
-#: C code that prints while it holds the interpreter's lock waits for ever once a pipe is full.
+#: The size of a pipe. C code that prints while it holds the interpreter's lock waits for ever once a pipe is full.
 _PIPE_BYTES = 256 << 10
 _READ_BYTES = 64 << 10
-#: Taken at once, at most: somebody may print without end.
+#: The most bytes that are taken at once, because a process may print without end.
 _MAX_DRAIN_BYTES = 4 << 20
 _TICK_MS = 25
 _Decoder = getincrementaldecoder("utf-8")
 
 
 def move_up(fd: int) -> int:
-    """Moves a descriptor out of the way of code that closes all low ones; children do not inherit it."""
+    """Moves a descriptor to a high number, because some code closes all low ones. Children do not inherit it."""
     for least in (1000, 200, 3):
         try:
             moved: int = fcntl(fd, F_DUPFD_CLOEXEC, least)
@@ -44,25 +44,25 @@ def move_up(fd: int) -> int:
 
 
 class Pipes:
-    """Takes what is written to descriptors 1 and 2. `write` gets a descriptor's number and text."""
+    """Takes text that is written to descriptors 1 and 2. `write` gets the descriptor's number and the text."""
 
     def __init__(self, write: Callable[[int, str], None]) -> None:
         self._write = write
         self._lock = RLock()
         self._decoders = {fd: _Decoder("backslashreplace") for fd in (1, 2)}
         self._partial: set[int] = set()
-        self._readers: dict[int, int] = {}  # by their own descriptor: 1 or 2
+        self._readers: dict[int, int] = {}  # 1 or 2, by the descriptor that reads it
         self._writers: dict[int, int] = {}
         self._identities: dict[int, Any] = {}
         self._ready = poll()
         self._all = poll()
         self._wake_reader = self._wake_writer = -1
         self._idle = self._stops = False
-        #: True while `keep_draining` waits, and wants nothing of the interpreter.
+        #: True while `keep_draining` waits, and needs nothing of the interpreter.
         self.rests = False
 
     def open(self, take: bool = True) -> None:
-        """Takes over descriptors 1 and 2; with `take` false, only from `repair` on."""
+        """Takes over descriptors 1 and 2; without `take`, only once `repair` is called."""
         for fd in (1, 2):
             reader, writer = map(move_up, os.pipe())
             with suppress(OSError):
@@ -88,7 +88,7 @@ class Pipes:
             dup2(writer, fd)
 
     def drain(self) -> None:
-        """Takes what there is."""
+        """Takes the text that is there."""
         taken = 0
         with self._lock:
             while taken < _MAX_DRAIN_BYTES and (found := self._ready.poll(0)):
@@ -101,7 +101,7 @@ class Pipes:
                         self._write(fd, text)
 
     def finish(self) -> None:
-        """Takes what there is, and writes out what looks like the beginning of a character."""
+        """Takes the text that is there, and writes out an incomplete character at its end."""
         self.drain()
         if not self._partial:
             return
@@ -113,18 +113,18 @@ class Pipes:
             self._partial.clear()
 
     def wake(self) -> None:
-        """An exchange has been under way for a while: `keep_draining` looks after it."""
+        """Wakes `keep_draining` to look after an exchange that takes long."""
         if self._idle:
             self._idle = False
             os_write(self._wake_writer, b"x")
 
     def keep_draining(self, is_busy: Callable[[], bool], tick: Callable[[], None]) -> None:
-        """Takes what there is until `stop`, and calls `tick` every so often while an exchange is under way.
+        """Takes text until `stop`. While an exchange is running, calls `tick` at intervals.
 
-        Raises OSError when user code has closed what it works with.
+        Raises OSError when user code has closed one of the descriptors.
         """
         while True:
-            self._idle = True  # before the question: an exchange that begins in between wakes it
+            self._idle = True  # set before the question, so that an exchange which begins in between wakes it
             time_limit = _TICK_MS if is_busy() else None
             self.rests = True
             found = self._all.poll(time_limit)
@@ -146,11 +146,11 @@ class Pipes:
         os_write(self._wake_writer, b"x")
 
     def descriptors(self) -> list[int]:
-        """All that stand for the pipes, 1 and 2 among them."""
+        """Returns all descriptors of the pipes, including 1 and 2."""
         return [*self._writers, *self._readers, *self._writers.values(), self._wake_reader, self._wake_writer]
 
     def renew(self) -> None:
-        """In a copy of the guest: other pipes take the place of all of them, under the same numbers."""
+        """Replaces all pipes by new ones under the same numbers, in a copy of the guest."""
         for reader, fd in self._readers.items():
             self._replace([reader], [self._writers[fd], fd])
             with suppress(OSError):
@@ -166,7 +166,7 @@ class Pipes:
             close(fd)
 
     def abandon(self) -> None:
-        """In a copy of the process: leaves everything to the original."""
+        """Closes the pipes in a copy of the process, since they belong to the original."""
         for fd in (*self._readers, *self._writers.values(), self._wake_reader, self._wake_writer):
             with suppress(OSError):
                 close(fd)

@@ -1,31 +1,32 @@
-"""A process that has imported the heavy libraries and forks guests: a fork costs milliseconds, the imports seconds.
+"""The zygote: imports the heavy libraries once and forks guests. A fork takes milliseconds, the imports take seconds.
 
 `python -m sandglass --zygote --fd N` runs inside a backend's boundary, with capabilities in the boundary's own user
-namespace. It runs nobody's code but that of the modules it was told to import, and holds nothing of the host but its
-control socket.
+namespace. It runs no code but that of the modules that it has to import, and holds nothing of the host but its control
+socket.
 
-The control socket is of type SOCK_SEQPACKET; a packet is a JSON object and its descriptors.
+The control socket is of type SOCK_SEQPACKET. A packet is a JSON object and its descriptors.
 
 From the host:
 
-- `{"preload": [names]}`, once, first; with the seccomp program as a descriptor, if there is one. Answered by `ready`.
-- `{"fork": id, "epoch": n, ...}`, with the guest's end of its channel. Answered by `forked` or `failed`. The host takes
-  an order back by closing its own end of the channel.
+- `{"preload": [names]}`, once, first. The seccomp program comes with it as a descriptor, if there is one. The answer is
+  `ready`.
+- `{"fork": id, "epoch": n, ...}`, with the guest's end of its channel. The answer is `forked` or `failed`. The host
+  cancels the order by closing its own end of the channel.
 
 To the host:
 
-- `{"ready": true, "missing": {name: why}}`: what could not be imported is named, and does not fail the rest. Nor does
-  what leaves threads running, which a fork would lose: the process starts anew without it.
-- `{"forked": id}`, with a pidfd of the guest's first process: who kills that one kills all of them.
+- `{"ready": true, "missing": {name: why}}`: modules that could not be imported are named, and the others stay. A module
+  that leaves threads running is missing, too, since a fork would lose them: the process starts anew without it.
+- `{"forked": id}`, with a pidfd of the guest's first process. Killing this process kills all of the guest's.
 - `{"failed": id, "message": why}`: there is no guest.
-- `{"ended": id, "status": n}`: a guest is gone; its exit code, or minus the signal.
+- `{"ended": id, "status": n}`: a guest has ended. `n` is its exit code, or minus the signal.
 
-A guest has mount, pid, ipc, uts and network namespaces of its own, its own `/tmp`, `/dev/shm` and `/proc`, sees of all
-workspaces only its own, and has no capabilities. The kernel makes all of that; `_isolate` orders it and fails rather
-than leave a part out. With `user` in the request it is that user outside, so that what the kernel counts by user counts
-for it alone; it has a user namespace of its own then, in which it is the same as every guest.
+A guest has mount, pid, ipc, uts and network namespaces of its own, and its own `/tmp`, `/dev/shm` and `/proc`. It sees
+no workspace but its own, and has no capabilities. The kernel does all of that. `_isolate` orders it, and fails rather
+than leave a part out. With `user` in the request, the guest is that user outside, so that the kernel's counts by user
+count this guest alone. It then has a user namespace of its own, in which it looks the same as every guest.
 
-No fork can end this process, whatever fails: all guests would end with it.
+A failed fork never ends this process, because all guests would end with it.
 """
 
 # Decisions: docs/internals/guests-on-hosts.md.
@@ -73,27 +74,27 @@ _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 4, 38, 22
 _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
-#: The kernel's `struct ifreq`, of flags.
+#: The kernel's `struct ifreq`, for flags.
 _INTERFACE = struct.Struct("16sH22x")
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _WARM_BYTES = 4 << 20
-#: In the environment, when the process has started anew: what it was told, and what it has to leave out.
+#: The environment variable for a new start: the order, and the modules to leave out.
 _ORDER = "SANDGLASS_ZYGOTE_ORDER"
 _REASON_CHARS = 200
-#: Threads of libraries that a fork may lose: jemalloc (of pyarrow and polars) starts its own again, the other one of
-#: polars removes files of queries that did not fit into memory.
+#: Threads of libraries that a fork may lose. jemalloc (of pyarrow and polars) starts its thread again. The other one,
+#: of polars, removes files of queries that did not fit into memory.
 _EXPENDABLE = frozenset(("jemalloc_bg_thd", "polars-ooc-clea"))
 
-#: Terminals of a guest. The machine has 4096 in all.
+#: The most terminals of a guest. The machine has 4096 in all.
 _TERMINALS = 64
-#: The id of a guest inside of its namespace.
+#: The user id of a guest inside of its namespace.
 _INSIDE = 1000
 
-#: The place where the backend shows the zygote all workspaces; a guest has an empty folder there.
+#: The folder in which the zygote sees all workspaces. A guest finds an empty folder there.
 WORKSPACES = "/run/workspaces"
-#: The place where a guest finds its own.
+#: The folder in which a guest finds its own workspace.
 WORKSPACE = "/workspace"
 
 
@@ -105,7 +106,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def serve(fd: int) -> NoReturn:
-    """Imports what it is told to, then forks a guest for each request on the socket `fd`, until the host closes it."""
+    """Imports the modules of its order, then forks a guest for each request on the socket `fd`. Never returns."""
     control = socket.socket(fileno=fd)
     order = _first_order(control)
     missing: dict[str, str] = order["missing"]
@@ -117,7 +118,7 @@ def serve(fd: int) -> NoReturn:
     seccomp = _read_all(order["fds"][0]) if order["fds"] else b""
     become_quiet()
     _send(control, {"ready": True, "missing": missing})
-    guests: dict[int, int] = {}  # processes, and the numbers that the host knows them by
+    guests: dict[int, int] = {}  # the host's number of each guest, by process
     wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -132,7 +133,7 @@ def serve(fd: int) -> NoReturn:
             continue
         request, fds = _receive(control)
         if not request:
-            os._exit(0)  # the host is gone; the guests go with the boundary's pid namespace, of which this is the child
+            os._exit(0)  # the host is gone; guests end with the boundary's pid namespace, whose child this is
         number = request["fork"]
         try:
             if _is_closed(fds[0]):
@@ -150,15 +151,15 @@ def serve(fd: int) -> NoReturn:
 def _is_closed(channel: int) -> bool:
     """Returns true when the other end of a socket is closed."""
     poll = select.poll()
-    poll.register(channel, 0)  # that is told anyway
+    poll.register(channel, 0)  # hang-ups are reported anyway
     return bool(poll.poll(0))
 
 
 def _hand_over(control: socket.socket, number: int, guest: int, pidfd: int) -> None:
-    """Gives the host what it ends a guest with. Without that there must be no guest."""
+    """Gives the host the pidfd, by which it can end the guest. There must be no guest without it."""
     try:
         _send(control, {"forked": number}, [pidfd])
-    except OSError:  # descriptors on their way are bounded
+    except OSError:  # the kernel bounds descriptors in flight
         os.kill(guest, signal.SIGKILL)
         raise
     finally:
@@ -166,7 +167,7 @@ def _hand_over(control: socket.socket, number: int, guest: int, pidfd: int) -> N
 
 
 def preload(names: list[str]) -> dict[str, str]:
-    """Imports modules; what goes wrong with one is told, and is no reason to leave out the others."""
+    """Imports modules. A failure of one is reported, and does not stop the others."""
     missing = {}
     for name in names:
         try:
@@ -177,19 +178,19 @@ def preload(names: list[str]) -> dict[str, str]:
 
 
 def become_quiet() -> None:
-    """Readies the process for being copied: no collection writes to what is shared."""
+    """Prepares the process for forks: a garbage collection then writes to no shared page."""
     share_modules()
     gc.collect()
     gc.freeze()
 
 
 def threads() -> list[str]:
-    """Names of threads beside this one that a fork must not lose."""
+    """Returns the names of other threads, except those that a fork may lose."""
     names = []
     for thread in os.listdir("/proc/self/task"):
         if int(thread) == threading.get_native_id():
             continue
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:  # it may have ended
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:  # the thread may have ended
             names.append(file.read().strip())
     return sorted(name for name in names if name not in _EXPENDABLE)
 
@@ -220,7 +221,7 @@ def _fork(
     seccomp: bytes,
     ours: list[int],
 ) -> tuple[int, int]:
-    """Makes a guest: its process, and a pidfd of it. It does not have the descriptors `ours`."""
+    """Makes a guest. Returns its process and a pidfd of it. The guest gets no copy of the descriptors `ours`."""
     report, guests_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with report, guests_end:
 
@@ -248,15 +249,16 @@ def _fork(
 
 
 def fork_in_thread(prepare: Callable[[], object], become: Callable[[], NoReturn]) -> int:
-    """Forks a process in a thread that `prepare` has readied: one that has chosen a pid namespace for its children.
+    """Forks a process in a thread that `prepare` has prepared, for instance by choosing a pid namespace for its
+    children.
 
-    Such a thread cannot go back to the namespace before; so it is one of its own each time. A process in its place
-    would be one more copy of this one. `threading` does not know the thread, and so makes it the child's main thread.
+    A thread cannot go back to its earlier namespace, so each fork has a new thread. A process in its place would be one
+    more copy of this one. `threading` does not know the thread, and makes it the child's main thread.
     """
     made: list[int | BaseException] = []
     done = allocate_lock()
     done.acquire()
-    end = os._exit  # user code may take everything out of this module, and the thread must never return
+    end = os._exit  # user code may remove anything from this module, and the thread must never return
 
     def fork() -> None:
         try:
@@ -312,15 +314,15 @@ def _become_guest(
 
 
 def _warm_heap() -> None:
-    """Takes memory that the guest's first work would take, and keeps it: new pages are slow to get."""
-    with contextlib.suppress(AttributeError):  # another libc than glibc
+    """Takes the memory that a guest's first work would need, and keeps it, because new pages are slow to get."""
+    with contextlib.suppress(AttributeError):  # the C library is not glibc
         _libc.mallopt(_M_MMAP_THRESHOLD, _WARM_BYTES)
         _libc.mallopt(_M_TRIM_THRESHOLD, 2 * _WARM_BYTES)
         bytearray(_WARM_BYTES - 4096)
 
 
 def _isolate(request: dict[str, Any], user: int | None) -> None:
-    """Gives the process a view of files, processes and the host's name of its own."""
+    """Gives the process its own view of files, processes and the host's name."""
     socket.sethostname(str(request.get("hostname", "sandglass")))
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     safe = _MS_NOSUID | _MS_NODEV
@@ -328,7 +330,7 @@ def _isolate(request: dict[str, Any], user: int | None) -> None:
     owner = "" if user is None else f",uid={user},gid={user}"
     _mount("tmpfs", "/tmp", "tmpfs", safe, f"size={size},mode=1777{owner}")
     _mount("tmpfs", "/dev/shm", "tmpfs", safe | _MS_NOEXEC, f"size={size},mode=1777{owner}")
-    if user is not None:  # only root's namespace of users can have terminals, which is what the zygote has then
+    if user is not None:  # only the root user's namespace can have terminals, and the zygote is in it in this case
         terminals = f"newinstance,ptmxmode=0666,mode=620,max={_TERMINALS}"
         _mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, terminals)
     workspace = request.get("workspace")
@@ -344,19 +346,20 @@ def _isolate(request: dict[str, Any], user: int | None) -> None:
 
 
 def _bring_up_loopback() -> None:
-    """Lets the guest reach itself: servers and their clients of one cell, such as those of dask or of a manager."""
+    """Lets the guest reach itself, for servers and their clients in one cell, such as those of dask or of a manager."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _INTERFACE.pack(b"lo", _IFF_UP))
 
 
 def _become_user(user: int) -> None:
-    """Makes the process another user outside, and the same as ever inside of a user namespace that has no more below.
+    """Makes the process another user outside. Inside of a new user namespace, it looks the same as before.
 
-    What was mounted before stays its parent's: here it could not be taken away with all the capabilities there are.
+    The namespace can have none below. Earlier mounts belong to the parent: the guest could not unmount them, even with
+    all capabilities.
     """
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
-    _libc_call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)  # or what /proc says of it would be root's
+    _libc_call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise root would own the process's files in /proc
     _libc_call("unshare", _CLONE_NEWUSER)
     for name, text in (
         ("self/setgroups", "deny"),
@@ -369,7 +372,10 @@ def _become_user(user: int) -> None:
 
 
 def reseed() -> None:
-    """Makes what comes at random differ from what the siblings get. Python itself does so for `random` after a fork."""
+    """Makes random numbers differ from those of the sibling guests.
+
+    After a fork, Python itself does so for `random`.
+    """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -379,7 +385,7 @@ def _drop_capabilities() -> None:
     _libc_call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     for capability in range(_LAST_CAPABILITY + 1):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-            break  # beyond the last one that the kernel knows
+            break  # beyond the last capability that the kernel knows
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()
     _libc_call("capset", ctypes.byref(header), ctypes.byref(none))
@@ -410,7 +416,7 @@ def _libc_call(name: str, *arguments: Any) -> None:
 
 
 def _reap(guests: dict[int, int]) -> list[tuple[int, int]]:
-    """Numbers and exit codes of guests that are gone."""
+    """Yields the numbers and exit codes of guests that have ended."""
     gone = []
     while guests:
         try:
@@ -444,7 +450,7 @@ def _send(to: socket.socket, message: dict[str, Any], fds: list[int] | None = No
 
 
 def _receive(from_: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """A packet and its descriptors, which are closed on exec; `({}, [])` when the other end is closed."""
+    """Receives a packet and its descriptors, which close on exec. Returns `({}, [])` when the other end is closed."""
     data, fds, _, _ = socket.recv_fds(from_, _PACKET_BYTES, _FDS)
     for fd in fds:
         os.set_inheritable(fd, False)

@@ -1,19 +1,21 @@
 """The part that every guest runs.
 
-- `runtime.py`    `Runtime`, the one object that a backend drives: configure, execute, get and set variables
-- `bridge.py`     `Bridge`, what a backend provides: output, host calls, sleep
-- `compiling.py`  a cell as code objects;  `running.py` runs them;  `sources.py` keeps their text for tracebacks
+- `runtime.py`    `Runtime`, which a backend drives: configure, execute, get and set variables
+- `bridge.py`     `Bridge`, which a backend provides: output, host calls, sleep
+- `compiling.py`  compiles cells;  `running.py` runs them;  `sources.py` keeps their text for tracebacks
 - `namespace.py`  the user's `__main__`, reserved names, the final answer
-- `helpers.py`    `llm_query`, `FINAL`, …: what user code can call;  `reading.py` `chunk_text`, … that read a text
-- `profiles.py`   the names, texts and conventions of other projects that `helpers.py` can take on
+- `helpers.py`    functions for user code: `llm_query`, `FINAL`, …;  `reading.py` functions to read a text:
+  `chunk_text`, …
+- `profiles.py`   names, texts and conventions of other projects, for `helpers.py`
 - `output.py`     stdout and stderr, bounded;  `loop.py` asyncio on top of `Bridge.sleep`
-- `displays.py`   rich outputs;  `figures.py` those of matplotlib;  `ipython.py` what code of notebooks imports for them
-- `values.py`     how values cross: the wire format;  `errors.py` what user code can catch
-- `wire.py`       the version of the messages to and from the host;  `wire.pyi` their types; made of the core's
-- `files.py`      files for the host: write, read, list, remove;  `completion.py` what an editor asks about code
-- `guards.py`     undoes what a cell did to the interpreter;  `substitutes.py` what user code finds in place of its own
-- `recursion.py`  the recursion limit that user code sets;  `signals.py` the signal that is ours
-- `collector.py`  keeps garbage from being collected while nothing of the user's may run
-- `pristine.py`   builtins that cells cannot replace;  `reserve.py` memory that they cannot take
+- `displays.py`   rich outputs;  `figures.py` figures of matplotlib;  `ipython.py` names that notebooks import for both
+- `values.py`     the wire format of values;  `errors.py` exceptions for user code
+- `wire.py`       the version of the messages to and from the host;  `wire.pyi` their types; generated from the core
+- `files.py`      files for the host: write, read, list, remove;  `completion.py` answers editors
+- `guards.py`     undoes changes that a cell made to the interpreter;  `substitutes.py` objects that replace Python's
+  own
+- `recursion.py`  the recursion limit that user code sets;  `signals.py` the runtime's own signal
+- `collector.py`  turns garbage collection off while no code of the user's may run
+- `pristine.py`   builtins that cells cannot replace;  `reserve.py` memory that cells cannot take
 - `user_code.py`  tells the user's frames from ours, for `tracebacks.py`, `warning_origin.py` and interrupts
 """

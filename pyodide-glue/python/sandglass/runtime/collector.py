@@ -1,4 +1,4 @@
-"""Keeps the garbage collector from running code of the user's: what objects do at their end."""
+"""Turns garbage collection off, so that it runs no finalizers of the user's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (
 
 
 class CollectorOff:
-    """No garbage is collected meanwhile. None of contextlib's: those need builtins that a cell may have replaced."""
+    """Turns garbage collection off.
+
+    Not made by contextlib, because that needs builtins that a cell may have replaced.
+    """
 
     def __enter__(self) -> None:
         self._collects = isenabled()

@@ -1,7 +1,7 @@
 """Compiles a cell.
 
-A cell runs statement by statement, each with code of its own, so that one whose text is still being written runs as it
-would when it is whole. Only a cell that awaits is one coroutine, and one of very many statements is one piece of code.
+A cell runs statement by statement, each with code of its own. So a cell that is still being written runs exactly as it
+would when complete. Only a cell that awaits becomes one coroutine, and a cell of very many statements one code object.
 """
 
 # Decisions: docs/internals/running-ahead.md.
@@ -42,47 +42,47 @@ if TYPE_CHECKING:
     from ast import stmt
     from types import CodeType
 
-#: The way cells are compiled.
+#: The compiler's flags for cells.
 FLAGS = PyCF_ALLOW_TOP_LEVEL_AWAIT
 FUTURES = 0x1FF0000  # the bits of co_flags that `from __future__ import …` sets
-#: Without any of these, a cell that is in order statement by statement is so as a whole, and awaits nothing.
+#: A cell without these words is valid as a whole if each statement is, and awaits nothing.
 _OF_THE_WHOLE = ("await", "async", "global", "__future__")
-#: A cell of more is not written for people, and so many pieces of code take more memory and time than one.
+#: A cell of more statements is generated, and so many code objects take more memory and time than one.
 _MOST_STATEMENTS = 2000
-#: From here on, the annotations of a module are a function of its code: of that of the last statement that has some.
+#: From 3.14 on, a module's annotations are a function in its code: in that of the last annotated statement.
 _ANNOTATIONS_ARE_CODE = sys.version_info >= (3, 14)
-#: Statements that have others of the same module in them.
+#: Statements that contain other statements of the same module.
 _COMPOUND = (If, For, While, With, Try, TryStar, Match, AsyncFor, AsyncWith)
-#: Statements that the line after them may go on with.
+#: Statements that may continue on the next line.
 _OPEN = (*_COMPOUND, FunctionDef, AsyncFunctionDef, ClassDef)
 _find_line_ends = to_pattern(r"\r\n|\r|\n").finditer
 
 
 def compile_cell(source: str, filename: str) -> list[CodeType]:
-    """The code of a cell: that of each statement; an expression at the end is the value to show.
+    """Compiles a cell: returns the code of each statement. An expression at the end gives the value to show.
 
-    Raises SyntaxError for anything that is not Python, MemoryError and RecursionError for source nested too deeply.
+    Raises SyntaxError for anything that is not Python, and MemoryError or RecursionError for source nested too deeply.
     """
     try:
         return _compile(source, filename)
-    except ValueError as error:  # UnicodeEncodeError is one
+    except ValueError as error:  # such as a UnicodeEncodeError
         raise _explain_bad_character(source, filename, error) from None
     except SyntaxError as error:
         if "null bytes" in str(error.msg):
             raise _explain_bad_character(source, filename, error) from None
-        if error.text is None and error.lineno:  # found after parsing: the compiler looks for the line in a file
+        if error.text is None and error.lineno:  # found after parsing: the compiler would look for the line in a file
             error.text = "".join(lines_of(source)[error.lineno - 1 : error.lineno])
         raise
 
 
 def is_plain(source: str, filename: str) -> bool:
-    """Returns true when a cell compiles without a warning, and is its statements only: they may run as they come."""
+    """Returns true when a cell compiles without a warning, statement by statement, so that statements may run early."""
     try:
         with Warnings("error"):
             codes = compile_cell(source, filename)
             if _is_one(_parse(source, filename).body):
                 return False
-    except BaseException:  # a hook of the user's may raise anything
+    except BaseException:  # a hook of the user's may raise any exception
         return False
     return not any(code.co_flags & CO_COROUTINE for code in codes)
 
@@ -101,22 +101,22 @@ def _compile(source: str, filename: str) -> list[CodeType]:
             return _compile_each(body, filename, FLAGS, is_first=True)[0]
         except SyntaxError:
             with Warnings("ignore"):
-                _compile_whole(body, filename)  # it may find another one first
+                _compile_whole(body, filename)  # may find another error first, which Python would report
             raise
     codes = _compile_whole(body, filename)
     if any(code.co_flags & CO_COROUTINE for code in codes):
         return codes
-    with Warnings("ignore"):  # all were told
+    with Warnings("ignore"):  # all warnings were shown above
         return _compile_each(body, filename, FLAGS, is_first=True)[0]
 
 
 def _is_one(body: list[stmt]) -> bool:
-    """Returns true when a cell is one piece of code, whatever its statements are."""
+    """Returns true when a cell becomes one code object, whatever its statements are."""
     return len(body) > _MOST_STATEMENTS or (_ANNOTATIONS_ARE_CODE and _annotates(body))
 
 
 def _annotates(body: list[stmt]) -> bool:
-    """Returns true when there are annotations of the module's own."""
+    """Returns true when the module itself has annotations."""
     blocks = [body]
     while blocks:
         for statement in blocks.pop():
@@ -143,14 +143,14 @@ def _compile_whole(body: list[stmt], filename: str) -> list[CodeType]:
 
 
 def _compile_each(body: list[stmt], filename: str, flags: int, *, is_first: bool) -> tuple[list[CodeType], int]:
-    """The code of each statement, and the flags for those that follow. `is_first`: whether the cell begins here."""
+    """Compiles each statement. Returns the codes and the flags for later ones. `is_first`: the cell begins here."""
     codes: list[CodeType] = []
     for index, statement in enumerate(body):
         if index == len(body) - 1 and isinstance(statement, Expr):
             codes.append(compile(Expression(statement.value), filename, "eval", flags, True))
             continue
         if isinstance(statement, Expr) and isinstance(statement.value, Constant) and (index or not is_first):
-            continue  # or a text would be the module's __doc__, which only one at the beginning is
+            continue  # a text would become the module's __doc__, which only a text at the beginning is
         code = compile(Module([statement], []), filename, "exec", flags, True)
         flags |= code.co_flags & FUTURES
         codes.append(code)
@@ -158,9 +158,9 @@ def _compile_each(body: list[stmt], filename: str, flags: int, *, is_first: bool
 
 
 class Warnings:
-    """Handles the compiler's warnings. Not by `catch_warnings`: all that were told once would be told again.
+    """Sets the filter for the compiler's warnings. `catch_warnings` would make all earlier warnings be shown again.
 
-    Nor is it one of contextlib's: those need builtins that a cell may have replaced.
+    Not made by contextlib, because that needs builtins that a cell may have replaced.
     """
 
     def __init__(self, action: str) -> None:
@@ -175,29 +175,32 @@ class Warnings:
 
 
 class Growing:
-    """Compiles a cell whose text comes bit by bit, each time up to the end of a line, without that end itself.
+    """Compiles a cell whose text comes in pieces. Each piece ends at the end of a line, without the newline itself.
 
-    A simple statement is complete there, whatever the next line is; one that has statements in it only when another one
-    begins. An expression may be the last of the cell: so its code always has a value.
+    A simple statement is complete at the end of its line. A statement that contains others is complete when the next
+    statement begins. Any expression may be the cell's last, so its code always gives a value.
     """
 
     def __init__(self, filename: str) -> None:
         self.source = ""
         self.filename = filename
         self.is_whole = False
-        self._compiled = 0  # characters of the source
+        self._compiled = 0  # the length of the compiled source in characters
         self._flags = FLAGS
         self._is_first = True
-        self._retry = 0  # how long what is not complete has to be before it is looked at again
+        self._retry = 0  # the length that an incomplete rest must reach before it is tried again
 
     def add(self, text: str, is_last: bool) -> list[CodeType]:
-        """The code that it makes complete. None as long as that is no Python, such as half of a text of many lines."""
+        """Returns the code of newly completed statements.
+
+        Returns none while the rest is no Python, such as half a text.
+        """
         self.source += text
         self.is_whole = is_last
         pending = len(self.source) - self._compiled
         if not is_last and pending < self._retry:
             return []
-        # The lines before are empty ones, for the numbers.
+        # Empty lines stand for the lines before, so that line numbers are right.
         before = sum(1 for _ in _find_line_ends(self.source, 0, self._compiled))
         source = "\n" * before + self.source[self._compiled :]
         end = len(self.source)
@@ -207,8 +210,9 @@ class Growing:
                 if not is_last and body and self._may_go_on(body):
                     body.pop()
                     if self._is_first and len(body) == 1 and _is_text(body[0]):
-                        body.pop()  # the cell's __doc__, which is one with what comes after it
-                    # Where a statement begins is not known, such as one with decorators, but where the one before ends.
+                        body.pop()  # the cell's __doc__, which belongs to the statement after it
+                    # The start of the next statement is unknown, for instance with decorators. The end of the last one
+                    # is known.
                     end = self._compiled
                     end += _end_of_line(source, body[-1].end_lineno or 0) - before if body else 0
                 codes, flags = _compile_each(body, self.filename, self._flags, is_first=self._is_first)
@@ -232,12 +236,12 @@ class Growing:
 
 
 def _is_text(statement: stmt) -> bool:
-    """Returns true when it is a constant alone."""
+    """Returns true for a statement that is only a constant."""
     return isinstance(statement, Expr) and isinstance(statement.value, Constant)
 
 
 def _end_of_line(source: str, line: int) -> int:
-    """The place where the line after this one begins."""
+    """Returns the position at which the line after this one begins."""
     for number, end in enumerate(_find_line_ends(source), 1):
         if number == line:
             return end.end()
@@ -248,8 +252,9 @@ def _parse(source: str, filename: str) -> Module:
     try:
         return compile(source, filename, "exec", FLAGS | PyCF_ONLY_AST, True)  # type: ignore[no-any-return]
     except SystemError:
-        # CPython before 3.11.8 and 3.12.2 counts the depth of all trees under construction in one place (gh-106905):
-        # one that another thread or a finalizer makes meanwhile spoils the count, and a good tree is thrown away.
+        # CPython before 3.11.8 and 3.12.2 counts the depth of all syntax trees under construction in one place
+        # (gh-106905). If another thread or a finalizer makes a tree meanwhile, the count is wrong, and a good tree is
+        # refused.
         return compile(source, filename, "exec", FLAGS | PyCF_ONLY_AST, True)  # type: ignore[no-any-return]
 
 
@@ -268,7 +273,7 @@ def _explain_bad_character(source: str, filename: str, error: Exception) -> Synt
 
 
 def lines_of(source: str) -> list[str]:
-    """Lines as the compiler counts them: str.splitlines would also split at form feeds and U+2028."""
+    """Splits source into lines as the compiler does. str.splitlines would also split at form feeds and U+2028."""
     if "\n" not in source and "\r" not in source:
         return [source + "\n"] if source else []
     lines = StringIO(source, newline=None).readlines()

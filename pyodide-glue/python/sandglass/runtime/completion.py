@@ -1,7 +1,7 @@
-"""Answers an editor that asks about code being written: names that could go on here, and what a name stands for.
+"""Answers editors about code that is being written: completes names, and describes the object of a name.
 
 Names are looked up in the user's namespace. Dots are followed, which may run hooks of the user's classes, as in any
-notebook; calls and subscripts are not. Answers are bounded.
+notebook. Calls and subscripts are not evaluated. Answers are bounded.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Completion:
         self._variables = variables
 
     def answer(self, which: str, about: bytes) -> bytes:
-        """JSON for JSON: `code` and `cursor`, in characters.
+        """Answers a question. Both are JSON; the question has `code`, and `cursor` in characters.
 
-        "complete" gives `matches`, of which each replaces the characters from `start` to `end`; "inspect" (with
-        `detail`, for source as well) gives `text`, or null. Raises ValueError for anything else.
+        "complete" returns `matches`, each a replacement for the characters from `start` to `end`. "inspect" returns
+        `text`, or null; with `detail`, the text includes the source. Raises ValueError for any other question.
         """
         told = from_json(about)
         code, cursor = told["code"], told["cursor"]
@@ -67,7 +67,7 @@ class Completion:
         prefix = code[start:cursor]
         owner = _chain_before(code, start)
         statement = code[code.rfind("\n", 0, start) + 1 : start].split()
-        if owner is None:  # the attribute of something that is not looked up
+        if owner is None:  # an attribute of an object that is not looked up
             return start, []
         if statement[:1] == ["import"] or (statement[:1] == ["from"] and "import" not in statement):
             return start, _matching(prefix, _modules(owner))
@@ -77,7 +77,7 @@ class Completion:
         if owner:
             value = self._find(owner)
             return start, [] if value is _MISSING else _matching(prefix, _attributes(value))
-        if not prefix:  # everything there is would help nobody
+        if not prefix:  # a list of all names would help nobody
             return start, _matching(prefix, [name for name in self._variables if not name.startswith("_")])
         names = [*self._variables, *vars(builtins), *kwlist, *softkwlist]
         return start, _matching(prefix, names)
@@ -92,7 +92,7 @@ class Completion:
                 break
             try:
                 value = getattr(value, name, _MISSING)
-            except Exception:  # a property of the user's
+            except Exception:  # a property of the user's may raise any exception
                 return _MISSING
         return value
 
@@ -118,7 +118,7 @@ def _word_start(code: str, end: int) -> int:
 
 
 def _chain_before(code: str, start: int) -> list[str] | None:
-    """The names before a dot that ends at `start`: none where there is no dot, None where it is no chain of names."""
+    """Returns the names before a dot that ends at `start`. Empty without a dot, None when it is no chain of names."""
     names: list[str] = []
     while start and code[start - 1] == ".":
         end = start - 1
@@ -130,7 +130,7 @@ def _chain_before(code: str, start: int) -> list[str] | None:
 
 
 def _names_at(code: str, cursor: int) -> Iterable[list[str]]:
-    """The chain of names at the cursor, then that of the call that it is in the parentheses of, and so on outwards."""
+    """Returns the chain of names at the cursor, then the chain of each call whose parentheses are around the cursor."""
     end = cursor
     while end < len(code) and _is_word(code[end]):
         end += 1
@@ -156,7 +156,7 @@ def _matching(prefix: str, names: Iterable[Any]) -> list[str]:
             continue
         if name.startswith(prefix) and (prefix or not name.startswith("_")):
             found.add(name)
-    # Private names last, as nobody looks for them first.
+    # Private names come last, because few look for them.
     return sorted(found, key=lambda name: (name.startswith("__"), name.startswith("_"), name))[:_MOST_MATCHES]
 
 
@@ -168,7 +168,7 @@ def _attributes(value: Any) -> list[Any]:
 
 
 def _modules(package: list[str]) -> list[str]:
-    """Modules that can be imported: of the interpreter, or of a package that is loaded."""
+    """Lists modules that can be imported: top-level ones, or those of a loaded package."""
     from pkgutil import iter_modules
 
     if not package:
@@ -177,7 +177,7 @@ def _modules(package: list[str]) -> list[str]:
     path = vars(module).get("__path__") if type(module) is ModuleType else None
     try:
         return [] if path is None else [found.name for found in iter_modules(path)]
-    except Exception:  # what is no path
+    except Exception:  # a user's package may have anything as its path
         return []
 
 

@@ -1,8 +1,8 @@
-"""Rich outputs: what `display` shows, the value of a cell's last expression, figures.
+"""Rich outputs: objects given to `display`, the value of a cell's last expression, and figures.
 
 An object is shown as the richest of its representations, by the methods that Jupyter calls: `_repr_mimebundle_`,
-`_repr_html_`, … or, for figures, `savefig`. They are looked up on its class and are user code: what they raise goes to
-stderr as one line, and what they return is checked.
+`_repr_html_`, … or, for figures, `savefig`. The methods are looked up on the object's class and are user code: an
+exception goes to stderr as one line, and a result is checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MAX_NOTE_CHARS = 500
 _PLAIN = "text/plain"
-#: From the richest down.
+#: Mime types by method, from the richest down.
 _METHODS = {
     "text/html": "_repr_html_",
     "text/markdown": "_repr_markdown_",
@@ -33,14 +33,14 @@ _METHODS = {
     "application/json": "_repr_json_",
 }
 _RANKS = {mime: rank for rank, mime in enumerate(_METHODS)}
-#: Types that have nothing to show but their repr.
+#: Types that have no representation but their repr.
 _NEVER_RICH = frozenset({int, float, complex, bool, str, bytes, list, tuple, dict, set, frozenset, range})
 
 
 class Displays:
     """The rich outputs of one runtime, bounded per execution.
 
-    `send` gets a mime type, data and whether they are the last expression's value; `complain` gets a line.
+    `send` takes a mime type, data, and whether it is the last expression's value. `complain` takes a line.
     """
 
     def __init__(self, send: Callable[[str, bytes, bool], None], complain: Callable[[str], object]) -> None:
@@ -49,20 +49,20 @@ class Displays:
         self._most = 0
         self._most_bytes = self._most_bytes_of_all = 0.0
         self._count = self._bytes = 0
-        #: The number of those that were too many or too large to be sent in this execution.
+        #: The number of outputs of this execution that were too many or too large to send.
         self.omitted = 0
 
     def limit(self, most: int, most_bytes: float, most_bytes_of_all: float) -> None:
-        """Sets how many an execution may send, how large one may be, and all of them."""
+        """Sets the limits of an execution: the number of outputs, the size of one, and the size of all."""
         self._most, self._most_bytes, self._most_bytes_of_all = most, most_bytes, most_bytes_of_all
 
     def begin(self) -> None:
-        """A new execution: counts anew."""
+        """Resets the counts for a new execution."""
         self._count = self._bytes = self.omitted = 0
 
     @property
     def is_full(self) -> bool:
-        """Returns true when no more will be sent in this execution."""
+        """Returns true when this execution's limits are used up."""
         return self._count >= self._most
 
     def display(
@@ -73,9 +73,9 @@ class Displays:
         raw: bool = False,
         **_options: object,
     ) -> None:
-        """Shows objects in the cell's rich outputs: HTML, images, Markdown, … whatever each of them offers.
+        """Shows objects as rich outputs of the cell: HTML, images, Markdown, … as each of them supports.
 
-        `include` and `exclude` are mime types; with `raw`, an object is a dict of mime types and data. Other options of
+        `include` and `exclude` are mime types. With `raw`, an object is a dict of mime types and data. Other options of
         IPython's function have no effect.
         """
         for value in objects:
@@ -93,7 +93,10 @@ class Displays:
                 self._emit(*found)
 
     def show(self, value: object, *, is_result: bool = False) -> bool:
-        """Shows what is richer than its repr; whether it was. `is_result`: its repr is told as well."""
+        """Shows a value that has a richer form than its repr.
+
+        Returns true if it did. `is_result`: the repr is sent too.
+        """
         if type(value) in _NEVER_RICH:
             return False
         found = self._represent(value)
@@ -114,7 +117,7 @@ class Displays:
     def _represent(
         self, value: object, include: Collection[str] | None = None, exclude: Collection[str] | None = None
     ) -> tuple[str, bytes] | None:
-        """The richest representation of an object, as mime type and data; None when it has only its repr."""
+        """Returns the richest representation of an object as mime type and data; None when there is only its repr."""
         name = "_repr_mimebundle_"
         bundle = self._call(value, name, include=include, exclude=exclude)
         found = None if bundle is None else self._from_bundle(bundle, value, name, include, exclude)
@@ -134,9 +137,9 @@ class Displays:
         return found
 
     def _call(self, value: object, name: str, *args: Any, **options: Any) -> Any:
-        """The value that a method returns; None where the class has none, or when it fails."""
+        """Calls a method of an object. Returns None when its class lacks the method, or the method fails."""
         try:
-            # On the class: an instance may have an answer to every name, and a class is no instance of itself.
+            # On the class: an instance may answer to every name, and a class is no instance of itself.
             method = getattr(type(value), name, None)
             return method(value, *args, **options) if callable(method) else None
         except NotImplementedError:
@@ -154,7 +157,7 @@ class Displays:
         exclude: Collection[str] | None,
     ) -> tuple[str, bytes] | None:
         bundle = _without_metadata(bundle)
-        if not issubclass(type(bundle), dict):  # `isinstance` believes what an object says of itself
+        if not issubclass(type(bundle), dict):  # `isinstance` believes an object's own `__class__`
             self.note(f"{name} of {type_name(value)}: {type_name(bundle)} is no dict of mime types")
             return None
         mimes = [mime for mime in dict.keys(bundle) if type(mime) is str and _wanted(mime, include, exclude)]
@@ -166,13 +169,13 @@ class Displays:
         return None
 
     def _check(self, mime: str, data: Any, value: object, name: str) -> bytes | None:
-        """The data as they are sent; None when there are none, or rubbish."""
+        """Returns the data in the form in which they are sent; None when there are none, or they are no valid data."""
         try:
             data = _without_metadata(data)
             if data is None:
                 return None
             if is_binary(mime):
-                # Jupyter's own convention: text is base64.
+                # Jupyter's own convention: binary data as text is base64.
                 return a2b_base64(data) if isinstance(data, str) else memoryview(data).tobytes()
             if not isinstance(data, str) and mime.endswith("json"):
                 data = dumps(data)
@@ -185,18 +188,18 @@ class Displays:
         return None
 
     def note(self, what: str) -> None:
-        """Tells the user, on stderr, why something is not shown."""
+        """Tells the user on stderr why an output is not shown."""
         self._complain(f"sandglass: {printable(what[:_MAX_NOTE_CHARS])}\n")
 
 
 def is_binary(mime: str) -> bool:
-    """Returns true when the data of a mime type are bytes, not text. The host has the same rule (`display.rs`)."""
+    """Returns true when data of a mime type are bytes, not text. The host has the same rule (`display.rs`)."""
     family = mime.partition("/")[0]
     return mime == "application/pdf" or (family in ("image", "audio", "video") and mime != "image/svg+xml")
 
 
 def is_display(mime: str) -> bool:
-    """Returns true when the host takes a display of this mime type: no scripts, and nothing that is no mime type."""
+    """Returns true when the host accepts this mime type: it is one, and no script."""
     family, _, subtype = mime.partition("/")
     if not subtype or "script" in subtype or len(mime) > 200:
         return False

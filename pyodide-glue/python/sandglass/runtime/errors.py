@@ -1,4 +1,4 @@
-"""Exceptions that user code can meet. The first two are in its namespace, so it can catch them by name."""
+"""Exceptions that user code can meet. The first two are in its namespace, so that code can catch them by name."""
 
 
 class HostCallError(RuntimeError):
@@ -13,21 +13,21 @@ class HostCallError(RuntimeError):
 
 
 class LimitError(HostCallError):
-    """A host call was refused because the execution used up its budget. Uncaught, it ends the cell as "limit"."""
+    """A host call was refused because the execution has used up its budget. Uncaught, it ends the cell as "limit"."""
 
     def __init__(self, message: str, kind: str = "limit") -> None:
         super().__init__(message, kind)
 
 
 class CallLimitError(LimitError):
-    """The same where the prompts say that it is a RuntimeError, as which it also pickles."""
+    """A LimitError that is a RuntimeError, as some prompts say. It pickles as a RuntimeError."""
 
     def __reduce__(self) -> tuple[type, tuple[str]]:  # type: ignore[override]
         return RuntimeError, (str(self),)
 
 
 class NotSerializable(ValueError):
-    """A value cannot cross to the host. The message says what, where in the value, and what to do."""
+    """A value cannot cross to the host. The message says what is wrong, where in the value, and what to do."""
 
 
 class Submitted(BaseException):
@@ -35,6 +35,6 @@ class Submitted(BaseException):
 
 
 for _visible in (HostCallError, LimitError, NotSerializable):
-    _visible.__module__ = "__main__"  # where user code sees it: tracebacks say `HostCallError: …`
+    _visible.__module__ = "__main__"  # user code sees the class here: tracebacks say `HostCallError: …`
 CallLimitError.__name__ = CallLimitError.__qualname__ = "RuntimeError"
 CallLimitError.__module__ = "builtins"

@@ -1,7 +1,7 @@
-"""Figures of `matplotlib.pyplot`: those that are open at the end of a cell are shown and closed, as in a notebook, and
-`plt.show()` does so at once.
+"""Figures of `matplotlib.pyplot`. As in a notebook, figures that are open at the end of a cell are shown and closed,
+and `plt.show()` shows them at once.
 
-matplotlib is never imported here. What stands in `sys.modules` under its name is user code, and treated so.
+matplotlib is never imported here. The module of this name in `sys.modules` is user code, and treated as such.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PYPLOT = "matplotlib.pyplot"
 
 
 class Figures:
-    """Shows figures, and is the finder that hears of an import of pyplot."""
+    """Shows figures. Also an import finder, to notice an import of pyplot."""
 
     def __init__(self, displays: Displays) -> None:
         self._displays = displays
@@ -34,7 +34,7 @@ class Figures:
 
     def uninstall(self) -> None:
         """Undoes `install`."""
-        with suppress(ValueError):  # a cell may have taken it out
+        with suppress(ValueError):  # a cell may have removed the finder
             sys.meta_path.remove(self)
         adopted, self._adopted = self._adopted, None
         if adopted is not None:
@@ -49,7 +49,7 @@ class Figures:
             self._adopt(pyplot)
 
     def show_open(self, shown: object = None) -> None:
-        """Shows the figures that are open, but for one that was shown, and closes them all."""
+        """Shows the open figures, except one that was shown already, and closes them all."""
         pyplot: Any = sys.modules.get(_PYPLOT)
         if pyplot is None:
             return
@@ -72,18 +72,18 @@ class Figures:
 
     def _adopt(self, pyplot: Any) -> None:
         def show(*_args: object, **_options: object) -> None:
-            """Shows all open figures in the cell's rich outputs, and closes them."""
+            """Shows all open figures as rich outputs of the cell, and closes them."""
             self.show_open()
 
         try:
             if getattr(pyplot.show, "__module__", None) != __name__:
                 self._adopted = pyplot, pyplot.show, show
                 pyplot.show = show
-        except Exception:  # it is no pyplot, then
+        except Exception:  # the module is no pyplot
             pass
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Asks the other finders; what they found is adopted when it is loaded."""
+        """Finds pyplot by the other finders, and takes it over once it is loaded."""
         if name != _PYPLOT:
             return None
         for finder in sys.meta_path:
@@ -96,7 +96,7 @@ class Figures:
 
 
 class _Loader:
-    """A loader that has its module adopted, and is in nobody's way after that."""
+    """A loader that reports its module once it is loaded. After that, the module has its own loader again."""
 
     def __init__(self, loader: Any, figures: Figures) -> None:
         self._loader = loader

@@ -1,11 +1,11 @@
 """Files for the host: `writeFile`, `readFile`, `listFiles` and `removeFile`, through `os`.
 
-Paths are relative to the working folder, the one that Python started in, whatever `os.chdir` did since; absolute ones
-lie in it or in `/tmp`. Links are followed first, so that none leads out. How much there may be is the backend's affair.
+A path is relative to the working folder, in which Python started, even after `os.chdir`. An absolute path lies in the
+working folder or in `/tmp`. Links are followed first, so that none leads out. The backend bounds the files' sizes.
 
-Names are bytes to the system and text to the host. A byte that is not UTF-8 is `\\udcff` there, as Python escapes it in
-a str, and in a str literal it means that file. A backslash that would be read as one of these is `\\x5c`. So each name
-has its own text, and the text leads back to it.
+Names are bytes for the system and text for the host. A byte that is not UTF-8 becomes `\\udcff` in the text, as Python
+escapes it in a str. A str literal of this text means the same file. A backslash that would be read as such an escape
+becomes `\\x5c`. So each name has its own text, which leads back to the name.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 20
 _TEMPORARY = "/tmp"
 _PART = ".sandglass-part"
-#: A backslash that begins what `meant` would read as an escape, and such an escape.
+#: A backslash that begins text which `meant` would read as an escape, and an escape.
 _LOOKS_ESCAPED = re.compile(r"\\(?=udc[89a-f][0-9a-f]|x5c)")
 _ESCAPED = re.compile(r"\\(?:u(dc[89a-f][0-9a-f])|x5c)")
 _HINTS = {errno.ENOSPC: "; maxFileBytes bounds all files together, and their number is bounded, too"}
 
 
 class FileError(Exception):
-    """Something cannot be done with a file. The message is for the host."""
+    """An operation on a file failed. The message is for the host."""
 
 
 def shown(path: str) -> str:
-    """A path as the host is told it: text that UTF-8 carries."""
+    """Returns a path as text for the host, which UTF-8 can carry."""
     if "\\" in path:
         path = _LOOKS_ESCAPED.sub(r"\\x5c", path)
     return path.encode("utf-8", "backslashreplace").decode()
 
 
 def meant(path: str) -> str:
-    """The path that `shown` turned into this text."""
+    """Returns the path that `shown` turned into this text."""
     if "\\" not in path:
         return path
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\\", path)
@@ -67,11 +67,11 @@ class Files:
         self._roots = (self._folder, realpath(_TEMPORARY))
 
     def limit(self, max_files: int) -> None:
-        """Sets how many files a listing may have."""
+        """Sets the most files of a listing."""
         self._max_files = max_files
 
     def write(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Makes `pieces` the contents of a file, all of them or none; makes the folders that it needs."""
+        """Writes a file from `pieces`, completely or not at all. Makes missing folders."""
         with _explained(path):
             whole = self._resolve(path)
             if isdir(whole):
@@ -90,7 +90,7 @@ class Files:
                 raise
 
     def read(self, path: str, text: bool, max_bytes: float) -> Iterator[bytes] | None:
-        """A file's contents, which may have to be UTF-8, in pieces; None when there is no such file."""
+        """Reads a file in pieces, optionally only if it is UTF-8. Returns None when it does not exist."""
         with _explained(path):
             whole = self._resolve(path)
             if not lexists(whole):
@@ -108,7 +108,7 @@ class Files:
             return _pieces(path, whole, text, size)
 
     def list(self, path: str) -> list[dict[str, Any]] | None:
-        """`[{path, size, modified, type}]` of everything in a folder, and below; None when there is no such folder."""
+        """Lists a folder and all below, as `[{path, size, modified, type}]`. Returns None when it does not exist."""
         with _explained(path):
             whole = self._resolve(path)
             if not lexists(whole):
@@ -128,7 +128,7 @@ class Files:
             return sorted(rows, key=lambda row: str(row["path"]))
 
     def remove(self, path: str) -> bool:
-        """Removes a file, a folder with all that is in it, or a link; False when there is no such file."""
+        """Removes a file, a folder with its contents, or a link. Returns false when it does not exist."""
         with _explained(path):
             whole = self._resolve(path, follow=False)
             if not lexists(whole):
@@ -164,7 +164,7 @@ class Files:
 
 
 class _explained:
-    """Turns what `os` raises into what the host is told."""
+    """Turns an exception of `os` into a message for the host."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -179,7 +179,10 @@ class _explained:
 
 
 def _walk(path: str) -> Iterator[tuple[str, stat_result]]:
-    """A file itself, or all that is in a folder; links as what they lead to, but not into folders."""
+    """Yields a file itself, or the contents of a folder.
+
+    Links count as their targets, but are not followed into folders.
+    """
     todo = [path]
     if not isdir(path):
         yield path, stat(path)
@@ -189,7 +192,7 @@ def _walk(path: str) -> Iterator[tuple[str, stat_result]]:
             for entry in entries:
                 try:
                     status = entry.stat()
-                except OSError:  # a link that leads nowhere
+                except OSError:  # the link leads nowhere
                     status = entry.stat(follow_symlinks=False)
                 yield entry.path, status
                 if entry.is_dir(follow_symlinks=False):
@@ -197,12 +200,12 @@ def _walk(path: str) -> Iterator[tuple[str, stat_result]]:
 
 
 def _at_once(path: str, _flags: int) -> int:
-    """Opens a file to read it, without waiting for anybody should it be a pipe by now."""
+    """Opens a file to read it. Never blocks, even if the file has become a pipe."""
     return open_fd(path, O_RDONLY | O_NONBLOCK)
 
 
 def _pieces(path: str, whole: str, text: bool, left: int) -> Iterator[bytes]:
-    """The first `left` bytes of a file: one that grows while it is read would never end."""
+    """Yields the first `left` bytes of a file: reading a file that grows meanwhile would never end."""
     decoder = getincrementaldecoder("utf-8")()
     with _explained(path), open(whole, "rb", opener=_at_once) as file:
         try:

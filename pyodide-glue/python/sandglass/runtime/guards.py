@@ -1,7 +1,8 @@
 """Puts the interpreter back in order after a cell, whatever the cell did to it.
 
-Cheap enough to run after every cell. It restores what was deleted or replaced; what a cell added stays. So do settings
-that are nobody's but the user's, such as whether garbage is collected; for the recursion limit see `recursion.py`.
+Restores objects that were deleted or replaced; objects that a cell added stay. Settings that only concern the user stay
+as well, such as whether garbage is collected. For the recursion limit see `recursion.py`. Cheap enough to run after
+every cell.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from typing import Any
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 _MISSING = object()
-#: See `share_modules`.
+#: The modules that `share_modules` has noted.
 _shared_modules: dict[str, Any] = {}
 
 
 def share_modules() -> None:
-    """Notes the modules that there are, for all copies of this process: noting one writes to the page it is in."""
+    """Notes all modules, for all copies of this process. Noting them in each copy would write to shared pages."""
     _shared_modules.update(sys.modules)
 
 
 class Guards:
-    """Slots of the interpreter (`sys.stdout`, `time.sleep`, …) that hold something of ours while installed."""
+    """Slots of the interpreter (`sys.stdout`, `time.sleep`, …) that hold the runtime's own objects while installed."""
 
     def __init__(self) -> None:
         self._slots: list[tuple[dict[str, Any], str, Any]] = []
@@ -41,7 +42,7 @@ class Guards:
         self._slots.append((namespace, name, value))
 
     def own_class(self, kind: type) -> None:
-        """Declares that a class is as it is now. Its instances are the user's to have, and so the class is to patch."""
+        """Declares that a class stays as it is now. User code has its instances, and so could patch the class."""
         self._classes.append((kind, kind.__bases__, dict(vars(kind))))
 
     def install(self) -> None:
@@ -67,10 +68,10 @@ class Guards:
             settrace(None)
         if getprofile() is not None:
             setprofile(None)
-        if getswitchinterval() != self._switch_interval:  # or threads of ours would never run, or nothing else would
+        if getswitchinterval() != self._switch_interval:  # or threads of ours might never run
             setswitchinterval(self._switch_interval)
         namespace = vars(builtins)
-        # As long as nobody touched them, the values stand in their old order, and what was added behind them.
+        # Untouched builtins are in their old order, with any additions behind them.
         in_order = len(namespace) >= len(self._builtins) and all(map(is_, namespace.values(), self._builtins))
         if not in_order and not all(map(is_, map(namespace.get, self._names), self._builtins)):
             namespace.update(zip(self._names, self._builtins, strict=True))
@@ -84,7 +85,7 @@ class Guards:
                 modules.setdefault(name, module)
 
     def repair_classes(self) -> None:
-        """The part of `repair` that whatever ends a cell rests on itself."""
+        """Repairs the classes. The end of a cell itself depends on them."""
         for kind, bases, attributes in self._classes:
             if kind.__bases__ != bases:
                 kind.__bases__ = bases

@@ -1,15 +1,15 @@
-"""Helpers that user code can call: sub-model queries and final answers. `reading.py` has those that read a text.
+"""Helpers for user code: sub-model queries and final answers. `reading.py` has the helpers that read a text.
 
 A new helper also needs a name in `profiles.py` and a line in the controller's prompt (`crates/rlm/src/prompt.rs`).
 
-Which of it there is, under which names and with which texts, is said by the profile (`profiles.py`).
+The profile selects the helpers, their names and their texts (`profiles.py`).
 
-Host functions are called with a list of arguments: `llm_query` with `[prompt]` or `[prompt, model]`, `rlm_query` with
-`[task, context]` or `[task, context, model]`, a user's function with its positional arguments and, when there are
-keyword arguments, one object with them at the end.
+A host function is called with a list of arguments. `llm_query` gets `[prompt]` or `[prompt, model]`. `rlm_query` gets
+`[task, context]` or `[task, context, model]`. A user's function gets its positional arguments, and one object with the
+keyword arguments at the end, if there are any.
 
-Everything blocks and returns plain results. A str that came from the host, and lists of them, can also be awaited,
-because models write both `llm_query(x)` and `await llm_query(x)`; results of other types are returned as they are.
+All helpers block and return plain results. A str from the host, and a list of them, can also be awaited, because models
+write both `llm_query(x)` and `await llm_query(x)`. Results of other types are returned as they are.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from sandglass.runtime.profiles import Failure, Profile
 
-    # Calls a host function for every argument list: `(True, value)` or `(False, error)` each.
+    # Calls a host function once for each argument list. Returns `(True, value)` or `(False, error)` for each.
     HostCalls = Callable[[str, list[list[Any]]], list[tuple[bool, Any]]]
 
 _CALLBACKS = {"llm_query": "onLLMQuery", "rlm_query": "onRLMQuery"}
 
 
 class AwaitableStr(str):
-    """A str that can be awaited; copies and pickles as str, and says it is one."""
+    """A str that can be awaited. Copies and pickles are a plain str, and its type says that it is one."""
 
     __slots__ = ()
 
@@ -50,7 +50,7 @@ class AwaitableStr(str):
 
 
 class AwaitableList(list[Any]):
-    """A list that can be awaited; copies and pickles as list, and says it is one."""
+    """A list that can be awaited. Copies and pickles are a plain list, and its type says that it is one."""
 
     __slots__ = ()
     __hash__ = object.__hash__  # type: ignore[assignment]  # asyncio.gather puts what it waits for into a dict
@@ -81,20 +81,20 @@ class Helpers:
         self._namespace = namespace
         self._call_host = call_host
         self._reading = Reading(self._context)
-        self._made = 0  # host calls of this cell
+        self._made = 0  # host calls of this cell so far
         self.configure(PROFILES["default"], [], 0)
 
     def table(self, profile: Profile, answered: list[str], fields: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The objects that the reserved names stand for, and the aliases. ValueError for a name that cannot be used.
+        """Returns the objects of the reserved names, and the aliases. Raises ValueError for a name that cannot be used.
 
-        `answered` are the names that the host answers, `fields` those of the values that `SUBMIT` takes.
+        `answered` are the names that the host answers. `fields` are the names of the values that `SUBMIT` takes.
         """
         table: dict[str, Any] = {name: self._find(method) for name, method in profile.helpers.items()}
         table.update(HostCallError=HostCallError, LimitError=LimitError)
         if fields and "SUBMIT" in table:
             table["SUBMIT"] = self._submit_of(fields)
         for name in answered:
-            if name in _CALLBACKS or name == "input":  # that is a builtin
+            if name in _CALLBACKS or name == "input":  # `input` is a builtin
                 continue
             if name in table or name == "context" or (name == "answer" and profile.has_answer):
                 raise ValueError(f"host function {name!r} has the name of a built-in helper")
@@ -110,14 +110,14 @@ class Helpers:
         return functions[method] if method in functions else getattr(owner, method)
 
     def configure(self, profile: Profile, answered: list[str], most_calls: int) -> None:
-        """`most_calls` is how many a cell may make."""
+        """Sets the profile. `most_calls` is the number of host calls that a cell may make."""
         self._profile, self._answered, self._most = profile, answered, most_calls
 
     def begin_cell(self) -> None:
         self._made = 0
 
     def llm_query(self, prompt: str, model: str | None = None) -> str:
-        """Asks the sub-model; returns its answer. Raises HostCallError."""
+        """Asks the sub-model and returns its answer. Raises HostCallError."""
         if self._profile.refuses_empty and not prompt:
             raise ValueError("prompt cannot be empty")
         try:
@@ -128,7 +128,8 @@ class Helpers:
             return self._failure("llm_query", error)
 
     def llm_query_batched(self, prompts: list[Any], model: str | None = None) -> list[str]:
-        """Asks the sub-model all prompts at once; answers in order, a failed one as `Error: LM query failed - …`.
+        """Asks the sub-model all prompts at once. Returns the answers in order, a failure as `Error: LM query failed -
+        …`.
 
         A prompt is a str, `(prompt, model)` or `{"prompt": …, "model": …}`.
         """
@@ -140,14 +141,17 @@ class Helpers:
             return AwaitableList([self._failure("llm_query", error)] * len(items))
 
     def rlm_query(self, task: str, ctx: Any = None) -> str:
-        """Starts a sub-RLM on `task` with `ctx` (without it, the current `context`). Raises HostCallError."""
+        """Starts a sub-RLM on `task` with `ctx` (default: the current `context`).
+
+        Returns its answer. Raises HostCallError.
+        """
         need("rlm_query", "task", task, str)
         return self._one("rlm_query", [task, self._context() if ctx is None else ctx])
 
     def rlm_query_batched(self, tasks: list[Any], contexts: list[Any] | None = None) -> list[str]:
-        """Starts sub-RLMs at once; answers in order, a failed one as `Error: RLM query failed - …`.
+        """Starts several sub-RLMs at once. Returns the answers in order, a failure as `Error: RLM query failed - …`.
 
-        A task is a str, `(task, context)` or `{"task": …, "context": …}`; `contexts` has one context per task.
+        A task is a str, `(task, context)` or `{"task": …, "context": …}`. `contexts` has one context for each task.
         """
         name = "rlm_query_batched"
         items = _items(name, "tasks", tasks)
@@ -166,7 +170,7 @@ class Helpers:
         return self.rlm_query(sub_query, sub_context)
 
     def rlm_query_of_prompt(self, prompt: str, model: str | None = None) -> str:
-        """Starts a sub-RLM that gets the prompt and nothing else; without sub-RLMs it asks the sub-model."""
+        """Starts a sub-RLM that gets only the prompt. Without sub-RLMs, asks the sub-model."""
         if "rlm_query" not in self._answered:
             return self.llm_query(prompt, model)
         try:
@@ -177,7 +181,10 @@ class Helpers:
             return self._failure("rlm_query", error)
 
     def rlm_query_of_prompts(self, prompts: list[Any], model: str | None = None) -> list[str]:
-        """The same for all prompts at once; answers in order, a failed one as `Error: RLM query failed - …`."""
+        """Like `rlm_query` for all prompts at once.
+
+        Returns the answers in order, a failure as `Error: RLM query failed - …`.
+        """
         if "rlm_query" not in self._answered:
             return self.llm_query_batched(prompts, model)
         name = "rlm_query_batched"
@@ -193,15 +200,16 @@ class Helpers:
         self._namespace.final = value
 
     def final_answer(self, answer: Any) -> None:
-        """Declares the final answer and ends the cell, as in smolagents. The first one of a cell counts."""
+        """Declares the final answer and ends the cell, as in smolagents. Only the first call of a cell counts."""
         if self._namespace.final is MISSING:
             self._namespace.final = answer
         raise Submitted
 
     def FINAL_VAR(self, name: Any) -> str:
-        """Declares the variable called `name` the final answer and returns it as text.
+        """Declares the variable called `name` the final answer. Returns its value as text.
 
-        A value that is not a str is taken as the answer itself. A miss returns text that says which variables exist.
+        A value that is not a str is the answer itself. If there is no such variable, the returned text lists the
+        variables.
         """
         value = name
         if isinstance(name, str):
@@ -230,7 +238,10 @@ class Helpers:
         )
 
     def SUBMIT(self, *args: Any, **fields: Any) -> None:
-        """Declares the final answer and ends the cell: one value as it is, several as a list, fields as a dict."""
+        """Declares the final answer and ends the cell.
+
+        One value is the answer itself; several make a list, fields a dict.
+        """
         if args and fields:
             raise TypeError("SUBMIT() takes values by position or by name, not both")
         if not args and not fields:
@@ -239,7 +250,7 @@ class Helpers:
         raise Submitted
 
     def _submit_of(self, fields: list[str]) -> Callable[..., None]:
-        """SUBMIT for these fields, by position or by name; Python itself says which are missing or too many."""
+        """Makes SUBMIT for these fields, by position or by name. Python itself reports missing or extra ones."""
         for name in fields:
             if not name.isidentifier() or iskeyword(name) or fields.count(name) > 1:
                 raise ValueError(f"output field {name!r} is no name of its own that Python code can use")
@@ -257,7 +268,7 @@ class Helpers:
         return submit
 
     def SHOW_VARS(self) -> str:
-        """Text that lists user variables and their types."""
+        """Returns text that lists the user variables and their types."""
         found = {name: type_name(value) for name, value in self._namespace.items() if not name.startswith("_")}
         if found:
             return f"Available variables: {found}"
@@ -266,10 +277,10 @@ class Helpers:
     def search_context(
         self, pattern: str, window: int = 200, max_results: int = 100, text: Any = None
     ) -> list[dict[str, Any]]:
-        """Finds a case-insensitive regular expression in `text` (without it, the current `context`).
+        """Finds a case-insensitive regular expression in `text` (default: the current `context`).
 
-        Returns dicts with `match`, `start`, `end` and `context`, the match with `window` characters on both sides. In
-        a list or dict of texts each item is searched (items that are not text as their str()), and `index` says which.
+        Returns dicts with `match`, `start`, `end` and `context`: the match with `window` characters on both sides. In a
+        list or dict of texts, each item is searched (as its str() if it is no text), and `index` names the item.
         """
         return search(pattern, window, max_results, self._context() if text is None else text)
 
@@ -299,7 +310,7 @@ class Helpers:
         self._made += calls
 
     def _failure(self, name: str, error: Exception) -> str:
-        """The value of a query that failed, where it does not raise."""
+        """Returns the value of a failed query, or raises the error where the profile says so."""
         returned = self._profile.returned
         if returned is None:
             raise error
@@ -317,7 +328,10 @@ class Helpers:
         return AwaitableStr(value)
 
     def _checked(self, name: str, reply: tuple[bool, Any]) -> tuple[bool, Any]:
-        """A reply of a query, which must be a string. Where prompts tell of the call limit, batches raise it."""
+        """Checks a query's reply, which must be a string.
+
+        Raises the error in batches where prompts speak of the call limit.
+        """
         ok, value = reply
         if ok and type(value) is not str:
             return False, HostCallError(f"{_CALLBACKS[name]} returned a {type_name(value)}, not a string")
@@ -345,7 +359,7 @@ def _items(helper: str, what: str, value: Any) -> list[Any]:
 
 
 def _prompts(helper: str, items: list[Any], model: str | None) -> list[list[Any]]:
-    """The prompt and the model of each item of a batch."""
+    """Returns the prompt and the model of each item of a batch."""
     _need_model(helper, model)
     calls = []
     for item in items:
@@ -357,7 +371,7 @@ def _prompts(helper: str, items: list[Any], model: str | None) -> list[list[Any]
 
 
 def _pair(helper: str, item: Any, first: tuple[str, ...], second: tuple[str, ...], default: Any) -> tuple[Any, Any]:
-    """One item of a batch: a plain value, a tuple or list of one or two, or a dict."""
+    """Reads one item of a batch: a plain value, a tuple or list of one or two, or a dict."""
     if isinstance(item, (tuple, list)):
         if len(item) not in (1, 2):
             raise TypeError(f"{helper}() takes ({first[0]}, {second[0]}) tuples, not one of {len(item)} items")

@@ -1,5 +1,5 @@
-"""Names that code for notebooks imports from IPython: `display`, `HTML`, `Markdown`, … where IPython itself is not
-installed. `get_ipython()` is None, as outside of a notebook.
+"""Names that notebook code imports from IPython: `display`, `HTML`, `Markdown`, … For when IPython itself is not
+installed. `get_ipython()` returns None, as outside of a notebook.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Shown:
-    """Data that are shown as what they are."""
+    """Data with their own mime type."""
 
     _mime = ""
 
@@ -76,11 +76,11 @@ class Image(_Shown):
 
 
 def clear_output(wait: bool = False) -> None:
-    """Has no effect: what a cell has shown stays."""
+    """Has no effect: displayed outputs stay."""
 
 
 def get_ipython() -> None:
-    """There is no IPython shell."""
+    """Returns None: there is no IPython shell."""
 
 
 _SHOWN = (HTML, Markdown, Latex, Math, SVG, JSON, Pretty, Image)
@@ -89,7 +89,7 @@ for _class in _SHOWN:
 
 
 class Finder:
-    """Finds the modules of IPython that are here, after everybody else has found none."""
+    """Finds these modules of IPython after all other finders have found none."""
 
     def __init__(self, display: Callable[..., None]) -> None:
         names: dict[str, Any] = {shown.__name__: shown for shown in _SHOWN}
@@ -106,7 +106,7 @@ class Finder:
 
     def uninstall(self) -> None:
         """Undoes `install`."""
-        with suppress(ValueError):  # a cell may have taken it out
+        with suppress(ValueError):  # a cell may have removed the finder
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
@@ -115,7 +115,7 @@ class Finder:
         return ModuleSpec(name, self, is_package=name in ("IPython", "IPython.core"))  # type: ignore[arg-type]
 
     def create_module(self, _spec: ModuleSpec) -> None:
-        """An ordinary one."""
+        """Makes an ordinary module."""
 
     def exec_module(self, module: ModuleType) -> None:
         vars(module).update(self._modules[module.__name__])

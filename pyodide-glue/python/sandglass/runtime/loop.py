@@ -1,7 +1,7 @@
-"""asyncio for cells: a deterministic event loop whose only way to wait is `Bridge.sleep`.
+"""asyncio for cells: a deterministic event loop that only waits by `Bridge.sleep`.
 
-The same loop runs on every backend. Nothing of it runs while Python is blocked in a host call, and nothing of it
-outlives the cell: `EventLoops.end_cell` treats leftover tasks as `asyncio.run` does.
+The same loop runs on every backend. No task runs while Python is blocked in a host call, and none outlives the cell:
+`EventLoops.end_cell` treats leftover tasks as `asyncio.run` does.
 """
 
 # Decisions: docs/internals/guest-in-a-browser.md.
@@ -44,33 +44,33 @@ if TYPE_CHECKING:
 
 _RUN_ONCE = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
 _CLOCK = time.get_clock_info("monotonic")
-#: Stands for the module where asyncio wants to know how exact the clock is: finding out would look at it.
+#: Replaces asyncio's module `time` while a loop is made: asking for the clock's resolution would look at the clock.
 _TIME = SimpleNamespace(**(vars(time) | {"get_clock_info": lambda _name: _CLOCK}))
-CANCEL_ROUNDS = 3  # tasks that are cancelled may start others; after this many rounds they are dropped
-#: True while a cell runs that nobody has asked for yet.
+CANCEL_ROUNDS = 3  # cancelled tasks may start others; after this many rounds these are dropped
+#: True while a cell runs that has not been asked for yet.
 _ahead = False
 _create_task = asyncio.create_task
 _Policy: Any = getattr(events, "_AbstractEventLoopPolicy", None) or events.AbstractEventLoopPolicy
 
 
 def run_ahead(ahead: bool) -> None:
-    """Says whether anybody has asked for the cell that runs."""
+    """Sets whether the running cell runs ahead."""
     global _ahead
     _ahead = ahead
 
 
 class FinishedLoop(asyncio.BaseEventLoop):
-    """An event loop that ends with its cell, and takes results of queries for coroutines, as models do."""
+    """An event loop that ends with its cell. It accepts a query's result as a coroutine, because models write that."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         #: Tasks that were made while the loop did not run.
         self._begun: WeakSet[Any] = WeakSet()
-        #: Tasks that close generators which code has left half-way.
+        #: Tasks that close generators which code has left unfinished.
         self._closers: WeakSet[Any] = WeakSet()
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Says nothing of a task that ended by SUBMIT and that nobody awaited."""
+        """Stays silent about a task that SUBMIT has ended and nobody awaited."""
         if not isinstance(context.get("exception"), Submitted):
             super().default_exception_handler(context)
 
@@ -89,26 +89,29 @@ class FinishedLoop(asyncio.BaseEventLoop):
         self._closers.add(self.create_task(agen.aclose()))
 
     def run_begun(self) -> None:
-        """Runs tasks to their end that were made while nothing ran them, and tells of those that fail."""
+        """Runs tasks to their end that were made while the loop did not run. Reports those that fail."""
         pending = [task for task in self._begun if not task.done()]
         if not pending:
             return
         waiter = self.create_task(wait(pending))
-        self._closers.add(waiter)  # it is no task of the code's
+        self._closers.add(waiter)  # not a task of the code's
         try:
             self.run_until_complete(waiter)
         except RuntimeError:
-            pass  # they wait for what nothing can complete
+            pass  # the tasks wait for something that nothing can complete
         finally:
             for task in pending:
                 if getattr(task, "_log_traceback", False):  # nobody has looked at the exception
                     error = task.exception()
-                    if isinstance(error, Exception):  # others end the cell
+                    if isinstance(error, Exception):  # other exceptions end the cell
                         report = {"message": "Task exception was never retrieved", "exception": error, "task": task}
                         self.call_exception_handler(report)
 
     def finish(self, main: asyncio.Future[Any] | None = None) -> int:
-        """Cancels what is left, shuts down async generators, closes. Returns how many tasks but `main` were left."""
+        """Cancels leftover tasks, shuts down async generators, and closes.
+
+        Returns the number of leftovers besides `main`.
+        """
         if self.is_closed():
             return 0
         left: set[Any] = set()
@@ -128,11 +131,11 @@ class FinishedLoop(asyncio.BaseEventLoop):
             for task in all_tasks(self):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             count = len(left.difference(self._closers, [main]))
-            self.close()  # which ends idle threads of `run_in_executor`, and waits for none
+            self.close()  # this ends idle threads of `run_in_executor`, and waits for none
         return count
 
     def until_done(self, tasks: set[Any]) -> Any:
-        """The tasks that `finish` waits for after it has cancelled these tasks."""
+        """Waits for tasks that `finish` has cancelled."""
         return gather(*tasks, return_exceptions=True)
 
 
@@ -151,16 +154,16 @@ class CellLoop(FinishedLoop):
         self._main: asyncio.Future[Any] | None = None
 
     def time(self) -> float:
-        """The clock, whatever became of the module `time`.
+        """Returns the time of the clock, whatever became of the module `time`.
 
-        Code that runs ahead does not look at it, and asyncio has no need to as long as no timer is set.
+        Code that runs ahead must not look at the clock, and asyncio needs no time while no timer is set.
         """
         if _ahead and not self._scheduled and _getframe(1).f_code is _RUN_ONCE:  # type: ignore[attr-defined]
             return 0.0
         return monotonic()
 
     def select(self, timeout: float | None) -> list[Any]:
-        """The method that BaseEventLoop calls to wait: this loop is its own selector."""
+        """Waits for BaseEventLoop, which calls its selector: this loop is its own selector."""
         try:
             if timeout is None and not (self._threads and self._threads.may_wake()):
                 if self._ready:  # type: ignore[attr-defined]  # by a thread that has ended since
@@ -175,7 +178,7 @@ class CellLoop(FinishedLoop):
         return []
 
     def _fail_main(self, error: BaseException) -> None:
-        """Raises the error at the await where the main task stands, so that the traceback shows that line."""
+        """Raises the error at the await of the main task, so that the traceback shows this line."""
         waiter: Any = self._main
         while isinstance(waiter, Task) or hasattr(waiter, "_fut_waiter"):  # Python's own tasks, or others'
             waiter = getattr(waiter, "_fut_waiter", None)
@@ -193,7 +196,7 @@ class CellLoop(FinishedLoop):
             self.run_forever()
         except BaseException:
             if main.done() and not main.cancelled():
-                main.exception()  # it is on its way to the caller: mark it as seen
+                main.exception()  # the error reaches the caller, so mark it as seen
             raise
         finally:
             main.remove_done_callback(_stop)
@@ -203,7 +206,7 @@ class CellLoop(FinishedLoop):
         return main.result()
 
     def _run_beside(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """`loop.run_until_complete()` inside a coroutine of this loop: a loop of its own runs it meanwhile."""
+        """Runs another coroutine for `loop.run_until_complete()` inside of this loop, in a loop of its own."""
         other = type(self)(self._sleep, self._threads)
         try:
             return other.run_until_complete(coroutine)
@@ -215,7 +218,7 @@ class CellLoop(FinishedLoop):
             super().run_forever()
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
-        """Without threads, the function runs here and now, and the future that is returned is done."""
+        """Without threads, runs the function here and now, and returns a finished future."""
         if self._threads:
             return super().run_in_executor(executor, func, *args)
         future = self.create_future()
@@ -226,10 +229,10 @@ class CellLoop(FinishedLoop):
         return future
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """Part of BaseEventLoop: there are no I/O events."""
+        """Part of BaseEventLoop. There are no I/O events."""
 
     def _write_to_self(self) -> None:
-        """Part of BaseEventLoop: another thread has something for this one."""
+        """Part of BaseEventLoop. Another thread has work for this loop."""
         if self._threads:
             self._threads.wake()
 
@@ -243,7 +246,7 @@ def _refusal(name: str) -> Any:
     return refuse
 
 
-#: Methods of an event loop for sockets, pipes, processes and signals.
+#: An event loop's methods for sockets, pipes, processes and signals.
 BEYOND_TASKS = (
     *("_make_subprocess_transport", "_make_read_pipe_transport", "_make_write_pipe_transport"),
     *("add_reader", "remove_reader", "add_writer", "remove_writer", "add_signal_handler", "remove_signal_handler"),
@@ -255,7 +258,7 @@ for _name in BEYOND_TASKS:
 
 
 def _coroutine(awaitable: Any) -> Any:
-    """A coroutine for the result of a query, which models take for one."""
+    """Returns a coroutine for a query's result, since models use it as one."""
     return _wait_for(awaitable) if isinstance(awaitable, (AwaitableStr, AwaitableList)) else awaitable
 
 
@@ -265,7 +268,7 @@ async def _wait_for(awaitable: Any) -> Any:
 
 def _stop(future: asyncio.Future[Any]) -> None:
     if not future.cancelled() and isinstance(future.exception(), (SystemExit, KeyboardInterrupt)):
-        return  # already propagates out of run_forever
+        return  # the exception already propagates out of run_forever
     future.get_loop().stop()
 
 
@@ -289,10 +292,10 @@ def outer_loop_suspended() -> Iterator[None]:
 
 
 class Policy(_Policy):  # type: ignore[misc]
-    """The asyncio policy that code sees. The runtime itself does not use it, so patches of it are the code's alone."""
+    """The asyncio policy for code. The runtime itself does not use it, so patches of it affect the code only."""
 
     _loops: EventLoops
-    #: The attribute that libraries look for that patch the policy, such as nest_asyncio.
+    #: An attribute that libraries look for which patch the policy, such as nest_asyncio.
     _local: _Local
 
     def get_event_loop(self) -> asyncio.AbstractEventLoop:
@@ -309,7 +312,7 @@ class Policy(_Policy):  # type: ignore[misc]
 
 
 class _Local:
-    """The attributes that Python's own policy keeps of a thread."""
+    """The attributes that Python's own policy keeps for a thread."""
 
     __slots__ = ("_loops",)
 
@@ -337,7 +340,7 @@ class EventLoops:
         self._main: asyncio.Future[Any] | None = None
         self._thread = get_ident()
         self._watcher: Any = None
-        #: The class of the loops that cells get.
+        #: The class of cells' loops.
         self.kind: type[CellLoop] = threads.loop if threads else CellLoop
         self.policy = Policy()
         self._local = _Local(self)
@@ -350,7 +353,7 @@ class EventLoops:
         return bool(self._made)
 
     def _renew_policy(self) -> None:
-        """Undoes what code has set there."""
+        """Undoes changes that code made to the policy."""
         if type(self.policy) is not Policy:
             self.policy.__class__ = Policy
         names = vars(self.policy)
@@ -360,7 +363,7 @@ class EventLoops:
     def _make_create_task(self) -> Any:
         @wraps(_create_task)
         def create_task(coro: Any, **kwargs: Any) -> Any:
-            if _get_running_loop() is None and get_ident() == self._thread:  # `run_begun` runs it
+            if _get_running_loop() is None and get_ident() == self._thread:  # `run_begun` will run the task
                 return self.get_event_loop().create_task(coro, **kwargs)
             return _create_task(coro, **kwargs)
 
@@ -380,19 +383,19 @@ class EventLoops:
         return loop
 
     def make(self) -> FinishedLoop:
-        """A new loop."""
+        """Makes a loop."""
         return self.kind(self._sleep, self._threads)
 
     def child_watcher(self) -> Any:
-        """The watcher that waits for processes of asyncio, up to Python 3.13."""
+        """Returns the watcher that waits for asyncio's processes, up to Python 3.13."""
         if self._watcher is None:
             self._watcher = asyncio.unix_events.ThreadedChildWatcher()
         return self._watcher
 
     def run(self, main: Any, *, debug: bool | None = None, loop_factory: Callable[[], Any] | None = None) -> Any:
-        """asyncio.run(), which here also works inside a running loop.
+        """Stands for asyncio.run(), and also works inside of a running loop.
 
-        CPython's would also take over SIGINT, so that an interrupt would not stop a busy coroutine.
+        CPython's own would also take over SIGINT, so that an interrupt would not stop a busy coroutine.
         """
         main = _coroutine(main)
         if not iscoroutine(main):
@@ -415,17 +418,17 @@ class EventLoops:
         return loop.run_until_complete(self._main)
 
     def run_begun(self) -> None:
-        """Runs the tasks that a cell which awaits nothing has made, as a notebook does when the cell has ended."""
+        """Runs tasks that a cell without await has made. A notebook does the same after the cell."""
         if self._main is None and isinstance(self._current, FinishedLoop) and not self._current.is_closed():
             self._current.run_begun()
 
     def begin_cell(self) -> None:
-        """The backend may have a loop of its own (Pyodide's counts as always running); cells do not see it."""
+        """Hides a loop of the backend from cells. Pyodide's counts as always running."""
         if _get_running_loop() is not None:
             _set_running_loop(None)
 
     def end_cell(self) -> int:
-        """Ends every loop of the cell. Returns how many background tasks that cancelled."""
+        """Ends every loop of the cell. Returns the number of background tasks that were cancelled."""
         self._renew_policy()
         made, self._made, self._current = self._made, [], None
         main, self._main = self._main, None

@@ -1,8 +1,8 @@
 """The user's namespace: the dictionary of the module `__main__`, so that pickle, dataclasses and inspect work.
 
-User variables are its names that are identifiers, not dunder names and not reserved (the helpers and, where the profile
-has it, `answer`). `context` is a user variable. A cell may overwrite reserved names; they are put back when it ends.
-Aliases are helpers whose names the user may take.
+User variables are identifiers that are neither dunder names nor reserved. Reserved are the helpers and, in profiles
+that have it, `answer`. `context` is a user variable. A cell may overwrite reserved names; they are restored when the
+cell ends. Aliases are helpers whose names the user may take.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _LISTS = {"session_context": "context_history", "history": "session_history"}
 MISSING = object()
 #: Variables of a module that Python itself needs.
 _ESSENTIALS = frozenset((*vars(ModuleType("__main__")), "__builtins__"))
-#: Those in a module of others: each finds what was there before all of them.
+#: The namespaces in a module of others. Each finds the values that were there before all of them.
 _lodging: list[Namespace] = []
 
 
 class Namespace:
-    """The globals of user code, and the final answer it declares there."""
+    """The globals of user code, and the final answer that the code declares."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Namespace:
         module: ModuleType | None = None,
         hidden: Callable[[str], bool] | None = None,
     ) -> None:
-        """With a `module`, its variables are the user's, but for `hidden` names, which belong to somebody else."""
+        """With a `module`, uses its variables, except `hidden` names, which belong to somebody else."""
         self.module = ModuleType("__main__") if module is None else module
         self.globals: dict[str, Any] = vars(self.module)
         if module is None:
             self.globals["__builtins__"] = visible_builtins
         self._hidden = hidden
         self._is_lodger = module is not None
-        #: The values that others had, or have since set, by names that are reserved here.
+        #: The values of others under names that are reserved here.
         self._theirs: dict[str, Any] = {}
         self._essentials = {name: value for name, value in self.globals.items() if name in _ESSENTIALS}
         self.helpers: dict[str, Any] = {}
@@ -79,7 +79,7 @@ class Namespace:
         self._taken = []
 
     def withdraw(self) -> None:
-        """Takes back the names that `configure` gave, where they are still what it gave; others have theirs again."""
+        """Removes the names of `configure` that still have its values. Values of others come back."""
         for name in (*self.helpers, *self.aliases, "answer"):
             if self.globals.get(name, MISSING) is not self._given(name):
                 continue
@@ -92,7 +92,7 @@ class Namespace:
             _lodging.remove(self)
 
     def lodge(self) -> None:
-        """Takes the reserved names, and remembers what others have by them."""
+        """Takes the reserved names, and remembers others' values under these names."""
         for name in (*self.helpers, "answer") if self.has_answer else self.helpers:
             value = self.globals.get(name, MISSING)
             if value is self._given(name):
@@ -105,13 +105,13 @@ class Namespace:
         self.restore()
 
     def _given(self, name: str) -> Any:
-        """The object of a name that is reserved, or an alias; else this object, which is nobody's value."""
+        """Returns the object of a reserved name or an alias; else this namespace, which is nobody's value."""
         if name == "answer":
             return self.answer
         return self.helpers.get(name, self.aliases.get(name, self))
 
     def restore(self) -> None:
-        """Puts reserved names back."""
+        """Restores the reserved names."""
         variables = self.globals
         variables.update(self._essentials)
         variables.update(self.helpers)
@@ -124,10 +124,10 @@ class Namespace:
                 variables[name] = variables[original]
 
     def take_answer(self) -> None:
-        """Reads `answer` at the end of a cell: a true `ready` makes `content` the final value.
+        """Reads `answer` at the end of a cell. If `ready` is true, `content` is the final answer.
 
-        A cell may rebind `answer` to a dict of its own, which is used from then on. Anything else that was assigned to
-        it becomes the content, so that `answer = "42"` is not lost when the dict is put back.
+        A cell may assign a dict of its own to `answer`, which is used from then on. Any other assigned value becomes
+        the content, so that `answer = "42"` is not lost when the dict is restored.
         """
         if not self.has_answer:
             return
@@ -143,27 +143,27 @@ class Namespace:
         try:
             if not ready:
                 return
-        except Exception:  # an array, say: its truth is undefined, but it was set
+        except Exception:  # for instance an array: its truth is undefined, but it was set
             pass
         if self.final is MISSING:
             content = dict.get(answer, "content", "")
             self.final = as_text(content) if self._final_is_text else content
 
     def names(self) -> list[str]:
-        """User variables in order of creation."""
+        """The names of user variables in order of creation."""
         return [name for name in list(self.globals) if self._is_user_name(name)]
 
     def items(self) -> list[tuple[str, Any]]:
-        """User variables and their values in order of creation, all of one moment: threads may change them."""
+        """Returns user variables and their values in order of creation, at one moment: threads may change them."""
         return [(name, value) for name, value in list(self.globals.items()) if self._is_user_name(name)]
 
     def newest_names(self, most: int) -> list[str]:
-        """The user variables that were created last, the newest first; there may be a few more than are found."""
-        newest = list(islice(reversed(self.globals), 4 * most))  # at once: there may be threads that change them
+        """The newest user variables, the newest first. Only the newest names are searched, so some may be missing."""
+        newest = list(islice(reversed(self.globals), 4 * most))  # at once, since threads may change them
         return [name for name in newest if self._is_user_name(name)][:most]
 
     def changed_names(self) -> list[str] | None:
-        """User variables, bounded for the host; None when there are the same names as in the last report."""
+        """The names of user variables, bounded for the host; None when they are the same as in the last report."""
         taken = [name for name, alias in self.aliases.items() if self.globals.get(name) is not alias]
         if taken == self._taken and self.globals.keys() == self._reported:
             return None
@@ -171,14 +171,14 @@ class Namespace:
         return [name for name in self.names() if len(name) <= MAX_NAME_CHARS][:MAX_NAMES]
 
     def find(self, name: str) -> Any:
-        """A variable for FINAL_VAR or the host; MISSING when there is none. Helpers do not count unless overwritten."""
+        """Finds a variable for FINAL_VAR or the host; MISSING when there is none. Helpers count only if overwritten."""
         value = self.globals.get(name, MISSING)
         if value is MISSING or name[:2] == name[-2:] == "__":
             return MISSING
         return MISSING if value is self.helpers.get(name, self) or value is self.aliases.get(name, self) else value
 
     def assign(self, name: str, value: Any) -> None:
-        """Sets a variable for the host. ValueError when that is no name for a user variable."""
+        """Sets a variable for the host. Raises ValueError for a name that no user variable can have."""
         if not name.isidentifier() or iskeyword(name):
             raise ValueError(f"{name[:MAX_NAME_CHARS]!r} is not a valid Python variable name")
         if name in self.helpers or name[:2] == name[-2:] == "__":
@@ -193,7 +193,7 @@ class Namespace:
             self.restore()
 
     def _assign_alias(self, name: str) -> None:
-        """Names that stand for a numbered context or history as well, and the lists of all of them."""
+        """Returns other names of a numbered context or history, and the lists of all of them."""
         series, _, number = name.rpartition("_")
         if name == "context":
             if "context_0" in self.globals:
@@ -201,24 +201,24 @@ class Namespace:
         elif series == "context" and number.isdecimal() and "context" in self.globals:
             self.globals.setdefault("context_0", self.globals["context"])
         elif series in _LISTS and number.isdecimal() and len(number) < 6:
-            known = list(self.globals.items())  # at once: there may be threads that change them
+            known = list(self.globals.items())  # at once, since threads may change them
             numbered = [(int(key[len(series) + 1 :]), value) for key, value in known if _is_numbered(key, series)]
             self.globals[_LISTS[series]] = [value for _, value in sorted(numbered, key=lambda item: item[0])]
             if name == "history_0":
                 self.globals["history"] = self.globals[name]
 
     def listing(self) -> list[dict[str, Any]]:
-        """`[{name, type, length}]` of user variables; length of str, bytes and built-in containers, else None."""
+        """Lists user variables as `[{name, type, length}]`; length of str, bytes and built-in containers, else None."""
         rows = []
         for name, value in self.items()[:MAX_NAMES]:
-            # Never a subclass's own `__len__`, which is user code.
+            # A subclass's own `__len__` is user code, and is not called.
             base = next((base for base in _LENGTH_TYPES if issubclass(type(value), base)), None)
             length = None if base is None else base.__len__(value)
             rows.append({"name": name[:MAX_NAME_CHARS], "type": type_name(value), "length": length})
         return rows
 
     def is_ours(self, name: str) -> bool:
-        """Returns true when it names something reserved, or an alias that nobody has taken."""
+        """Returns true for a reserved name, or an alias that the user has not taken."""
         if name in self.helpers or (name == "answer" and self.has_answer):
             return True
         return name in self.aliases and self.globals.get(name) is self.aliases[name]
@@ -234,8 +234,8 @@ class Namespace:
 class LastResult:
     """`_`, the last value that was shown, as in every REPL.
 
-    It is a builtin, as in Python's own: a variable by that name wins, and there is none to be listed or saved. Another
-    `_` among the builtins, such as what `gettext.install` puts there, is left alone.
+    It is a builtin, as in Python's own: a variable of this name wins, and `_` is neither listed nor saved. Another `_`
+    among the builtins, such as the one of `gettext.install`, is left alone.
     """
 
     def __init__(self) -> None:
@@ -243,28 +243,31 @@ class LastResult:
         self._value: Any = MISSING
 
     def enter(self) -> None:
-        """Puts it back after `leave`."""
+        """Puts `_` back after `leave`."""
         if self._value is not MISSING:
             self._builtins.setdefault("_", self._value)
 
     def leave(self) -> None:
-        """Takes it out of the interpreter."""
+        """Takes `_` out of the interpreter."""
         if self._value is not MISSING and self._builtins.get("_") is self._value:
             del self._builtins["_"]
 
     def set(self, value: Any) -> None:
-        """A value was shown. A coroutine is not kept: nobody would be told in time that it was not awaited."""
+        """Takes a value that was shown.
+
+        Coroutines are not kept, so that Python reports in time that they were not awaited.
+        """
         if type(value) is CoroutineType or self._builtins.get("_", self._value) is not self._value:
             return
         self._builtins["_"] = self._value = value
 
     def forget(self) -> None:
-        """Makes room."""
+        """Drops the value, to make room."""
         self.leave()
         self._value = MISSING
 
 
 def _is_numbered(name: Any, series: str) -> bool:
-    """Returns true when a name is one of `history_0`, `history_1`, … (as numbers are written: not `history_01`)."""
+    """Returns true for `history_0`, `history_1`, … with the number as it is usually written: not `history_01`."""
     number = name[len(series) + 1 :] if type(name) is str and name.startswith(f"{series}_") else ""
     return number.isascii() and number.isdecimal() and len(number) < 6 and number == str(int(number))

@@ -1,9 +1,9 @@
 """Captures what Python prints, in order, and sends it to the host in bounded messages.
 
-Per stream, the first `limit` characters of an execution are sent in full. What comes after goes through a tail buffer
-of `limit` characters that keeps the newest ones between two flushes and counts what it drops. So a host that keeps the
-first and the last `limit / 2` characters always gets the right ones, and printing without end costs bounded memory and
-a bounded rate of messages. Order between streams is exact until one of them exceeds its limit.
+For each stream, the first `limit` characters of an execution are sent in full. The rest goes through a tail buffer of
+`limit` characters, which keeps the newest between two flushes and counts the dropped ones. So a host that keeps the
+first and the last `limit / 2` characters always gets the right ones. Endless output costs bounded memory and a bounded
+rate of messages. The order between streams is exact until one of them exceeds its limit.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 FLUSH_CHARS = 32 * 1024
 FLUSH_SECONDS = 0.05
-#: The time after a flush of user code from which the next one counts.
+#: The shortest time between two flushes by user code that have an effect.
 HURRY_SECONDS = 0.001
 MAX_MESSAGE_CHARS = 64 * 1024
-#: Texts that wait to be taken together, and the characters of each: longer ones are taken at once.
+#: The most texts that wait together, and the most characters of each. A longer text is taken at once.
 MAX_PENDING, MAX_PENDING_CHARS = 1024, 4096
 STREAMS: tuple[Stream, ...] = ("stdout", "stderr", "result", "error", "traceback")
 
 
 class Channel:
-    """State of one stream within one execution."""
+    """The state of one stream within one execution."""
 
     __slots__ = ("head_left", "name", "pending", "skipped", "tail", "tail_chars")
 
@@ -51,21 +51,21 @@ class Channel:
 
 
 class Emitter:
-    """Collects text of all streams and sends it when there is enough of it, when 50 ms have passed, or on `flush`."""
+    """Collects text of all streams. Sends it when there is enough text, after 50 ms, or on `flush`."""
 
     def __init__(self, bridge: Output) -> None:
         self._bridge = bridge
         self._limit = 0
-        self.active = False  # whether what is written belongs to an execution
+        self.active = False  # whether text belongs to an execution
         self._due = 0.0
-        #: The clock. Code that runs ahead has none: its output goes when there is enough of it.
+        #: The clock. Code that runs ahead has none, and sends only when there is enough text.
         self.now: Callable[[], float] = monotonic
         self._head: list[tuple[Channel, str]] = []
         self._head_chars = 0
         self.channels = {name: Channel(name) for name in STREAMS}
 
     def begin(self, limit: int) -> None:
-        """Starts an execution: counts anew and accepts text."""
+        """Begins an execution: resets the counts and accepts text."""
         self._limit = limit
         self._head = []
         self._head_chars = 0
@@ -76,12 +76,15 @@ class Emitter:
         self.active = True
 
     def end(self) -> None:
-        """Sends what is left; text written from now on (by finalizers, say) belongs to no execution and is dropped."""
+        """Sends the rest.
+
+        Text that comes later, for instance from finalizers, belongs to no execution and is dropped.
+        """
         self.flush()
         self.active = False
 
     def write(self, channel: Channel, text: str) -> None:
-        # The hot path of print(): every call here counts four times in WebAssembly.
+        # The hot path of print(). Every call here costs four times as much in WebAssembly.
         if not self.active:
             return
         size = len(text)
@@ -90,7 +93,7 @@ class Emitter:
             self._head.append((channel, text))
             self._head_chars += size
             if self._head_chars >= FLUSH_CHARS:
-                Emitter.flush(self)  # not what a subclass has: that may take more text first
+                Emitter.flush(self)  # not a subclass's flush, which may take more text first
                 return
         elif channel.head_left:
             head = channel.head_left
@@ -102,7 +105,7 @@ class Emitter:
             Emitter.flush(self)
 
     def _keep_tail(self, channel: Channel, text: str, size: int) -> None:
-        """Keeps the last `size` characters of text; trims only when the buffer is twice the limit."""
+        """Keeps the last `size` characters of text. Trims only when the buffer is twice the limit."""
         limit = self._limit
         if size > limit:
             channel.skipped += size - limit
@@ -134,7 +137,7 @@ class Emitter:
         self._due = self.now() + FLUSH_SECONDS
 
     def hurry(self) -> None:
-        """User code has flushed a stream. Nothing to do: text is sent within 50 ms, and a message costs something."""
+        """Hears a flush of user code. Does nothing: text is sent within 50 ms, and each message has a cost."""
 
     def _flush_tail(self, channel: Channel) -> None:
         kept = "".join(channel.tail)
@@ -152,26 +155,29 @@ class Emitter:
 
 
 class SharedEmitter(Emitter):
-    """The same where user code has threads, and another thread sends what has waited long enough.
+    """An Emitter for user code with threads. Another thread sends text that has waited long enough.
 
-    What print() writes goes into `pending` of its stream without a lock, for as long as nothing else is written: a step
-    of C, where `write` would be many of Python. Whoever comes next takes it, under the lock.
+    print() adds text to `pending` of its stream without a lock, as long as no other stream is written to. This is one
+    step of C code, while `write` takes many steps of Python. The next caller takes the text under the lock.
     """
 
     def __init__(self, bridge: Output) -> None:
         super().__init__(bridge)
-        self.lock = RLock()  # one thread may come back here: flushing may collect garbage whose `__del__` prints
-        #: Sends what the bridge has been given.
+        self.lock = RLock()  # reentrant: a flush may collect garbage whose `__del__` prints
+        #: Sends the messages that the bridge holds.
         self.send_now: Callable[[], object] | None = None
         self._is_silenced: Callable[[int], bool] | None = None
         self._catch_up: Callable[[], object] | None = None
-        #: The stream that text may be added to as it is.
+        #: The stream whose `pending` may take text.
         self._newest: Channel | None = None
         self._hurried = 0.0
 
     @property
     def is_silenced(self) -> Callable[[int], bool] | None:
-        """Tells whether a thread is an earlier execution's leftover, which prints nothing; None when there are none."""
+        """Returns true for a thread that an earlier execution left, whose output is dropped.
+
+        None when there are none.
+        """
         return self._is_silenced
 
     @is_silenced.setter
@@ -181,7 +187,7 @@ class SharedEmitter(Emitter):
 
     @property
     def catch_up(self) -> Callable[[], object] | None:
-        """Called before text is taken, where something else may have been printed before it."""
+        """Called before text is taken, in case others have printed something before it."""
         return self._catch_up
 
     @catch_up.setter
@@ -192,7 +198,7 @@ class SharedEmitter(Emitter):
     def begin(self, limit: int) -> None:
         with self.lock:
             for channel in self.channels.values():
-                channel.pending = []  # another list: a leftover may be about to add to the old one
+                channel.pending = []  # a new list, because a leftover thread may be adding to the old one
             self._newest = None
             super().begin(limit)
 
@@ -210,11 +216,11 @@ class SharedEmitter(Emitter):
             self._take_pending()
             Emitter.write(self, channel, text)
             self._newest = channel
-            if self._is_silenced or self._catch_up or not self.active:  # looked at last: another thread may set them
+            if self._is_silenced or self._catch_up or not self.active:  # checked last: another thread may set them
                 self._newest = None
 
     def writer(self, channel: Channel, otherwise: Callable[[str], int]) -> Callable[[str], int]:
-        """The method that print() calls: mostly text is only put aside; `otherwise` ends in `write`."""
+        """Returns the function that print() calls. It mostly just adds to `pending`; `otherwise` leads to `write`."""
         emitter = self
 
         def write(text: str, /) -> int:
@@ -235,11 +241,11 @@ class SharedEmitter(Emitter):
         for channel in self.channels.values():
             if pending := channel.pending:
                 texts = pending[:]
-                del pending[: len(texts)]  # not all: other threads add to it
+                del pending[: len(texts)]  # not all: other threads may have added more
                 Emitter.write(self, channel, "".join(texts))
 
     def write_caught_up(self, channel: Channel, text: str) -> None:
-        """Writes what `catch_up` found."""
+        """Writes text that `catch_up` has found."""
         with self.lock:
             self._take_pending()
             Emitter.write(self, channel, text)
@@ -250,7 +256,7 @@ class SharedEmitter(Emitter):
             super().flush()
 
     def hurry(self) -> None:
-        """Sends what was flushed, or it would be lost should the process be killed; once a millisecond at most."""
+        """Sends flushed text, which would be lost if the process were killed. At most once a millisecond."""
         if self.now is no_time:
             return
         waits = self._head or any(channel.pending for channel in self.channels.values())
@@ -266,12 +272,12 @@ class SharedEmitter(Emitter):
             self.flush()
 
 
-#: Stands for a clock. As with one, the interpreter has no frame for it.
+#: Stands for the clock. Like the clock, it has no frame in the interpreter.
 no_time: Callable[[], float] = (0.0).conjugate
 
 
 class KeptText:
-    """The part of a stream that a host in Python keeps: text of at most `limit` characters whole, of longer both ends.
+    """The kept part of a stream, for a host in Python: text up to `limit` characters, or both ends of longer text.
 
     `crates/core/src/output.rs` has the same rule.
     """
@@ -282,14 +288,14 @@ class KeptText:
         self._length = 0
 
     def add(self, skipped: int, text: str) -> None:
-        """Takes text, before which `skipped` characters were left out."""
+        """Takes text. `skipped` characters before it were dropped."""
         self._length += skipped + len(text)
         if not skipped and len(self._head) < self._limit:
             self._head += text
         self._tail = (self._tail + text)[-self._limit :] if self._limit else ""
 
     def text(self) -> str:
-        """The text that is kept, with a notice where something is missing."""
+        """Returns the kept text, with a notice for the missing part."""
         limit = self._limit
         if self._length <= limit:
             return self._head
@@ -299,7 +305,7 @@ class KeptText:
 
 
 def printable(text: str) -> str:
-    """Text that UTF-8 can carry: lone surrogates are written as `\\udc80`."""
+    """Returns text that UTF-8 can carry: lone surrogates become `\\udc80`."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -310,7 +316,7 @@ def printable(text: str) -> str:
 class TextStream(io.TextIOWrapper):
     """sys.stdout or sys.stderr of user code.
 
-    A real TextIOWrapper, since libraries ask for one, whose text does not go through its buffer.
+    A real TextIOWrapper, because libraries ask for one. But its text does not go through its buffer.
     """
 
     mode = "w"
@@ -324,11 +330,11 @@ class TextStream(io.TextIOWrapper):
             self.write = emitter.writer(self._channel, self.write)  # type: ignore[method-assign]
 
     def parts(self) -> tuple[ByteStream, dict[str, Any]]:
-        """The parts of the stream, for `renew`."""
+        """Returns the parts of the stream, for `renew`."""
         return self.buffer, dict(vars(self))
 
     def renew(self, parts: tuple[ByteStream, dict[str, Any]]) -> None:
-        """Undoes what code did to the stream, such as taking its buffer by way of the class."""
+        """Undoes changes that code made to the stream, such as taking its buffer through the class."""
         buffer, attributes = parts
         names = vars(self)
         if len(names) != len(attributes) or any(names.get(name) is not value for name, value in attributes.items()):
@@ -348,7 +354,7 @@ class TextStream(io.TextIOWrapper):
         if type(text) is not str:
             if not isinstance(text, str):
                 raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-            text = str.__str__(text)  # the plain text of a subclass, without calling into it
+            text = str.__str__(text)  # the plain text of a subclass, without calling its methods
         if text:
             self._emitter.write(self._channel, text)
         return len(text)
@@ -358,25 +364,25 @@ class TextStream(io.TextIOWrapper):
             self.write(line)
 
     def flush(self) -> None:
-        """See `Emitter.hurry`."""
+        """Hurries as `Emitter.hurry` does."""
         self._emitter.hurry()
 
     def close(self) -> None:
-        """Nothing to do: the stream outlives a cell that closes it."""
+        """Does nothing, because the stream outlives a cell that closes it."""
 
     def detach(self) -> ByteStream:  # type: ignore[override]
-        """Returns the buffer, for code that wraps it anew. The stream still works: later cells have it as well."""
+        """Returns the buffer, for code that wraps it. The stream still works, because later cells use it as well."""
         return self.buffer
 
     def isatty(self) -> bool:
         return False
 
     def reconfigure(self, **_options: Any) -> None:
-        """Accepted for compatibility; the stream is always UTF-8."""
+        """Accepts options for compatibility. The stream is always UTF-8."""
 
 
 class ByteStream(io.BufferedIOBase):
-    """`sys.stdout.buffer`, and where bytes written to file descriptors 1 and 2 arrive."""
+    """`sys.stdout.buffer`. Bytes written to file descriptors 1 and 2 also arrive here."""
 
     mode = "wb"
 
@@ -390,44 +396,44 @@ class ByteStream(io.BufferedIOBase):
 
     def write(self, data: Any, /) -> int:
         view = memoryview(data).cast("B")
-        for start in range(0, len(view), MAX_MESSAGE_CHARS):  # so that 100 MB are never decoded at once
+        for start in range(0, len(view), MAX_MESSAGE_CHARS):  # in pieces, so that 100 MB are never decoded at once
             self._text.write(self._decoder.decode(view[start : start + MAX_MESSAGE_CHARS]))
         self._partial = True
         return len(view)
 
     def finish(self) -> None:
-        """Writes out what looks like the beginning of a character."""
+        """Writes out an incomplete character at the end."""
         if self._partial:
             self._partial = False
             self._text.write(self._decoder.decode(b"", True))
             self._decoder.reset()
 
     def fileno(self) -> int:
-        """The descriptor for processes and for `faulthandler`; what is written to it is part of the output, too."""
+        """Returns a descriptor for processes and `faulthandler`. Bytes written to it become part of the output."""
         return self._fd
 
     def flush(self) -> None:
         self._text.flush()
 
     def close(self) -> None:
-        """Nothing to do, as in `TextStream`."""
+        """Does nothing, as in `TextStream`."""
 
     def writable(self) -> bool:
         return True
 
 
 class EmptyStdin(io.TextIOWrapper):
-    """sys.stdin of user code: at its end from the start, so that pdb and others quit instead of hanging."""
+    """sys.stdin of user code. It is at its end from the start, so that pdb and others quit instead of hanging."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO(), encoding="utf-8")
 
     def close(self) -> None:
-        """Nothing to do, as in `TextStream`; `exit()` calls it."""
+        """Does nothing, as in `TextStream`. `exit()` calls it."""
 
 
 def no_input(prompt: object = "", /) -> str:
-    """Stands for input(): nobody is there to answer."""
+    """Stands for input() when nobody can answer."""
     audit("builtins.input", prompt)
     raise EOFError("input() is not available in this sandbox: assign the value in code instead")
 

@@ -1,8 +1,8 @@
-"""Copies that are taken before any user code ran: a private copy of the builtins, and JSON.
+"""Builtins and JSON as they were before any user code ran, for the runtime itself.
 
-A module that begins with `from sandglass.runtime.pristine import BUILTINS as __builtins__` gets it for all its
-functions (a function takes its builtins from `__builtins__` of its globals when it is defined). So
-`builtins.len = None` in a cell breaks the cell, and not the runtime, at no cost.
+A module uses this copy when it begins with `from sandglass.runtime.pristine import BUILTINS as __builtins__`. A
+function takes its builtins from `__builtins__` of its globals when it is defined. So `builtins.len = None` in a cell
+breaks only the cell, and the protection costs nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _scan = JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 def to_json(value: object) -> str:
-    """Does what `json.dumps` does, which uses what cells may have changed in its module. No spaces, no escapes."""
+    """Stands for `json.dumps`, without spaces and escapes. Cells may have changed what the original uses."""
     return "".join(_pieces(value, 0))
 
 
 def from_json(text: str) -> Any:
-    """Does what `json.loads` does, of a text without space around it."""
+    """Stands for `json.loads`, for text without space around it."""
     return _scan(text, 0)[0]

@@ -1,6 +1,6 @@
-"""The profiles: whose prompts and controllers a sandbox is for. This table is all that distinguishes them in Python.
+"""The profiles: the projects whose prompts and controllers a sandbox can serve. Only this table distinguishes them.
 
-Names, signatures and texts are those that the projects publish, because prompts name them and controllers parse them:
+Names, signatures and texts are those of the projects, because prompts name them and controllers parse them:
 
 - `rlm`         alexzhang13/rlm 0.1.3: `rlm/environments/local_repl.py`, `base_env.py`, `rlm/core/lm_handler.py`
 - `rlm-legacy`  alexzhang13/rlm 0.1.1 (tags v0.1.1, v0.1.1a): `rlm/environments/local_repl.py`; rlm-minimal at 973f8d4
@@ -8,8 +8,8 @@ Names, signatures and texts are those that the projects publish, because prompts
 - `rlm-core`    DwayneWilkes/rlm (`@rlm/core`) at 9209274: `packages/core/src/repl/python-setup.ts`
 - `dspy`        stanfordnlp/dspy 3.3.1 and 3.4.1: `dspy/predict/rlm.py`, `dspy/primitives/runner.js`
 
-In `crates/rlm/src/` are what a controller writes to the model after a cell (`feedback.rs`) and what it reads from the
-model's prose (`directives.rs`).
+`crates/rlm/src/` has the texts for the model after a cell (`feedback.rs`), and reads the model's prose
+(`directives.rs`).
 """
 
 # Decisions: docs/internals/values-and-calls.md.
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class Failure(NamedTuple):
     """The text before the reason of a failed query."""
 
-    #: The host's function failed.
+    #: For a failure of the host's function.
     failed: str
-    #: It could not be asked, or did not answer in time.
+    #: For a function that could not be asked, or did not answer in time.
     unasked: str
 
     def text(self, error: Exception) -> str:
@@ -40,32 +40,32 @@ class Failure(NamedTuple):
 
 
 class Profile(NamedTuple):
-    #: Names in Python, reserved and put back after each cell, and the methods of `Helpers` that they stand for.
+    #: Names in Python, and the methods of `Helpers` that they stand for. The names are restored after each cell.
     helpers: Mapping[str, str]
-    #: Names that are there until the user takes them for a variable.
+    #: Names that exist until the user takes them for a variable.
     aliases: Mapping[str, str]
-    #: The value of a failed query, by its host function. None: it raises.
+    #: The value of a failed query, by its host function. None raises the error.
     returned: Mapping[str, Failure] | None
-    #: The value in the slot of a failed item of a batch.
+    #: The value of a failed item in a batch.
     slots: Mapping[str, Failure]
-    #: The value of a query where the host answers none. None: that is a failure like others.
+    #: The value of a query that the host does not answer. None makes it a failure like any other.
     no_model: str | None
     #: True when an empty prompt is a ValueError.
     refuses_empty: bool
-    #: The error that is raised when `calls` more would be too many. None: the host says so.
+    #: The text of the error when `calls` more calls would be too many. None leaves the text to the host.
     call_limit: str | None
-    #: The way the value of a cell's last expression is shown.
+    #: The function that shows the value of a cell's last expression.
     show: Callable[[object], str] | None
-    #: True when the dict `answer` declares the final answer; else it is a variable like others.
+    #: True when the dict `answer` declares the final answer. Otherwise `answer` is an ordinary variable.
     has_answer: bool
-    #: True when the final answer is text.
+    #: True when the final answer is always text.
     final_is_text: bool
-    #: Variables that are put back after each cell from the one they were first, and are set together with it.
+    #: Variables that are restored after each cell from their first one, and are set together with it.
     originals: Mapping[str, str]
 
 
 def _printed(value: object) -> str:
-    """As dspy shows a value: items of a list on lines of their own."""
+    """Shows a value as dspy does: items of a list on lines of their own."""
     base = next((base for base in (list, tuple) if issubclass(type(value), base)), None)
     return as_text(value) if base is None else "\n".join(map(as_text, base.__iter__(value)))  # type: ignore[arg-type]
 
@@ -101,7 +101,7 @@ _DEFAULT = Profile(
         "chunk_text": "chunk_text",
         "search_context": "search_context",
     },
-    # Of ysz/recursive-llm, predict-rlm, smolagents and others, whose prompts also have variables of such names.
+    # As in ysz/recursive-llm, predict-rlm, smolagents and others, whose prompts also have variables of such names.
     aliases={
         "llm_batch": "llm_query_batched",
         "query": "llm_query",

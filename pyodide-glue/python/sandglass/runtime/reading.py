@@ -1,6 +1,6 @@
-"""Tools for reading a large text: chunks and searches, and those of the profile `rlm-core` over the variable `context`.
+"""Tools to read a large text: chunks and searches. The profile `rlm-core` has more, over the variable `context`.
 
-Lines end at `\\n` only and are counted from 1; offsets are characters from 0.
+Lines end at `\\n` only and are counted from 1. Offsets are characters, counted from 0.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ MAX_PATTERN_CHARS = 500
 
 
 def chunk_text(text: str, size: int = 10000, overlap: int = 500) -> list[str]:
-    """Splits text into chunks of `size` characters; each begins with the last `overlap` characters of the one before.
+    """Splits text into chunks of `size` characters. Each begins with the last `overlap` characters of the one before.
 
-    Together they cover the text; the last may be shorter. Example: `chunk_text("abcdef", 4, 1)` is `["abcd", "def"]`.
+    Together the chunks cover the text; the last may be shorter. `chunk_text("abcdef", 4, 1)` is `["abcd", "def"]`.
     """
     return _chunks("chunk_text", text, "size", size, overlap)
 
 
 def _chunks(helper: str, text: str, name: str, size: int, overlap: int) -> list[str]:
-    """The chunks that `chunk_text` returns, for a helper whose size has another name."""
+    """Returns chunks as `chunk_text` does, for a helper whose size has another name."""
     need(helper, "text", text, str)
     need(helper, name, size, int)
     need(helper, "overlap", overlap, int)
@@ -47,7 +47,7 @@ def _chunks(helper: str, text: str, name: str, size: int, overlap: int) -> list[
 
 
 def search(pattern: str, window: int, max_results: int, text: Any) -> list[dict[str, Any]]:
-    """The results that `search_context` returns, from a text, or a list or dict of texts."""
+    """Returns results as `search_context` does, from a text, or a list or dict of texts."""
     need("search_context", "window", window, int)
     need("search_context", "max_results", max_results, int)
     if window < 0:
@@ -69,9 +69,9 @@ def search(pattern: str, window: int, max_results: int, text: Any) -> list[dict[
 
 
 def extract_json(text: str) -> Any:
-    """The object or array in a text that may have words around it, as a dict or list; None when there is none.
+    """Finds the JSON object or array in a text, possibly among other words. Returns a dict or list; None without one.
 
-    An object reaches from the first `{` to the last `}`, an array from the first `[` to the last `]`. Where both can be
+    An object reaches from the first `{` to the last `}`, an array from the first `[` to the last `]`. If both can be
     read, the longer one counts.
     """
     need("extract_json", "text", text, str)
@@ -86,18 +86,18 @@ def extract_json(text: str) -> Any:
 
 
 class Reading:
-    """The helpers over the context that `get_context` returns. Each public method is one name."""
+    """Helpers over the context that `get_context` returns. Each public method is one name."""
 
     def __init__(self, get_context: Callable[[], Any]) -> None:
         self._get_context = get_context
 
     def count_matches(self, pattern: str) -> int:
-        """The number of times a case-insensitive regular expression is found in the context."""
+        """Counts the matches of a case-insensitive regular expression in the context."""
         text = self._text("count_matches")
         return sum(1 for _ in _compiled("count_matches", pattern, IGNORECASE).finditer(text))
 
     def extract_sections(self, header_pattern: str) -> list[dict[str, Any]]:
-        """The sections of the context, each from one match of a regular expression to the next.
+        """Splits the context into sections, each from one match of a regular expression to the next.
 
         Returns dicts with `header` (the match), `content` (the text after it, without white space around it) and
         `start`. `^` and `$` match at lines, and case counts. Text before the first match is in no section.
@@ -106,12 +106,15 @@ class Reading:
         return _sections(text, _compiled("extract_sections", header_pattern, MULTILINE))
 
     def find_line(self, pattern: str) -> list[tuple[int, str]]:
-        """The lines of the context that a case-insensitive regular expression is found in, as `(number, line)`."""
+        """Finds lines of the context that match a case-insensitive regular expression.
+
+        Returns `(number, line)` for each.
+        """
         search = _compiled("find_line", pattern, IGNORECASE).search
         return [(number, line) for number, line in enumerate(self._lines("find_line"), 1) if search(line)]
 
     def count_lines(self, pattern: str | None = None) -> int:
-        """The number of lines in the context, or of those in which a case-insensitive regular expression is found."""
+        """Counts the lines of the context, or the lines that match a case-insensitive regular expression."""
         lines = self._lines("count_lines")
         if pattern is None:
             return len(lines)
@@ -119,15 +122,15 @@ class Reading:
         return sum(1 for line in lines if search(line))
 
     def get_line(self, n: int) -> str:
-        """The context's line of a number, from 1; `""` when there is none."""
+        """Returns the context's line of a number, from 1; `""` when there is none."""
         need("get_line", "n", n, int)
         lines = self._lines("get_line")
         return lines[n - 1] if 1 <= n <= len(lines) else ""
 
     def quote_match(self, pattern: str, max_length: int = 100) -> str | None:
-        """The first text in the context that matches a case-insensitive regular expression; None when none does.
+        """Returns the first match of a case-insensitive regular expression in the context; None when there is none.
 
-        Of a text of more than `max_length` characters, the first ones with `...` behind them.
+        A match of more than `max_length` characters is cut and ends with `...`.
         """
         need("quote_match", "max_length", max_length, int)
         if max_length < 0:
@@ -139,7 +142,7 @@ class Reading:
         return text if len(text) <= max_length else text[:max_length] + "..."
 
     def chunk_by_headers(self, level: int = 2) -> list[dict[str, Any]]:
-        """The sections below Markdown headers of one level, as dicts with `header`, `content` and `start`."""
+        """Returns the sections below Markdown headers of one level, as dicts with `header`, `content` and `start`."""
         need("chunk_by_headers", "level", level, int)
         if not 1 <= level <= 6:
             raise ValueError(f"chunk_by_headers() needs a level from 1 to 6, not {level}")
@@ -147,7 +150,10 @@ class Reading:
         return _sections(text, _compiled("chunk_by_headers", f"^{'#' * level} .+$", MULTILINE))
 
     def chunk_by_size(self, chars: int = 50000, overlap: int = 0) -> list[str]:
-        """The context in chunks of `chars` characters; each begins with the last `overlap` ones of the one before."""
+        """Splits the context into chunks of `chars` characters.
+
+        Each begins with the last `overlap` ones of the one before.
+        """
         return _chunks("chunk_by_size", self._text("chunk_by_size"), "chars", chars, overlap)
 
     def _text(self, helper: str) -> str:
@@ -162,7 +168,7 @@ class Reading:
 
 def _sections(text: str, header: Pattern[str]) -> list[dict[str, Any]]:
     found = list(header.finditer(text))
-    ends = [*(match.start() for match in found[1:]), len(text)]  # one too many where there is no header
+    ends = [*(match.start() for match in found[1:]), len(text)]  # one too many when there is no header
     return [
         {"header": match.group(), "content": text[match.end() : end].strip(), "start": match.start()}
         for match, end in zip(found, ends, strict=False)
@@ -170,7 +176,7 @@ def _sections(text: str, header: Pattern[str]) -> list[dict[str, Any]]:
 
 
 def _compiled(helper: str, pattern: str, flags: int) -> Pattern[str]:
-    """A regular expression that a helper was given. ValueError when it is none, or too long."""
+    """Compiles a regular expression that was given to a helper. Raises ValueError when it is invalid or too long."""
     need(helper, "pattern", pattern, str)
     if len(pattern) > MAX_PATTERN_CHARS:
         raise ValueError(f"{helper}() takes a pattern of at most {MAX_PATTERN_CHARS} characters, not {len(pattern)}")

@@ -1,7 +1,7 @@
-"""`sys.setrecursionlimit` as users know it: what they set stays, and frames of the runtime's do not count.
+"""`sys.setrecursionlimit` for users: their limit stays across cells, and the runtime's frames do not count.
 
-While user code runs, the interpreter's limit is theirs, and as much more as the runtime has on the stack below. In
-between it is what it was, so that code which asks for ten frames leaves the runtime enough.
+While user code runs, the interpreter's limit is the user's plus the frames of the runtime below. In between, the
+interpreter has its own limit, so that code which asks for ten frames leaves the runtime enough.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 _MOST = (1 << 31) - 1
-#: Frames of the event loop below a cell that awaits.
+#: The event loop's frames below a cell that awaits.
 _LOOP_FRAMES = 12
-#: Frames that user code has, whatever it asks for: `print` and `llm_query` need some, which are the runtime's.
+#: The fewest frames of user code, whatever its limit: `print` and `llm_query` need some for the runtime.
 _LEAST = 30
 
 
 class RecursionLimit:
-    """The limit that user code has set, if any."""
+    """The recursion limit that user code has set, if any."""
 
     def __init__(self) -> None:
         self._users: int | None = None
         self._ours = self._applied = _get()
-        self._below = 0  # frames of the runtime's, while user code runs; -1: they were not counted yet
+        self._below = 0  # the runtime's frames while user code runs; -1 when not counted yet
         self._in_cell = False
 
     def enter(self) -> None:
-        """Notes the limit of the interpreter."""
+        """Notes the interpreter's own limit."""
         self._ours = self._applied = _get()
 
     def begin(self, codes: list[CodeType]) -> None:
-        """User code comes next, in place of this call."""
+        """Sets the user's limit. User code must come next, at the same depth as this call."""
         self._in_cell = True
         self._below = -1
         if self._users is not None:
@@ -49,16 +49,16 @@ class RecursionLimit:
             self._apply(self._users, _LOOP_FRAMES if awaits(codes) else 0)
 
     def end(self) -> None:
-        """User code has ended: the interpreter has its own limit again."""
+        """Sets the interpreter's own limit after user code."""
         limit, self._in_cell = _get(), False
-        if limit != self._applied:  # by code that has the interpreter's own function
+        if limit != self._applied:  # by code that holds the interpreter's own function
             self._users = max(limit - max(self._below, 0), 1)
         if limit != self._ours:
             _set(self._ours)
         self._applied = self._ours
 
     def functions(self) -> tuple[Callable[[], int], Callable[[int], None]]:
-        """The functions that user code has for `sys.getrecursionlimit` and `sys.setrecursionlimit`."""
+        """Returns user code's `sys.getrecursionlimit` and `sys.setrecursionlimit`."""
 
         def getrecursionlimit() -> int:
             """Return the maximum depth of the Python interpreter stack. The sandbox's own frames are not counted."""
@@ -71,7 +71,7 @@ class RecursionLimit:
             """Set the maximum depth of the Python interpreter stack. It holds in later cells as well."""
             wanted = index(limit)
             if not 1 <= wanted <= _MOST:
-                _set(wanted)  # raises what Python raises
+                _set(wanted)  # raises Python's own errors
             depth = _depth() - 1
             if self._below < 0:
                 self._below = depth - 1 - _frames_of_code()
@@ -95,7 +95,7 @@ class RecursionLimit:
 
 
 def _frames_of_code() -> int:
-    """The number of frames from the cell's on, where user code calls a function that calls this."""
+    """Counts the frames from the cell's on, for user code that calls a function that calls this."""
     count = cells = 0
     frame: FrameType | None = _getframe(2)
     while frame is not None:
@@ -103,11 +103,11 @@ def _frames_of_code() -> int:
         if frame.f_code.co_filename.startswith(CELL_PREFIX):
             cells = count
         frame = frame.f_back
-    return cells or count  # a thread, on whose stack there is nothing of ours
+    return cells or count  # on a thread's stack, no frame is ours
 
 
 def _depth() -> int:
-    """The depth of the stack where this is called, as the interpreter counts; the call itself is counted."""
+    """Returns the depth of the stack at the call, as the interpreter counts. The call itself counts."""
     try:
         _set(1)
     except RecursionError as error:  # "cannot set the recursion limit to 1 at the recursion depth 14: the …"

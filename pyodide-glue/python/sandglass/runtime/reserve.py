@@ -1,6 +1,6 @@
-"""Memory that user code cannot take: what the runtime needs around a cell that has taken all there is.
+"""A reserve of memory that user code cannot take, for the runtime's own work around a cell that has taken all memory.
 
-For a backend that bounds memory by refusing more of it. There, code may catch MemoryError and keep what it has; nothing
+For a backend that bounds memory by refusing more. There, code may catch MemoryError and keep its memory. Then nothing
 would be left to compile the next cell with, not even one that deletes variables.
 """
 
@@ -10,25 +10,25 @@ from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (
 
 _BYTES = 2 << 20
 _PIECE_BYTES = 64 << 10
-#: The memory that a cell has at least, so that it can delete variables.
+#: The least memory of a cell, so that it can delete variables.
 _CELL_BYTES = 32 << 10
-#: With less, the runtime does not get far.
+#: The least memory with which the runtime can work.
 _ROOM_BYTES = 128 << 10
-#: The part that has to be left of the reserve for the next cell, in pieces.
+#: The pieces of the reserve that the next cell needs.
 _LEAST_PIECES = 8
 
 
 class Reserve:
-    """Held while user code runs, and given back when there is nothing else."""
+    """Memory that is held while user code runs, and given back when no other is left."""
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
-        #: True when user code has taken most of it after all, a little in each cell: another might not even begin.
+        #: True when user code has taken most of the reserve after all, bit by bit. The next cell might not even begin.
         self.is_spent = False
         self.hold()
 
     def hold(self) -> None:
-        """User code comes next: puts back what is missing, as far as there is memory for it."""
+        """Fills up the reserve before user code, as far as there is memory for it."""
         missing = _BYTES // _PIECE_BYTES - len(self._held)
         if missing == 0:
             return
@@ -41,7 +41,7 @@ class Reserve:
             pass
 
     def ease(self) -> bool:
-        """It has ended: makes room where there is none. Whether that was necessary."""
+        """Makes room after user code if there is none. Returns true if that was necessary."""
         self.is_spent = False
         try:
             bytes(_ROOM_BYTES)
@@ -52,7 +52,7 @@ class Reserve:
         return False
 
     def release(self) -> bool:
-        """Makes room. Whether there was anything to give back."""
+        """Makes room. Returns true if there was anything to give back."""
         held = len(self._held)
         self._held.clear()
         return held > 0

@@ -25,9 +25,9 @@ def run(
     loops: EventLoops,
     context: Context | None = None,
 ) -> Any:
-    """Runs compiled code; returns the value of its last expression, None when there is none.
+    """Runs compiled code. Returns the value of its last expression; None when there is none.
 
-    `context`: in which a cell that awaits runs, which nobody may have entered; by default a copy of the current one.
+    A cell that awaits runs in `context`, which must not be entered already, or by default in a copy of the current one.
     Other cells run in the current one.
     """
     if awaits(codes):

@@ -1,4 +1,4 @@
-"""`Runtime`: the one object that a backend drives."""
+"""`Runtime`: the object that a backend drives."""
 
 # Decisions: docs/internals/guest-in-a-browser.md.
 
@@ -56,15 +56,15 @@ if TYPE_CHECKING:
     from sandglass.runtime.reserve import Reserve
     from sandglass.runtime.wire import Encoding, ExecutionReport, GuestConfig, Stream
 
-    # The report of an execution, and the final value: encoded, at the end of the cell; ("none", b"") without one.
+    # The report of an execution, and the encoded final answer at the end of the cell; ("none", b"") without one.
     Ended = tuple[ExecutionReport, Encoding, bytes]
 
 _NAME_LIMIT = 200
-#: The number of frames that the compiler and what leads there may need.
+#: The frames that the compiler and the calls that lead to it may need.
 _COMPILER_FRAMES = 1000
-#: Text in code that may hear of the compiler for good.
+#: Text in code that may install a hook which hears of the compiler for good.
 _HOOKS = "addaudithook"
-#: Of `sys.monitoring`.
+#: The number of tools of `sys.monitoring`.
 _MONITORING_TOOLS = 6
 _clock_sleep = time.sleep
 _MEMORY_FULL = (
@@ -76,8 +76,8 @@ _MEMORY_FULL = (
 class Runtime:
     """Runs cells in one namespace and reports through `bridge`. One per interpreter; not thread-safe.
 
-    Order of calls: `install` once, `configure`, then the rest in any order. Nothing but `execute` runs user code on
-    purpose (`get_variable` may call a `__repr__`).
+    Order of calls: `install` once, `configure`, then the others in any order. Only `execute` runs user code on purpose
+    (`get_variable` may call a `__repr__`).
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Runtime:
         self._files = Files()
         self._completion = Completion(self.namespace.globals)
         self._has_input = False
-        #: The context variables of the user's code. They stay where each cell has a thread state of its own.
+        #: The context variables of the user's code. They also last where each cell has a thread state of its own.
         self._context = copy_context()
         self._recursion = RecursionLimit()
         self._warnings = WarningOrigin()
@@ -127,30 +127,31 @@ class Runtime:
         self._clock_sleep_thread = get_ident()
         self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
         self._growing: compiling.Growing | None = None  # the cell whose text is still being written
-        self._value: object = None  # that of the expression that it ends with so far
-        self._paused: tuple[int | None, Any] | None = None  # what it goes on with
+        self._value: object = None  # the value of the expression that the cell ends with so far
+        self._paused: tuple[int | None, Any] | None = None  # the state of a paused cell, to go on with
         self._error: BaseException | None = None
         self._described = False
         self._last = LastResult()
-        self._shown: object = None  # the last expression's value, where it was shown as more than its repr
-        self._open: int | None = None  # the execution under way
+        self._shown: object = None  # the last expression's value, if it was shown as more than its repr
+        self._open: int | None = None  # the execution that has begun and not ended
         self._current: int | None = None  # the execution whose code runs now
-        #: Said below the traceback of a module `{name}` that is not there. A backend that has packages sets it.
+        #: A hint below the traceback of a missing module `{name}`. A backend that has packages sets it.
         self.package_hint = ""
-        #: Takes what went to file descriptors 1 and 2 past `os.write`; a backend that hears of it sets this.
+        #: Takes bytes that went to file descriptors 1 and 2 past `os.write`. A backend that sees them sets this.
         self.take_written: Callable[[], Iterable[tuple[int, bytes]]] = tuple
-        #: `time.sleep` of threads other than the main one.
+        #: `time.sleep` for threads other than the main one.
         self.sleep_in_thread: Callable[[float], None] = time.sleep
-        #: Where memory is bounded by refusing more of it.
+        #: The reserve, for a backend that bounds memory by refusing more.
         self.reserve: Reserve | None = None
-        #: Ends what a cell left running, and returns lines that say what would not end. For a backend with threads.
+        #: Ends leftovers of a cell. Returns a line for each that would not end. A backend with threads sets this.
         self.end_leftovers: Callable[[], Iterable[str]] = tuple
-        #: Python for source that is none, such as IPython's magics; returns what it got where it knows no better.
+        #: Translates source that is no Python, such as IPython's magics. Returns other source unchanged.
         self.translate: Callable[[str], str] | None = None
-        #: The rest of the text that is being written, for code that looks at its own source; "" when it is not there.
+        #: Returns the rest of the text that is being written, for code that looks at its own source; "" before it is
+        #: there.
         self.take_rest: Callable[[], str] = str
         self._has_hooks = False
-        #: True when the interpreter is somebody else's between turns (`enter`, `leave`).
+        #: True when the interpreter belongs to others between turns (`enter`, `leave`).
         self.is_lodger = False
 
     def install(self) -> None:
@@ -159,24 +160,24 @@ class Runtime:
         self._files.install()
 
     def uninstall(self) -> None:
-        """Gives back what `install` took over."""
+        """Undoes `install`."""
         self._loops.end_cell()
         self.leave()
 
     def enter(self) -> None:
-        """Takes over what `install` does, for one turn in an interpreter that others use as well."""
+        """Takes over the same as `install`, for one turn in an interpreter that others use as well."""
         self._recursion.enter()
-        if not self.is_lodger:  # there, others patch them as well
+        if not self.is_lodger:  # in an interpreter of others, they may patch the classes too
             for kind in self._loops.kind.__mro__[:-1]:
                 self._guards.own_class(kind)
         self._guards.install()
-        if not self.is_lodger:  # there, `_` is IPython's
+        if not self.is_lodger:  # in an interpreter of others, `_` is IPython's
             self._last.enter()
         self._figures.install()
         self._ipython.install()
 
     def leave(self) -> None:
-        """Gives that back."""
+        """Undoes `enter`."""
         self._ipython.uninstall()
         self._figures.uninstall()
         self._last.leave()
@@ -188,8 +189,8 @@ class Runtime:
         Keys: `maxOutputChars`, `maxValueBytes`, `maxValueDepth`, `maxSourceCache` (characters of source kept for
         tracebacks), `maxDisplays`, `maxDisplayBytes`, `maxDisplaysBytes`, `maxFiles` (in a listing), `hostFunctions`
         (names that the host answers), `maxHostCalls` (of a cell), `profile` (a name of `PROFILES`), `outputFields`
-        (names of what `SUBMIT` takes). Unknown keys are for other parts of the guest. Raises KeyError or ValueError,
-        and then changes nothing.
+        (names of the values that `SUBMIT` takes). Unknown keys are for other parts of the guest. Raises KeyError or
+        ValueError, and then changes nothing.
         """
         profile = PROFILES.get(config.get("profile", "default"))
         if profile is None:
@@ -200,7 +201,7 @@ class Runtime:
         answered, fields = list(config.get("hostFunctions", ())), list(config.get("outputFields", ()))
         most_calls = int(config.get("maxHostCalls", sys.maxsize))
         helpers, aliases = self._helpers.table(profile, answered, fields)
-        if profile.aliases:  # the others have the names of their projects and no more
+        if profile.aliases:  # the other profiles have exactly the names of their projects
             helpers.setdefault("display", self._displays.display)
         self._max_output_chars, self._max_value_bytes, depth, self.sources.limit = limits
         self._encode = partial(values.encode, max_bytes=self._max_value_bytes, max_depth=depth)
@@ -212,9 +213,9 @@ class Runtime:
         self._files.limit(max_files)
 
     def prepare(self, execution: int, source: str) -> None:
-        """Compiles a cell ahead of its `execute`; what is wrong with it is told there.
+        """Compiles a cell before its `execute`, which reports any error.
 
-        For a backend that gives cells a stack of their own, where the compiler, which needs a deep one, is slow.
+        For a backend that gives each cell a stack of its own. There, the compiler, which needs a deep stack, is slow.
         """
         filename = f"<cell {execution}>"
         with compiling.Warnings("error"):
@@ -226,20 +227,20 @@ class Runtime:
         with compiling.Warnings("ignore"):
             try:
                 self._compile(source, filename)
-                self._prepared = None  # there are warnings, which are the cell's own output
+                self._prepared = None  # the cell has warnings, which are part of its output
             except BaseException as error:
                 self._prepared = filename, error
 
     def extend(self, execution: int, text: str, is_last: bool) -> None:
-        """Compiles more of a cell whose text is still being written, for the next `execute`.
+        """Compiles more of a cell that is being written, for the next `execute`.
 
-        The text ends where a line does, whose end comes with the next text, if any does.
+        The text ends at the end of a line. The newline comes with the next text, if there is more.
         """
         self._has_hooks = self._has_hooks or _HOOKS in text
         if self._growing is None:
             self._growing = compiling.Growing(f"<cell {execution}>")
         limit = getrecursionlimit()
-        setrecursionlimit(max(limit, _COMPILER_FRAMES))  # a statement may have set it low
+        setrecursionlimit(max(limit, _COMPILER_FRAMES))  # a statement may have set a low limit
         with CollectorOff():
             try:
                 self._prepared = self._growing.filename, self._growing.add(text, is_last)
@@ -254,12 +255,12 @@ class Runtime:
         return self._paused is not None
 
     def execute(self, execution: int, source: str, ahead: bool = False) -> Ended | None:
-        """Runs a cell to its end. Never raises, whatever it does.
+        """Runs a cell to its end. Never raises, whatever the cell does.
 
-        `ahead`: nobody has asked for it yet, and the runtime does not look at the clock by itself.
-        What `extend` was given before is the begin of the cell, or more of it: this runs that, as the same cell, and
-        returns None when there is more to come. Whoever asks for the stack sees the same of a cell that comes so.
-        In the report, `names` are None when they are those of the last one; what a backend knows is missing.
+        With `ahead`, the cell was not asked for yet, and the runtime does not look at the clock by itself. Text that
+        was given to `extend` before is a part of the cell. This call runs the part, and returns None when more is to
+        come. Code that looks at the stack sees no difference. In the report, `names` are None when they are the same as
+        in the last report, and fields that only a backend knows are missing.
         """
         filename = f"<cell {execution}>"
         self._has_hooks = self._has_hooks or _HOOKS in source
@@ -279,19 +280,19 @@ class Runtime:
                 except BaseException as error:
                     self._error = error
             elif ends and growing is not None:
-                self._end_run()  # a statement that came before the rest has ended it
+                self._end_run()  # an earlier statement has ended the cell
             if not ends:
                 if self.is_watched():
-                    self.take_rest()  # it would see what is done in between
+                    self.take_rest()  # the watching code would see the work in between
                 self._output.flush()
                 self._paused = self.pause()
                 return None
             if isinstance(self._error, Submitted):
                 self._error = None
-            if not isinstance(self._error, KeyboardInterrupt):  # it is to stop now
+            if not isinstance(self._error, KeyboardInterrupt):  # an interrupted cell has to stop now
                 self._context.run(self._figures.show_open, self._shown)
             return self._context.run(self._finish)
-        except BaseException as late:  # an interrupt that arrived while finishing, or a fault of ours
+        except BaseException as late:  # an interrupt that came at the end, or a fault of ours
             ends = True
             return self._finish_after(late)
         finally:
@@ -307,20 +308,20 @@ class Runtime:
         if not ahead:
             self._is_ahead(False)
         if growing is not None and growing.is_whole:
-            with suppress(Exception):  # the cell may have put anything into linecache
+            with suppress(Exception):  # the cell may have put any object into linecache
                 self.sources.finish(filename, growing.source)
 
     def is_watched(self) -> bool:
-        """Returns true when code has something that hears of what others do."""
+        """Returns true when code has set a hook that hears of other code."""
         return bool(self.is_traced() or gc_callbacks or is_tracing_memory())
 
     def is_traced(self) -> bool:
-        """Returns true when code of the user's runs whatever is done, even while nothing is collected."""
+        """Returns true when code of the user's runs at every step, even while no garbage is collected."""
         tools = any(tool_of(tool) is not None for tool in range(_MONITORING_TOOLS))
         return bool(gettrace() or getprofile() or tools or self._has_hooks)
 
     def asked_for(self) -> None:
-        """The host waits from now on for what has run ahead until now."""
+        """Hears that the code which ran ahead was asked for."""
         self._is_ahead(False)
 
     def _is_ahead(self, ahead: bool) -> None:
@@ -328,30 +329,30 @@ class Runtime:
         run_ahead(ahead)
 
     def get_variable(self, name: str) -> tuple[Encoding, bytes]:
-        """A variable as `(encoding, body)`; `("missing", b"")` when there is none. Raises NotSerializable."""
+        """Returns a variable as `(encoding, body)`; `("missing", b"")` when there is none. Raises NotSerializable."""
         value = self.namespace.find(name)
         if value is MISSING:
             return "missing", b""
         return self._context.run(self._encode, value, name=name)
 
     def set_variable(self, name: str, encoding: Encoding, body: bytes) -> None:
-        """Sets a variable. ValueError for what is no variable name, a reserved name, or a malformed value."""
+        """Sets a variable. Raises ValueError for an invalid or reserved name, or a malformed value."""
         self.assign(name, values.decode(encoding, body))
 
     def assign(self, name: str, value: object) -> None:
-        """The same for a value that is decoded already."""
+        """Sets a variable to a decoded value."""
         self.namespace.assign(name, value)
         if self.reserve is not None:
             self.reserve.ease()
 
     def list_variables(self) -> tuple[Encoding, bytes]:
-        """User variables, encoded: a list of `{name, type, length}`, at most 10,000."""
+        """Returns the user variables, encoded: a list of `{name, type, length}`, at most 10,000."""
         return self._encode(self.namespace.listing(), name="the list of variables")
 
     def is_plain(self, source: str) -> bool:
-        """Returns true when a cell compiles without a warning, and awaits nothing: statements may run as they come."""
+        """Returns true when a cell compiles without a warning and awaits nothing, so that statements may run early."""
         if self._has_hooks or _HOOKS in source:
-            return False  # one that the compiler calls
+            return False  # the compiler may call a hook of the user's
         with CollectorOff():
             return compiling.is_plain(source, "<cell>")
 
@@ -360,9 +361,9 @@ class Runtime:
     ) -> tuple[Encoding, Iterable[bytes]]:
         """Answers a request about a file: `writeFile` (of `pieces`), `readFile`, `listFiles` or `removeFile`.
 
-        Raises FileError, while the pieces are taken as well. Returns the encoding of the answer and its pieces;
-        `("missing", [])` when there is no such file. `look` answers what an editor asks about code, `path` being
-        "complete" or "inspect"; see `Completion.answer`.
+        Raises FileError, also while the pieces are taken. Returns the encoding of the answer and its pieces;
+        `("missing", [])` when the file does not exist. `look` answers an editor, with "complete" or "inspect" as
+        `path`; see `Completion.answer`.
         """
         files = self._files
         if kind == "look":
@@ -385,34 +386,34 @@ class Runtime:
         return ("missing", []) if contents is None else ("text" if as_text else "bytes", contents)
 
     def put_in_order(self) -> None:
-        """Undoes what code of the user's did to the interpreter that ran outside of a cell."""
+        """Undoes changes to the interpreter by user code that ran outside of a cell."""
         self._guards.repair()
         self.namespace.restore()
 
     def write_fd(self, fd: int, data: bytes) -> None:
-        """Takes what user code wrote to file descriptor 1 or 2 itself (`os.write(1, …)`)."""
+        """Takes bytes that user code itself wrote to file descriptor 1 or 2 (`os.write(1, …)`)."""
         (self._stderr if fd == 2 else self._stdout).buffer.write(data)
 
     def flush(self) -> None:
-        """Sends what was printed so far."""
+        """Sends the output so far."""
         self._output.flush()
 
     @property
     def is_current(self) -> bool:
-        """Returns true when the code that runs now is the execution's under way, and no leftover of an earlier one."""
+        """Returns true when the running code belongs to the current execution, and is no leftover of an earlier one."""
         return self._current == self._open
 
     def pause(self) -> tuple[int | None, Any]:
-        """For a backend that suspends Python so that other Python code can run meanwhile, such as callbacks.
+        """Pauses the execution, so that other Python code can run, such as callbacks, while a backend suspends Python.
 
-        Until `resume`, what is printed belongs to no execution, and nothing that is declared final counts.
+        Until `resume`, output belongs to no execution, and no final answer counts.
         """
         current, self._current = self._current, None
         self._output.active = False
         return current, self.namespace.final
 
     def resume(self, paused: tuple[int | None, Any]) -> None:
-        """Takes what `pause` returned."""
+        """Resumes with the value that `pause` returned."""
         self._current, final = paused
         if self._current is not None and self._current == self._open:
             self._output.active = True
@@ -425,19 +426,19 @@ class Runtime:
     def _compile(self, source: str, filename: str) -> list[CodeType]:
         try:
             return compiling.compile_cell(source, filename)
-        except (MemoryError, SystemError):  # in places, CPython has no exception to say that there is no memory
+        except (MemoryError, SystemError):  # CPython raises some SystemErrors for want of memory
             if self.reserve is None or not self.reserve.release():
                 raise
         except SyntaxError:
             if self.translate is None:
                 raise
-            with suppress(Exception):  # then what was written is what is told of
+            with suppress(Exception):  # the original text is reported then
                 return compiling.compile_cell(self.translate(source), filename)
             raise
         return compiling.compile_cell(source, filename)
 
     def show_bundle(self, bundle: dict[str, Any]) -> None:
-        """Shows what another library would have shown elsewhere: data by mime type."""
+        """Shows data by mime type that another library would have shown elsewhere."""
         if self._open is not None and self._current == self._open:
             self._displays.display(bundle, raw=True)
 
@@ -462,7 +463,10 @@ class Runtime:
             self.sources.begin(filename, self._look_at_source)
 
     def _look_at_source(self) -> str:
-        """The source of the cell under way, for code that looks at it: what is not there only the world can tell."""
+        """Returns the source of the current cell for code that looks at it.
+
+        A rest that is not there yet comes from outside.
+        """
         growing = self._growing
         if growing is None:
             return ""
@@ -487,7 +491,7 @@ class Runtime:
             names, loops = self.namespace.globals, self._loops
             if not codes:
                 value = self._value
-            elif running.awaits(codes):  # its task enters the context at each step
+            elif running.awaits(codes):  # the cell's task enters the context at each step
                 value = running.run(codes, names, loops, context=self._context)
             else:
                 value = self._context.run(running.run, codes, names, loops)
@@ -578,7 +582,7 @@ class Runtime:
         self._write("traceback", full)
 
     def _hint(self, error: BaseException) -> str:
-        """Advice about a module that is not there."""
+        """Returns a hint about a missing module."""
         name = error.name if type(error) is ModuleNotFoundError else None
         if not self.package_hint or type(name) is not str or len(name) > _NAME_LIMIT:
             return ""
@@ -590,7 +594,7 @@ class Runtime:
 
     def _display(self, mime: str, data: bytes, is_result: bool) -> None:
         if self._open is not None and self._current == self._open:
-            self._output.flush()  # what was printed before it comes before it
+            self._output.flush()  # output that was printed before a display comes before it
             self._bridge.display(mime, data, is_result)
 
     def _call_host(self, name: str, calls: list[list[Any]]) -> list[tuple[bool, Any]]:
@@ -598,7 +602,7 @@ class Runtime:
         encoded = [self._encode_arguments(name, arguments) for arguments in calls]
         self._output.flush()
         answers = self._bridge.host_call(name, encoded)
-        if self._output.now is no_time:  # nobody answers what runs ahead: by now it was asked for
+        if self._output.now is no_time:  # nobody answers calls that run ahead, so the cell was asked for by now
             self._output.now = monotonic
             self._output.flush()
         replies: list[tuple[bool, Any]] = []
@@ -610,7 +614,7 @@ class Runtime:
         return replies
 
     def _encode_arguments(self, name: str, arguments: list[Any]) -> tuple[Encoding, str | bytes]:
-        """A lone str crosses as what it is."""
+        """Encodes arguments. A single str crosses as text."""
         argument: Any = arguments[0] if len(arguments) == 1 and type(arguments[0]) is str else arguments
         if argument is not arguments and argument.isascii() and len(argument) <= self._max_value_bytes:
             return "text", argument
@@ -633,7 +637,7 @@ class Runtime:
         (self._threads.wait if self._threads else self._bridge.sleep)(seconds)
 
     def _time_sleep(self, seconds: float, /) -> None:
-        """Delays execution for a number of seconds; the host can interrupt it. Checks its argument as CPython does."""
+        """Delays execution for a number of seconds. The host can interrupt it. Checks its argument as CPython does."""
         duration = seconds if isinstance(seconds, float) else index(seconds)
         if duration != duration:
             raise ValueError("Invalid value NaN (not a number)")
@@ -643,11 +647,14 @@ class Runtime:
             raise OverflowError("timestamp too large to convert to C PyTime_t")
         if get_ident() != self._clock_sleep_thread:
             self.sleep_in_thread(duration)
-        elif self.is_lodger and self._open is None:  # kept by a variable, and called when it is others' turn
+        elif self.is_lodger and self._open is None:  # a variable keeps this function, and others call it in their turn
             _clock_sleep(duration)
         else:
             self._sleep(float(duration))
 
     def own(self, namespace: dict[str, Any], name: str, value: object) -> None:
-        """Before `install`: what a backend puts into the interpreter, and cells do not take out for good."""
+        """Declares an object that a backend puts into the interpreter and that cells cannot replace for good.
+
+        Call before `install`.
+        """
         self._guards.own(namespace, name, value)

@@ -1,4 +1,4 @@
-"""A signal that is the runtime's own: user code can have it as little as SIGKILL."""
+"""The runtime's own signal. User code can handle it as little as SIGKILL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _set_handler, _valid_signals = _signal.signal, _signal.valid_signals
 
 
 def reserve(number: int, own: Callable[[dict[str, Any], str, object], None]) -> None:
-    """Keeps user code from the signal of this number. `own` is that of `Runtime`."""
+    """Keeps user code from handling the signal of this number. `own` is the method of `Runtime`."""
 
     def signal(signalnum: int, handler: Any, /) -> Any:
         """Set the action for the given signal, and return the previous one."""

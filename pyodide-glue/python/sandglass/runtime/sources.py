@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Unfinished(tuple[Any, ...]):
-    """Linecache's entry for a cell whose text is still being written: what `look` says when somebody looks."""
+    """Linecache's entry for a cell that is being written. It has the text that `look` returns when somebody looks."""
 
     look: Callable[[], tuple[Any, ...]]
 
@@ -32,7 +32,7 @@ class Sources:
         self.limit = 0
         self._kept: deque[tuple[str, str]] = deque()
         self._chars = 0
-        self._cache: dict[str, Any] = {}  # that of linecache when `begin` was called
+        self._cache: dict[str, Any] = {}  # linecache's cache at the time of `begin`
 
     def add(self, filename: str, source: str, cache: dict[str, Any] | None = None) -> None:
         size = len(source)
@@ -48,9 +48,9 @@ class Sources:
             cache.pop(oldest, None)
 
     def begin(self, filename: str, look: Callable[[], str]) -> None:
-        """The same for a cell whose text is still being written: `look` gives it to code that wants it.
+        """Adds a cell that is being written. `look` returns its text when code wants it.
 
-        `finish` adds it.
+        `finish` adds the final text.
         """
 
         def entry() -> tuple[Any, ...]:
@@ -63,21 +63,21 @@ class Sources:
         self._cache[filename] = unfinished
 
     def finish(self, filename: str, source: str) -> None:
-        """All of it is there."""
+        """Adds the final text of the cell."""
         cache, self._cache = self._cache, {}
         known = cache.get(filename)
         self.add(filename, source, cache)
         if known is None or len(source) > self.limit:
-            cache.pop(filename, None)  # the cell has emptied it, or there is too much of it
+            cache.pop(filename, None)  # the cell has emptied the cache, or the text is too long
         elif not isinstance(known, _Unfinished):
-            cache[filename] = known  # the cell has put its own there
+            cache[filename] = known  # the cell has put its own entry there
 
     def kept(self) -> list[tuple[str, str]]:
-        """File names and sources, oldest first."""
+        """Returns file names and sources, oldest first."""
         return list(self._kept)
 
     def clear(self) -> None:
-        """Forgets them all."""
+        """Forgets all sources."""
         for filename, _ in self._kept:
             linecache.cache.pop(filename, None)
         self._kept.clear()

@@ -1,4 +1,4 @@
-"""Substitutes that user code finds in place of the interpreter's own: streams, `input`, `time.sleep`, asyncio, …"""
+"""Objects that replace the interpreter's own for user code: streams, `input`, `time.sleep`, asyncio, …"""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def own_interpreter(
     loops: EventLoops,
     recursion: RecursionLimit,
 ) -> None:
-    """Declares to `guards` what is ours of the interpreter.
+    """Declares the runtime's own objects in the interpreter to `guards`.
 
-    `write_fd` takes what is written to descriptors 1 and 2. `ask` reads a line, where `has_input` says that somebody is
-    there to answer.
+    `write_fd` takes bytes for descriptors 1 and 2. `ask` reads a line; it is called only if `has_input` returns true,
+    which means that somebody can answer.
     """
 
     def sleep_for(seconds: float, /) -> None:
@@ -56,7 +56,7 @@ def own_interpreter(
     system_write = os.write
 
     def write(fd: int, data: Any, /) -> int:
-        """Writes data to a file descriptor; 1 and 2 are those of `sys.stdout` and `sys.stderr`, in order."""
+        """Writes data to a file descriptor. Data for 1 and 2 go to `sys.stdout` and `sys.stderr`, in order."""
         if fd != 1 and fd != 2:
             return system_write(fd, data)
         size = memoryview(data).nbytes
@@ -67,12 +67,12 @@ def own_interpreter(
 
     def get_terminal_size(fd: int = 1, /) -> os.terminal_size:
         """Return the size of the terminal window as (columns, lines)."""
-        if fd in (0, 1, 2):  # no terminal; pandas asks for each repr, and code that runs ahead would wait there
+        if fd in (0, 1, 2):  # no terminal: pandas asks for each repr, and code that runs ahead would have to wait
             raise OSError(ENOTTY, "Inappropriate ioctl for device")
         return system_terminal_size(fd)
 
     def read_line(prompt: object = "", /) -> str:
-        """Asks for a line of text, where somebody is there to answer."""
+        """Asks for a line of text if somebody can answer."""
         return ask(prompt) if has_input() else no_input(prompt)
 
     @wraps(vars(getpass)["getpass"])

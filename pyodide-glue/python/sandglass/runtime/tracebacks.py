@@ -1,4 +1,4 @@
-"""Exceptions as text, with guest frames only: cells and the library code they call."""
+"""Exceptions as text. Tracebacks have guest frames only: cells and the library code that they call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FALLBACK_CHARS = 2000
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """The last line(s) of the traceback (`ZeroDivisionError: division by zero`), and the full traceback.
+    """Returns the traceback's last line(s) (`ZeroDivisionError: division by zero`), and the full traceback.
 
     Survives exceptions whose `__str__`, attributes or causes are broken.
     """
@@ -45,21 +45,21 @@ def _keep_guest_frames(part: TracebackException) -> None:
     frames = [frame for frame in part.stack if not is_ours(frame.filename)]
     for start, frame in enumerate(frames):
         if frame.filename.startswith(CELL_PREFIX):
-            frames = frames[start:]  # what led to the cell (the event loop, say) is not the guest's
+            frames = frames[start:]  # frames below the cell, such as the event loop's, are not the guest's
             break
     part.stack = StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
 
 
 def _last_line(summary: TracebackException, error: BaseException) -> str:
     lines = list(summary.format_exception_only())
-    if issubclass(type(error), SyntaxError):  # the file, line and caret come first
+    if issubclass(type(error), SyntaxError):  # file, line and caret come first
         name = type_name(error)
         lines = [line for line in lines if line.startswith(name)] or lines[-1:]
     return lines[0].rstrip("\n")
 
 
 def message_of(error: BaseException) -> str:
-    """The message of any exception, or the name of its class where it has none that can be had."""
+    """Returns the message of any exception, or the name of its class if there is no readable message."""
     try:
         return str.__str__(str(error)) or type_name(error)
     except BaseException:

@@ -1,4 +1,4 @@
-"""Tells code of the user's from code of ours, by the files that frames are of."""
+"""Distinguishes the user's code from the runtime's, by the files of frames."""
 
 # Decisions: docs/internals/guest-in-a-browser.md.
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 CELL_PREFIX = "<cell "
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _PYODIDE = (f"{os.sep}pyodide{os.sep}", f"{os.sep}_pyodide{os.sep}")
-#: Code of ours that calls the user's, and can be interrupted anywhere.
+#: Files of the runtime that call user code, and may be interrupted anywhere.
 _CALLERS = frozenset(
     os.path.join(_OURS, *name)
     for name in (
@@ -29,12 +29,12 @@ _CALLERS = frozenset(
 
 
 def is_ours(filename: str) -> bool:
-    """Returns true when a file is the runtime's, or Pyodide's."""
+    """Returns true for a file of the runtime's, or of Pyodide's."""
     return filename.startswith(_OURS) or any(part in filename for part in _PYODIDE)
 
 
 def in_user_code(frame: FrameType | None) -> bool:
-    """Returns true when an exception raised here passes the user's code, and not ours at an awkward moment."""
+    """Returns true when an exception raised here would not hit the runtime at a bad moment, but user code."""
     while frame is not None:
         filename = frame.f_code.co_filename
         if filename.startswith(CELL_PREFIX) or filename in _CALLERS:

@@ -1,4 +1,4 @@
-"""The way values cross between Python and the host: the wire format, as `(encoding, body)`.
+"""The wire format: values between Python and the host, as `(encoding, body)`.
 
 Encodings:
 
@@ -21,8 +21,9 @@ Marshal version 2, tags as ASCII, integers little-endian. No references (0x80 is
     (  <u32 n> values     tuple        [ list        < set        > frozenset
     {  (key value)* 0     dict; the tag `0` in place of a key ends it
 
-A reader should also accept `y <f64> <f64>` (complex) as unknown; this module never writes it. Extensions, in `tagged`
-only, are tuples whose first item is the tag `S` (marshal's StopIteration class, which no other value encodes to):
+A reader should also accept `y <f64> <f64>` (complex) as unknown; this module never writes it. Extensions occur in
+`tagged` only. They are tuples whose first item is the tag `S` (marshal's StopIteration class, which no other value
+encodes to):
 
     (S "date"    ms)                       aware datetime: float milliseconds since 1970-01-01 UTC
     (S "ndarray" dtype shape data)         numpy array: dtype name ("float64", "bool", …), list of ints, bytes in
@@ -31,9 +32,9 @@ only, are tuples whose first item is the tag `S` (marshal's StopIteration class,
     (S "file"    data)                     from the host only: bytes that are a str where they are UTF-8
     (S "opaque"  type repr)                anything else: type name, repr of at most 1000 characters
 
-Subclasses of the builtin types (Counter, namedtuple, IntEnum, …) and numpy scalars cross as their base; bytearray and
-memoryview as bytes; what stands for a missing value (NaT and NA of pandas, NaT and `ma.masked` of numpy) as None. A
-value that is too deep, too large or contains itself is `NotSerializable`.
+Subclasses of the builtin types (Counter, namedtuple, IntEnum, …) and numpy scalars cross as their base type. bytearray
+and memoryview cross as bytes. Marks of a missing value cross as None: NaT and NA of pandas, NaT and `ma.masked` of
+numpy. A value that is too deep, too large or contains itself raises `NotSerializable`.
 """
 
 # Decisions: docs/internals/values-and-calls.md.
@@ -65,7 +66,7 @@ _NO_CODE = {"allow_code": False} if sys.version_info >= (3, 13) else {}
 
 
 def encode(value: Any, *, max_bytes: int, max_depth: int, name: str = "value") -> tuple[Encoding, bytes]:
-    """Encodes a value; `name` is what error messages call it. Raises NotSerializable."""
+    """Encodes a value. `name` is the value's name in error messages. Raises NotSerializable."""
     kind = type(value)
     encoding: Encoding = "none"
     if value is None:
@@ -84,7 +85,7 @@ def encode(value: Any, *, max_bytes: int, max_depth: int, name: str = "value") -
 
 
 def decode(encoding: Encoding, body: bytes) -> Any:
-    """The value of an encoded body. Raises ValueError when it is malformed."""
+    """Decodes a body. Raises ValueError when it is malformed."""
     if encoding == "text":
         return str(body, "utf-8", "surrogatepass")
     if encoding == "none":
@@ -103,18 +104,18 @@ def decode(encoding: Encoding, body: bytes) -> Any:
         return value
     try:
         return _untag(value)
-    except TypeError as error:  # such as an extension value as the key of a dict
+    except TypeError as error:  # for instance an extension value as the key of a dict
         raise ValueError(f"malformed value: {error}") from None
 
 
 def type_name(value: object) -> str:
-    """The name of a value's type, whatever its metaclass says."""
+    """Returns the name of a value's type, whatever the type's metaclass says."""
     name: str = type.__dict__["__name__"].__get__(type(value))
     return name[:TYPE_NAME_CHARS].encode("utf-8", "replace").decode()
 
 
 def safe_repr(value: object) -> str:
-    """repr(), or a placeholder when it raises."""
+    """Returns repr(), or a placeholder when repr() raises."""
     try:
         return str.__str__(repr(value))
     except Exception as error:
@@ -122,7 +123,7 @@ def safe_repr(value: object) -> str:
 
 
 def as_text(value: object) -> str:
-    """str(), or repr() when it raises."""
+    """Returns str(), or repr() when str() raises."""
     try:
         return str.__str__(str(value))
     except Exception:
@@ -145,9 +146,9 @@ def _too_large(name: str, max_bytes: int) -> NotSerializable:
 def _is_plain(value: object, max_bytes: int, max_depth: int) -> bool:
     """Returns true when marshal alone writes `value` as this format wants it, in about `max_bytes`.
 
-    Goes through the value level by level, so that the work per item is done in C. False sends the value to `_Writer`,
-    which handles or explains it: other types (marshal would write arrays as bytes), too deep, too large, or containers
-    that occur twice (marshal would write them twice: a small graph can unfold to any size, or contain itself).
+    Goes through the value level by level, so that the work per item is done in C. If false, `_Writer` handles the value
+    or explains the refusal: other types (marshal would write arrays as bytes), too deep, too large, or containers that
+    occur twice (marshal would write them twice: a small graph can unfold to any size, or contain itself).
     """
     level: list[Any] = [value]
     containers_seen: set[int] = set()
@@ -183,7 +184,7 @@ def _is_plain(value: object, max_bytes: int, max_depth: int) -> bool:
 
 
 class _Writer:
-    """Writes any value. Measures first, so that cycles and what is too deep or too large are found early."""
+    """Writes any value. Measures first, to find cycles, and values that are too deep or too large, early."""
 
     def __init__(self, max_bytes: int, max_depth: int, name: str) -> None:
         self._max_bytes = max_bytes
@@ -193,8 +194,8 @@ class _Writer:
         self._size = 0
         self._tagged = False
         self._path: list[str] = []
-        self._measured: dict[int, tuple[int, int]] = {}  # id of a container -> its height and least size; (-1, 0): open
-        self._keep: list[object] = []  # what is referred to by id must live until the end
+        self._measured: dict[int, tuple[int, int]] = {}  # id of a container -> height and least size; (-1, 0): open
+        self._keep: list[object] = []  # objects that are referred to by id must live until the end
 
     def encode(self, value: object) -> tuple[Encoding, bytes]:
         _, size = self._measure(value)
@@ -204,7 +205,7 @@ class _Writer:
         return ("tagged" if self._tagged else "marshal"), b"".join(self._parts)
 
     def _measure(self, value: Any) -> tuple[int, int]:
-        """Height, and a lower bound of the size in bytes; linear in the number of distinct containers."""
+        """Returns the height and a lower bound of the size in bytes. Linear in the number of distinct containers."""
         if issubclass(type(value), (str, bytes, bytearray)):
             return 0, len(value) + 5 if type(value) in _SIZED else 5
         if not issubclass(type(value), (list, tuple, dict, set, frozenset)):
@@ -316,7 +317,7 @@ class _Writer:
 
 
 def _steps(value: Any) -> Iterable[tuple[str, object]]:
-    """The items of a container, each with how it is reached; never calls overridden methods."""
+    """Yields the items of a container, each with its step from the container. Never calls overridden methods."""
     if issubclass(type(value), dict):
         for key, item in list(dict.items(value)):
             if type(key) not in _SCALARS:
@@ -336,7 +337,7 @@ _NOTHING = object()
 
 
 def _is_missing(value: Any) -> bool:
-    """Returns true for an object that a library has for a value that is not there."""
+    """Returns true for a library's mark of a missing value."""
     pandas, numpy = _library("pandas", "DataFrame"), _library("numpy", "datetime64", "timedelta64")
     if pandas is not None and any(value is getattr(pandas, name, _NOTHING) for name in ("NaT", "NA")):
         return True
@@ -348,13 +349,13 @@ def _is_missing(value: Any) -> bool:
 
 
 def _library(name: str, *classes: str) -> Any:
-    """A module if it has these classes: it may be a stand-in of the user's, or half imported by another thread."""
+    """Returns a module if it has these classes. It may be a user's stand-in, or half imported by another thread."""
     module = sys.modules.get(name)
     return module if all(isinstance(getattr(module, kind, None), type) for kind in classes) else None
 
 
 def _scalar_base(value: Any) -> Any:
-    """The plain value of a subclass of a scalar type or of a numpy scalar; None when it is neither."""
+    """Returns the plain value of a numpy scalar or of a subclass of a scalar type; None for any other value."""
     numpy = _library("numpy", "generic")
     if numpy is not None and issubclass(type(value), numpy.generic) and value.dtype.kind in _ARRAY_KINDS:
         item = value.item()

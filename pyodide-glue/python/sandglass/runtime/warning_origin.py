@@ -1,7 +1,7 @@
-"""The place that a warning is said to come from: code of the user's, and never the runtime below it.
+"""Attributes warnings to the user's code, and never to the runtime below it.
 
-Python takes the frame in which an object ends for the origin of what it warns of (`coroutine 'f' was never awaited`),
-or the frame that is so many levels up (`stacklevel`): for a cell's last value, and for its own level, that is ours.
+Python attributes a warning to the frame in which an object ends (`coroutine 'f' was never awaited`), or to the frame a
+number of levels up (`stacklevel`). For a cell's last value, and for a cell's own level, this frame is the runtime's.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class WarningOrigin:
-    """Says of each warning where it comes from."""
+    """Sets the origin of each warning."""
 
     def __init__(self) -> None:
         self._last: CodeType | None = None
-        self._is_noted = False  # in a registry of ours
+        self._is_noted = False  # True when a warning was noted in a registry of ours
         self._show: Callable[[Any], None] = vars(warnings)["_showwarnmsg"]
         tables = [vars(module) for name, module in list(modules.items()) if name.partition(".")[0] == _PACKAGE]
         self._tables = tables
 
     def begin(self, namespace: dict[str, Any]) -> None:
-        """A cell begins. Each is a file of its own, so what was warned of once in another one does not count."""
+        """Begins a cell. Each cell is a file of its own, so a warning that another cell has shown is shown again."""
         namespace.pop(_REGISTRY, None)
         if self._is_noted:
             self._is_noted = False
@@ -40,7 +40,7 @@ class WarningOrigin:
                 table.pop(_REGISTRY, None)
 
     def end_with(self, code: CodeType) -> None:
-        """The last statement of the cell, which is where its last value ends."""
+        """Notes the last statement of the cell, in which the cell's last value ends."""
         self._last = code
 
     def show(self, message: Any) -> None:

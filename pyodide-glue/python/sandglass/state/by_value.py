@@ -1,15 +1,15 @@
 """Saves the user's variables by value, and puts them back in a fresh interpreter of the same build.
 
-All variables are one pickle, so that what they share stays shared. Pickle alone would write functions and classes of
-cells as names; here they are written as what they are made of. A class is first created empty and then filled, so that
-it may contain anything that refers to it. Instances of such classes come back without a call of their `__new__` and
-`__init__`, and classes without one of `__init_subclass__` and `__set_name__`: they are copies, not new objects.
+All variables are one pickle, so that shared objects stay shared. Plain pickle would write functions and classes of
+cells as names; here they are written with their contents. A class is first created empty and then filled, so that it
+may contain objects that refer to it. Loading calls no `__new__` and `__init__` of such classes for their instances, and
+no `__init_subclass__` and `__set_name__` for the classes: they are copies, not new objects.
 
-What belongs to the interpreter (`globals()`, the helpers, `sys.stdout`, …) is written as a number. Both sides put these
-objects in the pickle's memo before anything else, which costs nothing per object, unlike `persistent_id`.
+Objects of the interpreter (`globals()`, the helpers, `sys.stdout`, …) are written as numbers. Both sides put these
+objects into the pickle's memo first, which costs nothing per object, unlike `persistent_id`.
 
-What user code raises on the way costs the variables that need it, no others. While saving, each variable is tried alone
-then; while loading, `Salvager` goes on past the failure and notes what is broken, and what leads there is dropped.
+An exception of user code costs only the variables that need it. When saving fails, each variable is tried alone. When
+loading fails, `Salvager` goes on past the failure and notes the broken objects. Variables that lead to one are dropped.
 """
 
 # Decisions: docs/internals/saving-and-restoring.md.
@@ -62,7 +62,7 @@ _SHARED = {  # objects of the interpreter that pickle would copy, or could not f
 
 
 def save(namespace: Namespace, sources: Sources) -> tuple[bytes, Reasons]:
-    """The user's variables as bytes, and `(name, reason)` of each variable that could not be saved."""
+    """Returns the user's variables as bytes, and `(name, reason)` of each variable that could not be saved."""
     seeds = {id(value): (key, value) for key, value in _seeds(namespace)}
     keys, shared = [key for key, _ in seeds.values()], [value for _, value in seeds.values()]
     variables, lost = _variables(namespace)
@@ -80,9 +80,10 @@ def save(namespace: Namespace, sources: Sources) -> tuple[bytes, Reasons]:
 
 
 def load(data: bytes, namespace: Namespace, sources: Sources) -> Reasons:
-    """Puts the variables back; returns `(name, reason)` of each that could not be. ValueError for unusable data.
+    """Loads the variables. Returns `(name, reason)` of each that could not be loaded. Raises ValueError for unusable
+    data.
 
-    Whatever user code does (a `__setstate__` that raises, say), only KeyboardInterrupt passes through, and then no
+    Only KeyboardInterrupt passes through, whatever user code does (such as a `__setstate__` that raises). Then no
     variable was set.
     """
     (keys, kept, folder, path, index), start = _open(data)
@@ -115,7 +116,7 @@ def load(data: bytes, namespace: Namespace, sources: Sources) -> Reasons:
 
 
 def _open(data: bytes) -> tuple[tuple[Any, ...], int]:
-    """The head, and where the first part begins."""
+    """Returns the head, and the position of the first part."""
     start = len(_MAGIC) + 12
     if len(data) < start or not data.startswith(_MAGIC):
         raise ValueError("this is no saved state of Sandglass")
@@ -137,7 +138,7 @@ def _checksum(parts: list[Any]) -> int:
 
 
 def _seeds(namespace: Namespace) -> Iterator[tuple[tuple[str, str], Any]]:
-    """Objects that stay in their interpreter, each with a key by which another one finds its own."""
+    """Returns objects that stay in their interpreter, each with the key by which another interpreter finds its own."""
     yield ("", "__dict__"), namespace.globals
     yield ("", "module"), namespace.module
     for name, helper in (*namespace.aliases.items(), *namespace.helpers.items()):
@@ -184,7 +185,7 @@ def _assign(namespace: Namespace, name: str, value: Any, lost: Reasons) -> None:
 
 
 def _dump_all(variables: dict[str, Any], shared: list[Any], lost: Reasons) -> list[tuple[list[str], bytes]]:
-    """One pickle for all variables. What cannot be pickled is removed from `variables` and added to `lost`."""
+    """Pickles all variables together. Moves those that cannot be pickled from `variables` to `lost`."""
     whole = _dump(variables, shared)
     if type(whole) is bytes:
         return [(list(variables), whole)]
@@ -196,7 +197,7 @@ def _dump_all(variables: dict[str, Any], shared: list[Any], lost: Reasons) -> li
     whole = _dump(variables, shared)
     if type(whole) is bytes:
         return [(list(variables), whole)]
-    # A hook that changes its mind. The rest is saved nevertheless, though no longer sharing anything.
+    # A hook has changed its mind. The others are saved all the same, but do not share objects any more.
     parts = []
     for name, value in variables.items():
         alone = _dump({name: value}, shared)
@@ -208,7 +209,7 @@ def _dump_all(variables: dict[str, Any], shared: list[Any], lost: Reasons) -> li
 
 
 def _dump_generators(shared: list[Any], lost: Reasons) -> tuple[list[str], bytes]:
-    """The states of the global random number generators."""
+    """Saves the states of the global random number generators."""
     states: dict[str, Any] = {}
     for name, (get, _) in _GENERATORS.items():
         if name in sys.modules:
@@ -224,7 +225,7 @@ def _dump_generators(shared: list[Any], lost: Reasons) -> tuple[list[str], bytes
 
 
 def _dump(value: object, shared: list[Any], file: BytesIO | None = None) -> bytes | str:
-    """The pickle, or why there is none."""
+    """Returns the pickle, or the reason why there is none."""
     file = file or BytesIO()
     try:
         with _without_collector():
@@ -238,7 +239,7 @@ def _dump(value: object, shared: list[Any], file: BytesIO | None = None) -> byte
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """What is made meanwhile lives until the end, and would be searched again and again."""
+    """Turns garbage collection off. New objects live until the end, and each collection would search them all."""
     enabled = isenabled()
     disable()
     try:
@@ -260,7 +261,7 @@ def _load_part(file: BytesIO, start: int, names: list[str], shared: list[Any], l
         except KeyboardInterrupt:
             raise
         except BaseException:
-            pass  # once more, to learn what caused it
+            pass  # load again, to learn the cause
     salvager = Salvager(file, shared)
     try:
         values = _read(salvager, file, start)
@@ -287,7 +288,7 @@ def _read(unpickler: Any, file: BytesIO, start: int) -> dict[str, Any]:
 
 
 def _leads_to(value: object, broken: dict[int, tuple[object, str]], shared: list[Any]) -> str | None:
-    """Why a value is lost: the reason of something broken that it refers to. Runs no user code."""
+    """Returns the reason of a broken object that a value refers to; None without one. Runs no user code."""
     seen = set(map(id, shared))
     seen.update(id(vars(module)) for module in list(sys.modules.values()) if issubclass(type(module), types.ModuleType))
     todo = [value]

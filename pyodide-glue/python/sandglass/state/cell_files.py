@@ -1,8 +1,8 @@
-"""The files that describe a cell: `input`, what it begins with, and `output`, what came of it. Unread by the host.
+"""The files that describe a cell: `input` before it runs, and `output` after it. The host never reads their contents.
 
-Both are plain pickles of a dict, which any Python with the same packages can load; because loading a pickle may run
-anything, that is for guests only (`show`). What a pickle would hold as a mere name of this interpreter is left out and
-named: functions and classes of cells, of which the source is there instead, and whatever refers to them.
+Both are plain pickles of a dict, which any Python with the same packages can load. Loading a pickle may run any code,
+so only guests load them (`show`). Objects that a pickle would hold only as a name of this interpreter are left out and
+listed: functions and classes of cells, whose source is included instead, and objects that refer to them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sandglass.runtime.sources import Sources
 
 FORMAT = 1
-_PROTOCOL = 4  # of all Pythons that are supported
+_PROTOCOL = 4  # supported by all Pythons that we support
 _MAX_BYTES = 64 << 20
 _MAX_SOURCE_CHARS = 4_000_000
 _MOST_WRAPPERS = 10
@@ -61,10 +61,10 @@ class CellFiles:
         self._parsed: dict[str, _Parsed] = {}
 
     def make(self, which: str, about: bytes) -> bytes:
-        """The file `input` or `output`, of what the host says about the cell: JSON.
+        """Makes the file `input` or `output` from the host's description of the cell, which is JSON.
 
-        Keys for the first: `code`, `user`, `session`, `workspace`; for the second: `result`. Both take `maxBytes`,
-        of the values together. Raises ValueError for anything else. Runs hooks of the user's values.
+        Keys for the first: `code`, `user`, `session`, `workspace`; for the second: `result`. Both take `maxBytes`, for
+        the values together. Raises ValueError for any other file. Runs hooks of the user's values.
         """
         told = from_json(about)
         if type(told) is not dict or which not in ("input", "output"):
@@ -85,7 +85,7 @@ class CellFiles:
         }
         try:
             return _dump(file, None)
-        except Exception as error:  # a hook that changed its mind
+        except Exception as error:  # a hook has changed its mind
             file["namespace"] = {}
             file["not_pickled"] = missing | dict.fromkeys(values, reason_of(error))
             return _dump(file, None)
@@ -94,7 +94,7 @@ class CellFiles:
         result = _RESULT | dict(told.get("result") or {})
         before, self._before = self._before, None
         prints = None if before is None else self._fingerprints(budget)[0]
-        changed = removed = None  # not known: another guest has begun the cell
+        changed = removed = None  # unknown when another guest has begun the cell
         if before is not None and prints is not None:
             changed = [name for name, mark in prints.items() if name not in before or before[name] != mark]
             removed = [name for name in before if name not in prints]
@@ -103,7 +103,7 @@ class CellFiles:
         return _dump(file, None)
 
     def _fingerprints(self, budget: _Budget) -> tuple[dict[str, object], dict[str, Any], dict[str, str]]:
-        """The variables' marks of change, by name; those that can be pickled; and why others cannot."""
+        """Returns the variables' fingerprints by name, the values that can be pickled, and why others cannot."""
         prints: dict[str, object] = {}
         values: dict[str, Any] = {}
         missing: dict[str, str] = {}
@@ -122,7 +122,7 @@ class CellFiles:
         return prints, values, missing
 
     def _definitions(self) -> dict[str, list[str]]:
-        """Source text that makes what pickles cannot hold."""
+        """Returns source text that makes the objects which pickles cannot hold."""
         kept = dict(self._sources.kept())
         self._parsed = {name: self._parsed.get(name) or _Parsed(source) for name, source in kept.items()}
         cells = list(self._parsed.items())
@@ -135,7 +135,7 @@ class CellFiles:
         for name in self._namespace.names():
             try:
                 self._define(names.get(name), cells, functions, classes)
-            except Exception:  # a metaclass of the user's: it has no source here
+            except Exception:  # a metaclass of the user's, whose class has no source here
                 continue
         found = ("import_statements", imports), ("function_definitions", functions), ("class_definitions", classes)
         left = _MAX_SOURCE_CHARS
@@ -175,7 +175,7 @@ class _Parsed:
 
     def __init__(self, source: str) -> None:
         self.imports: list[tuple[str, _Needs]] = []
-        self.functions: dict[int, str] = {}  # by their first line
+        self.functions: dict[int, str] = {}  # functions by their first line
         self.classes: dict[str, str] = {}
         try:
             body = parse(source).body
@@ -197,7 +197,7 @@ class _Parsed:
 
 
 class _Needs:
-    """Returns true when an import is still there: the names that it binds, or the module."""
+    """Returns true when an import is still in effect: its names exist, or its module."""
 
     def __init__(self, node: Any) -> None:
         self._module = getattr(node, "module", None)
@@ -210,7 +210,7 @@ class _Needs:
 
 
 def _statements(body: list[stmt]) -> Iterator[Any]:
-    """The statements that run when the cell does, in order, without what is inside of definitions."""
+    """Yields the statements that the cell itself runs, in order, without those inside of definitions."""
     todo: list[AST] = list(reversed(body))
     while todo:
         node = todo.pop()
@@ -223,13 +223,13 @@ def _statements(body: list[stmt]) -> Iterator[Any]:
 
 
 def _text(node: Any, lines: list[str]) -> tuple[int, str]:
-    """The first line, decorators included, and the source."""
+    """Returns the first line, decorators included, and the source."""
     first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
     return first, dedent("\n".join(lines[first - 1 : node.end_lineno])) + "\n"
 
 
 class _Budget:
-    """Bytes that values may take, and bytes that may be pickled to find out."""
+    """The most bytes of all values, and the most bytes that may be pickled to measure them."""
 
     def __init__(self, most: int) -> None:
         self.most = self.left = most
@@ -241,7 +241,7 @@ class _TooLarge(Exception):
 
 
 class _Digest:
-    """A file of which only the digest is kept."""
+    """A file that keeps only a digest of its contents."""
 
     def __init__(self, budget: _Budget) -> None:
         self._hash = blake2b(digest_size=16)
@@ -290,12 +290,12 @@ def _dump(value: object, file: Any) -> bytes:
 
 
 def _snake(result: dict[str, Any]) -> dict[str, Any]:
-    """Keys as Python writes them."""
+    """Converts keys to Python's style, with underscores."""
     return {"".join(f"_{char.lower()}" if char.isupper() else char for char in key): result[key] for key in result}
 
 
 def show(path: str) -> None:
-    """Loads a cell's file and prints what is in it. Loading runs whatever the file says: for guests only."""
+    """Loads a cell's file and prints its contents. Loading may run any code, so this is for guests only."""
     with open(path, "rb") as file:
         data = pickle.load(file)
     short = Repr()

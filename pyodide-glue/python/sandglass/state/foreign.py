@@ -1,4 +1,4 @@
-"""Finds what a copy of the interpreter's memory cannot hold: objects of JavaScript, functions of ctypes, pipes."""
+"""Finds objects that a copy of the interpreter's memory cannot hold: JavaScript objects, functions of ctypes, pipes."""
 
 from __future__ import annotations
 
@@ -26,29 +26,28 @@ _DESCRIPTOR = "the pipe or socket is gone"
 _TOO_MUCH = (
     "there is too much in it to look through; a JavaScript object, function of ctypes or pipe that it holds is gone"
 )
-#: By their ids: to look a class up by itself would ask its metaclass, which may be the user's.
+#: Classes by their ids: comparing classes would ask a metaclass, which may be the user's.
 _LEAVES = {
     id(kind) for kind in (str, int, float, complex, bool, bytes, bytearray, type(None), BuiltinFunctionType, range)
 }
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-#: Objects that one search looks at, and half of which one variable may cost: nothing interrupts it.
+#: The most objects of one search. One variable may take half of them. Nothing can interrupt a search.
 _MOST = 400_000
-#: Items of a container that are as quick to look at as one object, when none of them leads on.
+#: Items of a container without references that are as quick to check as one object.
 _AT_ONCE = 32
 _LIBRARY = os.path.dirname(os.path.dirname(os.__file__)) + os.sep
 _VARS: Any = ModuleType.__dict__
 _DICT_OF_MODULE = _VARS["__dict__"]
 
-# What a class says of its objects, besides the reason why they are gone.
+# Attributes of a class that describe its objects, besides the reason why they are gone.
 _NOTHING, _LEADS_ON, _IS_CLASS, _IS_OPEN = range(4)
 
 
 def find(namespace: Namespace, proxy: type, gone: AbstractSet[int] = frozenset()) -> list[tuple[str, str]]:
-    """`(name, reason)` of user variables that lead to such an object, and of those that are too large to tell.
+    """Returns `(name, reason)` of variables that lead to such an object, and of those that are too large to check.
 
-    `gone` are the descriptors of pipes and sockets, which are named themselves: a variable may hold no more than their
-    number. No code of the user's is run: whatever it defines is looked at as
-    `type` and `object` see it.
+    `gone` are the descriptors of pipes and sockets. They are given explicitly because a variable may hold no more than
+    their number. No code of the user's runs: objects are read only as `type` and `object` see them.
     """
     modules = [module for module in list(sys.modules.values()) if issubclass(type(module), ModuleType)]
     tables = [table for table in map(_DICT_OF_MODULE.__get__, modules) if not _is_users(table)]
@@ -73,7 +72,7 @@ class _Search:
         self._kinds: dict[int, int | str] = dict.fromkeys(_LEAVES, _NOTHING)
 
     def look(self, value: Any, beyond: AbstractSet[int]) -> str | None:
-        """Why what a variable leads to is gone, where it is."""
+        """Returns the reason why an object that a variable leads to is gone; None without one."""
         seen = set(beyond)
         todo: list[Any] = [value]
         left = most = self._left // 2
@@ -127,7 +126,7 @@ class _Search:
 
 
 def _is_users(table: dict[str, Any]) -> bool:
-    """Returns true when a module was made by the user's code, or is of a file of theirs."""
+    """Returns true when the user's code made a module, or the module is from a file of theirs."""
     known = {name: value for name, value in table.items() if type(name) is str and name in ("__spec__", "__file__")}
     file = known.get("__file__")
     return known.get("__spec__") is None or (type(file) is str and not file.startswith(_LIBRARY))
@@ -136,12 +135,12 @@ def _is_users(table: dict[str, Any]) -> bool:
 def _descriptor(file: FileIO) -> int:
     try:
         return FileIO.fileno(file)
-    except ValueError:  # it is closed
+    except ValueError:  # the file is closed
         return -1
 
 
 def _contents(value: Any) -> tuple[int, tuple[Any, ...]]:
-    """The size of a container, and its parts, which can be gone through without code of the user's."""
+    """Returns the size of a container and its parts, if they can be read without code of the user's."""
     kind = type(value)
     for base in _CONTAINERS:
         if issubclass(kind, base):
@@ -152,7 +151,7 @@ def _contents(value: Any) -> tuple[int, tuple[Any, ...]]:
 
 
 def _text(kind: Any, name: str) -> str:
-    """A text among the attributes of a class as `type` has it: a metaclass may say anything."""
+    """Reads a text among a class's own attributes. Bypasses the metaclass, which may return anything."""
     try:
         text = type.__dict__[name].__get__(kind)
     except (AttributeError, KeyError):

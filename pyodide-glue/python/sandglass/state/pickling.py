@@ -1,4 +1,4 @@
-"""Pickles that write functions and classes of cells as what they are made of; a loader that goes on past failures."""
+"""Pickles functions and classes of cells with their contents. Has a loader that goes on past failures."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def bounded(message: str) -> str:
 
 
 class _SandboxError(Exception):
-    """The message says all that there is to say."""
+    """The message is the whole reason."""
 
 
-# --- How objects are taken apart -------------------------------------------------------------------------------------
+# --- Taking objects apart ---------------------------------------------------------------------------------------------
 
 _HEAP_TYPE = 1 << 9
 _NATIVE_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
@@ -80,19 +80,19 @@ _FUNCTION_ATTRIBUTES = ("__qualname__", "__module__", "__doc__", "__defaults__",
 
 
 def _lookup(kind: type, name: str) -> Any:
-    """An attribute of a class as it stands in its dictionary, whatever its metaclass says."""
+    """Returns a class's attribute from the class's own dictionary, whatever the metaclass says."""
     return next((_VARS(base)[name] for base in _MRO(kind) if name in _VARS(base)), None)
 
 
 def _is_native(kind: type) -> bool:
-    """Returns true when a class is written in C."""
+    """Returns true for a class that is written in C."""
     return not kind.__flags__ & _HEAP_TYPE or any(
         type(value) in _NATIVE_METHODS and value.__objclass__ is kind for value in list(_VARS(kind).values())
     )
 
 
 def is_importable(value: Any) -> bool:
-    """Returns true when a function or class is found under its name in an interpreter that imports its module."""
+    """Returns true when a fresh interpreter finds a function or class by its name after importing its module."""
     get: Any = type.__getattribute__ if issubclass(type(value), type) else object.__getattribute__
     name, path = get(value, "__module__"), get(value, "__qualname__")
     module = sys.modules.get(name) if type(name) is str and name != "__main__" else None
@@ -105,7 +105,7 @@ def is_importable(value: Any) -> bool:
 
 
 class _Call:
-    """Comes back as what a call returns; its arguments are loaded just before it."""
+    """Is loaded as the result of a call. The arguments are loaded just before it."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self._call = function, args
@@ -115,7 +115,7 @@ class _Call:
 
 
 class Saver(pickle.Pickler):
-    """Writes functions, classes and the like of cells by value."""
+    """Writes functions, classes and similar objects of cells by value."""
 
     def __init__(self, file: BytesIO, shared: list[Any]) -> None:
         super().__init__(file, 5)
@@ -153,7 +153,7 @@ class Saver(pickle.Pickler):
         return plan(value) if plan else NotImplemented
 
     def _plan(self, kind: type) -> Callable[[Any], Any] | None:
-        """The way instances of a class are reduced; None for pickle's way."""
+        """Returns the function that reduces instances of a class; None for pickle's own."""
         if issubclass(kind, type):
             return self._class
         if issubclass(kind, types.ModuleType):
@@ -168,12 +168,12 @@ class Saver(pickle.Pickler):
             return _instances(kind)  # `Enum` would look the member up, in a class that is not filled yet
         ways = _lookup(kind, "__reduce_ex__"), _lookup(kind, "__reduce__")
         if not all(type(way) is types.MethodDescriptorType for way in ways):
-            return None  # one of its own
+            return None  # the class has one of its own
         hashes = _lookup(kind, "__hash__")
         if (hashes is None or hashes is object.__hash__) and all(
             _lookup(kind, name) is vars(object).get(name) for name in _HOOKS
         ):
-            return None  # pickle's way runs no code of the class, and is faster
+            return None  # pickle's own runs no code of the class, and is faster
         return _instances(kind)
 
     def _function(self, function: types.FunctionType) -> Any:
@@ -185,7 +185,7 @@ class Saver(pickle.Pickler):
             if name.startswith("sandglass."):
                 return _refuse(function)
             home = _Call(_vars_of, name)
-        # The function must exist before its cells are filled, because they may lead back to it.
+        # The function must exist before its cells are filled, because the cells may lead back to it.
         cells = function.__closure__ or ()
         self._bare_cells.update(map(id, cells))
         attributes = {name: getattr(function, name, None) for name in _FUNCTION_ATTRIBUTES}
@@ -230,7 +230,8 @@ class Saver(pickle.Pickler):
         if "__slots__" in rest:
             skeleton["__slots__"] = layout
         registry = [reference() for reference in _abc._get_dump(kind)[0]] if "_abc_impl" in skipped else []
-        # Methods come first: what else a class contains may be instances of it, which need its `__hash__`, say.
+        # Methods come first, because other attributes may be instances of the class, which need for instance its
+        # `__hash__`.
         steps = [_Call(_fill_class, kind, attributes) for attributes in (methods, rest) if attributes]
         arguments = meta, _NAME(kind), _BASES(kind), skeleton
         return _make_class, arguments, (steps, registry), None, None, _register
@@ -254,7 +255,8 @@ def _instances(kind: type) -> Callable[[Any], Any]:
             return NotImplemented
         early = None
         if has_hash and state:
-            # A set that contains it may be loaded before its state. Its hash most likely depends on plain attributes.
+            # A set that contains the instance may be loaded before its state. Its hash most likely depends on plain
+            # attributes.
             halves = _halves(state)
             early = [half and {name: part for name, part in half.items() if _is_plain(part)} for half in halves]
             if all(len(some or ()) == len(half or ()) for some, half in zip(early, halves, strict=True)):
@@ -280,7 +282,7 @@ def _native_base(kind: Any) -> Any:
 
 
 def _halves(state: Any) -> tuple[Any, Any]:
-    """The parts of an instance's state: those of its dictionary, and those of its slots."""
+    """Splits an instance's state into the parts of its dictionary and of its slots."""
     return state if type(state) is tuple and len(state) == 2 else (state, None)
 
 
@@ -293,7 +295,7 @@ def _content(cell: types.CellType) -> tuple[Any, ...]:
         content = cell.cell_contents
     except ValueError:
         return ()
-    # Annotations in a class body refer to the dictionary of the class itself, as `__classdict__`.
+    # Annotations in a class body refer to the class's own dictionary, as `__classdict__`.
     owner = _owner(content) if type(content) is dict and "__module__" in content and "__doc__" in content else None
     return (content if owner is None else _Call(_dict_of, owner),)
 
@@ -331,14 +333,14 @@ def _reduce_weakref(reference: Any) -> Any:
 
 
 def _reduce_cached(wrapper: Any) -> Any:
-    """A function with `lru_cache`; what is in the cache stays behind."""
+    """Reduces a function with `lru_cache`. The cache's contents stay behind."""
     if is_importable(wrapper):
         return NotImplemented
     return _make_cached, (wrapper.__wrapped__, wrapper.cache_parameters()), vars(wrapper)
 
 
 def _reduce_cached_property(prop: Any) -> Any:
-    state = {name: value for name, value in vars(prop).items() if name != "lock"}  # a lock, in 3.11
+    state = {name: value for name, value in vars(prop).items() if name != "lock"}  # has a lock in 3.11
     return functools.cached_property, (prop.func,), state
 
 
@@ -355,7 +357,7 @@ def _reduce_type_parameter(parameter: Any) -> Any:
     return _make_parameter, (kind, (name, *constraints), options, module)
 
 
-# --- How they are put together: what pickles refer to ----------------------------------------------------------------
+# --- Putting objects together: functions that pickles refer to -------------------------------------------------------
 
 
 def _vars_of(name: str) -> dict[str, Any]:
@@ -391,7 +393,7 @@ def _fill_class(kind: type, attributes: dict[str, Any]) -> None:
 
 
 def _register(kind: type, state: tuple[Any, list[type | None]]) -> None:
-    """Ends a class: its steps were taken while they were loaded; what is left are its virtual subclasses."""
+    """Completes a class with its virtual subclasses. The other steps ran while they were loaded."""
     for other in state[1]:
         if other is not None:
             _abc._abc_register(kind, other)
@@ -425,7 +427,7 @@ def _set_attributes(instance: Any, halves: tuple[Any, Any]) -> None:
     named, slots = halves
     if named:
         attributes = object.__getattribute__(instance, "__dict__")
-        attributes.clear()  # of what was set early, for the order
+        attributes.clear()  # drops attributes that were set early, to get their order right
         attributes.update(named)
     for name, value in (slots or {}).items():
         object.__setattr__(instance, name, value)
@@ -487,7 +489,7 @@ class Lost:
 
 
 class Salvager(pickle._Unpickler):
-    """Goes on past failures, and collects what is broken by id. In Python, so slower than `Loader`."""
+    """Loads past failures, and collects broken objects by id. Written in Python, so slower than `Loader`."""
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
 
@@ -507,8 +509,10 @@ class Salvager(pickle._Unpickler):
 
 
 def _tolerant(opcode: bytes, left: int | None) -> None:
-    """Wraps an instruction. `left` is how many operands of it that failed are still on the stack in its result's place;
-    None when it fills the object that is on top of the stack."""
+    """Wraps an instruction. `left` is the number of operands still on the stack, in the result's place, after it fails.
+
+    `left` is None for an instruction that fills the object on top of the stack.
+    """
     attempt: Any = pickle._Unpickler.dispatch[opcode[0]]
 
     def run(self: Any) -> None:

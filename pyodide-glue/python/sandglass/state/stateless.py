@@ -1,10 +1,10 @@
-"""The state that one stateless run hands to the next: an LZ4 frame of a cloudpickle of a dict of variables.
+"""The state between two stateless runs: an LZ4 frame of a cloudpickle of a dict of variables.
 
-The format is, in base64, that of known stateless REPL servers, so that their clients' states work here. It needs the
-packages `cloudpickle` and `lz4`, holds code objects, and so works within one minor version of Python only. It is opened
-in a guest and nowhere else: to open it is to run code.
+In base64, this is the format of known stateless REPL servers, so that their clients' states work here. It needs the
+packages `cloudpickle` and `lz4`. It holds code objects, and so works within one minor version of Python only. Opening a
+state runs code, so only guests open it.
 
-As cloudpickle has it, functions see the variables that they use as they were when the state was written.
+As in cloudpickle, functions see the variables that they use as they were when the state was written.
 """
 
 # Decisions: docs/internals/server.md.
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 1 << 20
 _REASON_CHARS = 500
-#: Objects that no other guest can go on with.
+#: Objects that no other guest can continue.
 _LEFT_OUT = (types.ModuleType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, io.IOBase)
 
 
 def open_state(data: bytes, max_bytes: int, namespace: Namespace) -> None:
-    """Assigns the variables that `data` holds.
+    """Assigns the variables of a state.
 
-    ValueError when it is no such state, or has more than `max_bytes` unpacked; then no variable is set.
+    Raises ValueError for anything but such a state, or above `max_bytes` unpacked. Then no variable is set.
     """
     frame, cloudpickle = _require("lz4.frame"), _require("cloudpickle")
     pickled = _unpack(frame, data, max_bytes)
@@ -48,9 +48,9 @@ def open_state(data: bytes, max_bytes: int, namespace: Namespace) -> None:
 
 
 def capture_state(max_bytes: int, namespace: Namespace) -> bytes:
-    """The user's variables, but for private ones, modules, generators and open handles.
+    """Returns the user's variables, without private ones, modules, generators and open handles.
 
-    ValueError when one of them cannot be written, or all take more than `max_bytes`.
+    Raises ValueError when one of them cannot be written, or all take more than `max_bytes`.
     """
     frame, cloudpickle = _require("lz4.frame"), _require("cloudpickle")
     variables = {
@@ -70,7 +70,7 @@ def capture_state(max_bytes: int, namespace: Namespace) -> bytes:
 
 
 def _pickler(cloudpickle: Any, file: io.BytesIO, namespace: Namespace) -> Any:
-    """One that writes helpers as what they are called: the next guest has its own."""
+    """Writes helpers as their names, because the next guest has its own."""
     names = {id(value): name for name, value in (namespace.aliases | namespace.helpers).items()}
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -82,7 +82,7 @@ def _pickler(cloudpickle: Any, file: io.BytesIO, namespace: Namespace) -> Any:
 
 
 def helper(name: str) -> Any:
-    """The helper of that name, in the guest that opens a state."""
+    """Returns the helper of this name, in the guest that opens a state."""
     return getattr(sys.modules["__main__"], name)
 
 
@@ -91,7 +91,7 @@ class _TooLarge(Exception):
 
 
 class _Bounded(io.BytesIO):
-    """Takes so many bytes and no more: a state that is too large is not put together first."""
+    """Takes a bounded number of bytes, so that a state that is too large is never put together."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__()
@@ -105,12 +105,12 @@ class _Bounded(io.BytesIO):
 
 
 def _unpack(frame: Any, packed: bytes, max_bytes: int) -> bytes:
-    """The contents of an LZ4 frame; one that would unpack to more than `max_bytes` is refused before it has."""
+    """Unpacks an LZ4 frame. Refuses a frame of more than `max_bytes` before it is unpacked."""
     unpacker = frame.LZ4FrameDecompressor()
     pieces = []
     left = max_bytes
     try:
-        # What the frame says of its size may not be true: it bounds one piece only.
+        # The size in the frame may be wrong, so each piece is bounded.
         size = min(max(frame.get_frame_info(packed)["content_size"], _PIECE_BYTES), max_bytes + 1)
         while not unpacker.eof:
             piece = unpacker.decompress(packed, max_length=size)

@@ -20,6 +20,18 @@
 //! | [`speculate`] | predictions of the code that comes next |
 //! | [`stats`] | counts of a session's work |
 //! | `prometheus` | counts of running ahead, in Prometheus' text format |
+//!
+//! A driver passes on the user's commands, and does what the session asks for:
+//!
+//! ```
+//! use sandglass_core::session::{Command, GuestEffect, Slot};
+//! use sandglass_core::{Effect, Input, Limits, Session};
+//!
+//! let mut session = Session::<Vec<u8>>::new(Limits::default(), Vec::new());
+//! let (now, ticket) = (0.0, 1);
+//! let effects = session.handle(now, Input::Command(ticket, Command::Start));
+//! assert!(matches!(effects[0], Effect::Guest(Slot::Main, GuestEffect::Boot)));
+//! ```
 
 pub mod budget;
 pub mod deadline;

@@ -23,6 +23,15 @@
 //! | [`writing`] | work that can be done while a reply is being written |
 //! | [`openai`] | the wire of `/chat/completions` endpoints, and repeated attempts |
 //! | [`limits`] | defaults and bounds |
+//!
+//! A part that is of use alone: the code in a model's reply.
+//!
+//! ```
+//! let reply = "I look first.\n```python\nprint(len(context))\n```";
+//! let parsed = sandglass_rlm::parse::parse(reply);
+//! assert_eq!(parsed.blocks[0].code.trim_end(), "print(len(context))");
+//! assert_eq!(parsed.prose[0].trim_end(), "I look first.");
+//! ```
 
 pub mod answer;
 pub mod controller;

@@ -9,6 +9,17 @@ One folder for each place in which the code runs:
 - `native/`   the guest on a host, the zygote that forks it, and the guest in a Jupyter kernel
 - `jupyter/`  `JupyterREPL`: the same helpers in a notebook's own kernel; not part of guests
 
+In a notebook's own kernel:
+
+    from sandglass import JupyterREPL
+
+    def ask(prompt, model=None):
+        return f"about {prompt[:20]}"  # ask your model here
+
+    with JupyterREPL(on_llm_query=ask) as repl:
+        repl.load_context("Sand runs through a glass. " * 1000)
+        print(repl.execute_code("print(len(context))").stdout)
+
 A backend drives a `Runtime` and gives it a `Bridge`. `scripts/check-structure.mjs` refuses imports against these
 layers.
 

@@ -359,5 +359,5 @@ impl GuestProcess {
 /// # Errors
 /// [`Error::BootFailed`] when the system has no random numbers.
 pub fn epoch() -> Result<u32, Error> {
-    getrandom::u32().map_err(|error| Error::BootFailed(format!("there are no random numbers: {error}")))
+    getrandom::u32().map_err(|error| Error::BootFailed(format!("the system gives no random numbers: {error}")))
 }

@@ -44,7 +44,7 @@ impl FromStr for WhenEmpty {
             "refuse" => Ok(Self::Refuse),
             _ => Err(Error::invalid(
                 "pool",
-                format!("an empty one can wait, cold or refuse, not \"{name}\""),
+                format!("must be wait, cold or refuse, not \"{name}\""),
             )),
         }
     }

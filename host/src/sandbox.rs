@@ -418,7 +418,7 @@ impl Sandbox {
     async fn records<T: for<'a> Deserialize<'a>>(&self, command: Command<Payload>) -> Result<Vec<T>, Error> {
         let value = Value::decode(&self.value(command).await?)?.unwrap_or_default();
         serde_json::from_value(value.readable().to_json())
-            .map_err(|error| Error::Protocol(format!("a list that is not as it should be: {error}")))
+            .map_err(|error| Error::Protocol(format!("a malformed list of variables: {error}")))
     }
 }
 

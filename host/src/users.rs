@@ -82,7 +82,7 @@ impl FromStr for Users {
         let users = Self { first, count };
         // Inside guests, INSIDE has another meaning, and NOBODY stands for all users that a namespace does not know.
         if let Some(taken) = [INSIDE, NOBODY].into_iter().find(|id| users.contains(*id)) {
-            let problem = format!("must not have {taken} in it, which guests have for something else");
+            let problem = format!("must not contain {taken}: inside guests that id stands for other users");
             return Err(Error::invalid("guest_users", problem));
         }
         Ok(users)

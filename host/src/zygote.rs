@@ -408,7 +408,8 @@ async fn listen(zygote: std::sync::Weak<Zygote>, control: AsyncFd<OwnedFd>) {
                     (None, Some(pidfd)) => kill(&pidfd),
                     (Some(waiting), None) => {
                         let _ = waiting.answer.send(Err(
-                            "this process has too many open files to have another guest".to_owned()
+                            "this process has too many open files for another guest: raise its limit (ulimit -n)"
+                                .to_owned(),
                         ));
                     }
                     (None, None) => {}

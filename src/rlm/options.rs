@@ -107,7 +107,7 @@ impl Options {
         }
         options.task = task
             .filter(|task| !task.trim().is_empty())
-            .ok_or_else(|| Error::invalid("task", "must say what is to be found out"))?;
+            .ok_or_else(|| Error::invalid("task", "must be a question or an instruction"))?;
         options.model = model.ok_or_else(|| {
             Error::invalid(
                 "model",

@@ -216,7 +216,7 @@ async fn on_interrupt(stop: Stop) {
     if tokio::signal::ctrl_c().await.is_err() {
         return;
     }
-    let _ = writeln!(io::stderr(), "\nstopping; once more ends at once");
+    let _ = writeln!(io::stderr(), "\nstopping; Ctrl-C again ends at once");
     stop.end();
     if tokio::signal::ctrl_c().await.is_ok() {
         std::process::exit(i32::from(INTERRUPTED));
@@ -226,7 +226,7 @@ async fn on_interrupt(stop: Stop) {
 /// The options that the arguments ask for.
 fn options(args: &RlmArgs) -> Result<RlmOptions, Error> {
     if args.task.trim().is_empty() {
-        return Err(Error::invalid("task", "must say what is to be found out"));
+        return Err(Error::invalid("task", "must be a question or an instruction"));
     }
     if args.files.iter().filter(|file| *file == Path::new(STDIN)).count() > 1 {
         return Err(Error::invalid("file", "only one can be standard input"));
@@ -247,7 +247,7 @@ fn options(args: &RlmArgs) -> Result<RlmOptions, Error> {
     let mut options = RlmOptions::new(args.task.clone(), context, model)?;
     options.more_contexts = contexts.collect();
     if args.draft && args.sub_model.is_none() && args.sub_url.is_none() {
-        let problem = "needs --sub-model or --sub-url: a model is no faster than itself";
+        let problem = "needs --sub-model or --sub-url: a draft by the same model takes as long as the reply";
         return Err(Error::invalid("draft", problem));
     }
     options.draft = args.draft.then(|| sub_model.clone());

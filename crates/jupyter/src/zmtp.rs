@@ -52,7 +52,7 @@ pub enum ZmtpError {
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The peer speaks another protocol.
-    #[error("what listens there does not speak ZeroMQ 4")]
+    #[error("the program at that address does not speak ZeroMQ 4")]
     NotZmtp,
     /// The peer requires encryption.
     #[error("it wants the encryption {0}, which is not supported here")]

@@ -91,7 +91,7 @@ pub async fn channel(
         )));
     }
     let attached = session.attach().ok_or_else(|| {
-        let message = "the session's channel is open already, and there is one only";
+        let message = "a session has one channel at a time, and this session's is open";
         ApiError::new(StatusCode::CONFLICT, "channel_taken", message)
     })?;
     let most_bytes = app.args.body_limits().most_bytes + SLACK_BYTES;
@@ -136,8 +136,8 @@ const DESTROYED: Farewell = Farewell(close_code::AWAY, "the session was destroye
 const SHUTTING_DOWN: Farewell = Farewell(close_code::RESTART, "the server is shutting down");
 const IDLE: Farewell = Farewell(close_code::AWAY, "the session has expired: it was idle for too long");
 const SILENT: Farewell = Farewell(close_code::POLICY, "the client was silent for too long");
-const NO_COMMAND: Farewell = Farewell(close_code::POLICY, "a text message that is no command");
-const NO_FRAME: Farewell = Farewell(close_code::POLICY, "a binary message that is no frame of a request");
+const NO_COMMAND: Farewell = Farewell(close_code::POLICY, "a text message must be a command");
+const NO_FRAME: Farewell = Farewell(close_code::POLICY, "a binary message must be the frame of a request");
 const QUOTA: Farewell = Farewell(close_code::AGAIN, "too many bytes of this key are under way");
 
 struct Relay {

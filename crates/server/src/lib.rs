@@ -176,7 +176,7 @@ impl Server {
         ended.await;
         tracing::info!(
             sessions = app.quotas.sessions(),
-            "shutting down: running requests may end"
+            "shutting down: waiting for running requests"
         );
         drop(end);
         expiring.abort();

@@ -122,7 +122,10 @@ fn uniform(response: Response) -> Response {
             "not_found",
             "there is no such route; /openapi.json lists those that there are",
         ),
-        StatusCode::METHOD_NOT_ALLOWED => ("method_not_allowed", "this route has other methods; Allow names them"),
+        StatusCode::METHOD_NOT_ALLOWED => (
+            "method_not_allowed",
+            "the route does not have this method; the header Allow lists those that it has",
+        ),
         StatusCode::UPGRADE_REQUIRED => ("not_a_websocket", "this route is a WebSocket"),
         _ if status.is_client_error() => ("invalid_request", "the request could not be read"),
         _ => ("internal", "the request could not be answered; this is a bug"),

@@ -45,7 +45,8 @@ pub enum Fate {
 /// The system has none.
 pub fn new_id() -> Result<String, ApiError> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| ApiError::internal(format!("there are no random numbers: {error}")))?;
+    getrandom::fill(&mut bytes)
+        .map_err(|error| ApiError::internal(format!("the system gives no random numbers: {error}")))?;
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 

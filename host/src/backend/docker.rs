@@ -184,8 +184,8 @@ impl Shared {
     }
 
     async fn create(&self, plan: ContainerCreateBody) -> Result<Container, Error> {
-        let number =
-            getrandom::u64().map_err(|error| Error::BootFailed(format!("there are no random numbers: {error}")))?;
+        let number = getrandom::u64()
+            .map_err(|error| Error::BootFailed(format!("the system gives no random numbers: {error}")))?;
         let name = CreateContainerOptionsBuilder::default()
             .name(&format!("sandglass-{number:016x}"))
             .build();

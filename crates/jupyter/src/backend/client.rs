@@ -99,8 +99,9 @@ impl Client {
 
 /// A random word that nobody can guess.
 pub(super) fn random() -> Result<String, KernelError> {
-    let number =
-        || getrandom::u64().map_err(|error| KernelError::Broken(format!("there are no random numbers: {error}")));
+    let number = || {
+        getrandom::u64().map_err(|error| KernelError::Broken(format!("the system gives no random numbers: {error}")))
+    };
     Ok(format!("{:016x}{:016x}", number()?, number()?))
 }
 

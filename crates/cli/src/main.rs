@@ -9,6 +9,10 @@
 //! | `cell` | the command `cell` |
 //! | `image` | the commands `image` and `venv` |
 //!
+//! ```sh
+//! sandglass-host run -c 'print(6 * 7)' # prints 42
+//! ```
+//!
 //! The command `serve` is in the crate `sandglass-server`, and `kernel` in the crate `sandglass-jupyter`.
 
 use std::process::ExitCode;

@@ -143,7 +143,9 @@ CASES = {
         "    __slots__ = ('v',)\n"
         "    def __init__(self, v): object.__setattr__(self, 'v', v)\n"
         "    def __setattr__(self, *a): raise TypeError('frozen')\n"
-        "p, q, f = P(), Q(), Frozen(5); q.z = 3",
+        "class Before: pass\n"
+        "Before = type('Before', (), {'__slots__': (), '__weakref__': vars(Before)['__weakref__']})\n"
+        "p, q, f, b = P(), Q(), Frozen(5), Before(); q.z = 3",
         "assert p.x == 1 and p.y() == 2 and not hasattr(p, '__dict__') and q.z == 3 and q.y() == 2 and not hasattr(q, '__dict__')\n"
         "assert f.v == 5 and P.__slots__ == ('x', '__y', '__weakref__')",
     ),

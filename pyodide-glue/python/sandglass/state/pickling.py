@@ -58,6 +58,7 @@ class _SandboxError(Exception):
 _HEAP_TYPE = 1 << 9
 _NATIVE_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 _LAYOUT = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_IMPLICIT_SLOTS = ("__dict__", "__weakref__")
 _METHODS = (types.FunctionType, staticmethod, classmethod, property)
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 _VARS: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
@@ -221,6 +222,8 @@ class Saver(pickle.Pickler):
         for name, value in list(_VARS(kind).items()):
             if type(value) in _LAYOUT and value.__objclass__ is kind and value.__name__ == name:
                 layout.append(name)
+            elif type(value) is types.GetSetDescriptorType and name in _IMPLICIT_SLOTS:
+                pass  # CPython 3.11.2 leaves that of the class which `dataclass(slots=True)` replaces
             elif type(value) in _METHODS:
                 methods[name] = value
             elif name not in skipped:

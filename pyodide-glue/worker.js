@@ -14,7 +14,7 @@ import { createDetector } from "./nondeterminism.js";
 /** @import { Post } from "./bridge.js" */
 /** @import { Parts } from "./start-worker.js" */
 
-// Taken before any guest code runs: it may replace them.
+// Taken before any guest code runs, because that code may replace them.
 const { Blob, Uint8Array } = self;
 const { parse, stringify } = JSON;
 const SMALL_BODY = 100_000;
@@ -48,7 +48,7 @@ self.onmessage = async ({ data }) => {
   let heldBytes = 0;
   /** @type {Post} */
   const post = (event, body, hold) => {
-    if (event?.type === "hostCall") detector.end(); // the code was asked for before its calls go on
+    if (event?.type === "hostCall") detector.end(); // a call goes on only after the code is asked for
     const bytes = body && plainBytes(body);
     if (event) held.push(stringify(event));
     if (bytes) {
@@ -109,7 +109,7 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
 
   /** @param {Extract<Request, { type: "init" }>} request */
   const init = ({ version, config, restores }) => {
-    // A second `init`: the guest has had another state, and will run code ahead from now on.
+    // A second `init` means that the guest is reused: it has had another state, and runs code ahead from now on.
     if (inits++ > 0) {
       if (!restores || bridge.busy() || !checkpoints.isReusable)
         return post({ type: "bootFailed", message: "the guest cannot be used again" });
@@ -152,7 +152,7 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
     if (!(body instanceof Blob)) return python.setVariable(name, encoding, body);
     let bytes;
     try {
-      // At once: in Firefox, reading parts of a Blob of another process later may never end.
+      // Read at once: in Firefox, a later read of a part of another process's Blob may never end.
       bytes = new Uint8Array(await body.arrayBuffer());
     } catch (error) {
       return /** @type {const} */ (["refused", `the file could not be read: ${text(error)}`]);
@@ -164,7 +164,7 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
   };
 
   /**
-   * Gives Python a file as the text of the next `setVariable`, piece by piece. Returns whether it is text.
+   * Gives Python a file as the text of the next `setVariable`, piece by piece. Returns true when the file is text.
    * @param {Uint8Array} bytes
    */
   const readText = (bytes) => {

@@ -86,7 +86,7 @@ impl Default for PoolSettings {
     }
 }
 
-/// Why there is no guest.
+/// The reason why there is no guest.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Unavailable {
     /// The pool is empty, for now.
@@ -171,7 +171,7 @@ pub struct Pool {
 struct Shared {
     settings: PoolSettings,
     source: Source,
-    /// The launcher of a guest when there is none.
+    /// The launcher of guests that are started because the pool is empty.
     cold: Arc<dyn Launcher>,
     state: Mutex<State>,
     /// The lock to start a zygote, with the time and the error of the last failed start.
@@ -226,7 +226,8 @@ impl State {
         self.death = None;
     }
 
-    /// The problem, if the pool itself keeps trying. Otherwise only a caller's attempt could show that it is over.
+    /// The problem, if the pool has no spare and keeps trying to make one. So callers need not try too. `None` if the pool wants no
+    /// spares, has ended or has a spare: then each caller tries, and its success shows that the problem is over.
     fn lasting_problem(&self) -> Option<&Error> {
         let is_tried = self.level > 0 && self.spares.is_empty() && !self.has_ended;
         self.problem().filter(|_| is_tried)
@@ -385,7 +386,7 @@ impl Launcher for Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.wanted.notify_one(); // so that whoever looks after it sees that it is gone
+        self.shared.wanted.notify_one(); // wakes the task that fills the pool, which then ends
     }
 }
 
@@ -409,7 +410,7 @@ impl Shared {
             }
             self.wanted.notify_one();
             let when_empty = match self.settings.when_empty {
-                // There may never be another guest.
+                // The pool may never have another spare.
                 WhenEmpty::Wait if self.state().problem().is_some() => WhenEmpty::Cold,
                 when_empty => when_empty,
             };
@@ -591,7 +592,7 @@ async fn look_after(pool: Weak<Shared>) {
     let mut rest = Duration::ZERO;
     while let Some(shared) = pool.upgrade() {
         if rest == PAUSE {
-            tokio::time::sleep(rest).await; // whoever asks: a failure is not tried again at once
+            tokio::time::sleep(rest).await; // even if a caller waits: a failed attempt is not repeated at once
         } else if rest > Duration::ZERO {
             let _ = tokio::time::timeout(rest, shared.wanted.notified()).await;
         }

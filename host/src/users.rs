@@ -80,7 +80,8 @@ impl FromStr for Users {
             Error::invalid("guest_users", problem)
         })?;
         let users = Self { first, count };
-        // Inside guests, INSIDE has another meaning, and NOBODY stands for all users that a namespace does not know.
+        // A zygote's namespace has the ids of the range under the same numbers. INSIDE is the zygote's own user there, and NOBODY
+        // stands for all users that the namespace does not know.
         if let Some(taken) = [INSIDE, NOBODY].into_iter().find(|id| users.contains(*id)) {
             let problem = format!("must not contain {taken}: inside guests that id stands for other users");
             return Err(Error::invalid("guest_users", problem));

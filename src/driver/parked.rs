@@ -1,4 +1,4 @@
-//! Guests that ran code ahead, or were replaced by one that did, and wait to be used again.
+//! Parked guests: they ran code ahead, or were replaced by a guest that did, and wait to be used again.
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
@@ -11,16 +11,16 @@ use super::messages::Parts;
 use super::slots::Held;
 use crate::guest_frame::{Guest, Letter};
 
-/// A guest that has run code, and may run code ahead.
+/// A parked guest. It has run code, and may run code ahead.
 pub(super) struct Parked {
     number: u32,
     guest: Guest,
-    /// True when it has said that it can.
+    /// True when the guest has said that it can be used again.
     is_sure: bool,
 }
 
 impl Driver {
-    /// A shadow's guest is at rest, and not needed any more.
+    /// Parks a shadow's guest, which is at rest and not needed any more.
     pub(super) fn park(&self, shadow: ShadowId) {
         match self.slots.take(Slot::Shadow(shadow)) {
             Some(Held::Here(guest)) => self.keep(guest),
@@ -28,9 +28,9 @@ impl Driver {
         }
     }
 
-    /// Keeps a guest that is at rest for the next code that runs ahead: it is given the state in a tenth of the time that another takes
-    /// to start. It counts as a spare, and there is none where the user wants none. It is asked at once whether it can be used again; one
-    /// that says anything else, or anything later, is ended: it has run code.
+    /// Keeps a guest that is at rest, for the next code that runs ahead. Giving it another state takes a tenth of the time that a new guest
+    /// takes to start. It counts as a spare, so none is kept if the user wants no spares. It is asked at once if it can be used again. A guest
+    /// with any other answer, or any later message, is ended, because it has run code and is not trusted.
     pub(super) fn keep(&self, guest: Guest) {
         let limits = &self.options.limits;
         let most = limits.max_shadows.unwrap_or(MAX_COPIES) as usize;
@@ -91,7 +91,7 @@ impl Driver {
         self.hold_spares();
     }
 
-    /// A parked guest that can be used.
+    /// Takes a parked guest that can be used.
     pub(super) fn take_parked(&self) -> Option<Guest> {
         let has_packages = self.session.borrow().has_packages();
         self.end_parked(|parked| has_packages || parked.guest.is_gone());
@@ -100,7 +100,7 @@ impl Driver {
         Some(parked.remove(at).guest)
     }
 
-    /// Each guest that is parked, or runs ahead, stands for one of the spares.
+    /// Holds back a spare for each parked guest and each guest of a shadow.
     pub(super) fn hold_spares(&self) {
         if let Some(claim) = &self.claim {
             claim.hold(self.parked.borrow().len() + self.slots.shadows());

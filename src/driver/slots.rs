@@ -1,4 +1,4 @@
-//! The guests of a sandbox, each in its slot: how they are found, sent something and heard.
+//! The guests of a sandbox, each in its slot, and the messages to and from them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
@@ -21,45 +21,45 @@ use crate::outbox::{JsBody, Outbox};
 use crate::remote::RemoteGuest;
 use crate::snapshot::{self, Maker};
 
-/// The guests of a sandbox: its own, and its shadows'.
+/// The guests of a sandbox: its own guest, and those of its shadows.
 #[derive(Default)]
 pub(super) struct Slots {
     held: RefCell<BTreeMap<Slot, Rc<GuestSlot>>>,
     last_generation: Cell<u32>,
 }
 
-/// A guest in a slot. It keeps its generation when it moves to another, and no other guest has the same.
+/// A guest in a slot. Its generation is unique, and stays the same when the guest moves to another slot.
 pub(super) struct GuestSlot {
     pub(super) generation: u32,
-    /// None while it is started.
+    /// `None` while the guest is starting.
     pub(super) guest: RefCell<Option<Held>>,
-    /// Messages to it; open once it can be reached.
+    /// The messages to the guest. They leave once the guest can be reached.
     pub(super) outbox: Rc<Outbox>,
     pub(super) parts: RefCell<Parts>,
-    /// The guest's numbers of calls that it is blocked in.
+    /// The numbers of the host calls in which the guest is blocked.
     blocked: RefCell<HashSet<u32>>,
-    /// As long as it has not said that it can be used: another one would take its place.
+    /// Present until a guest that was started earlier has said that it can be used. If such a guest fails before, another takes its place.
     pub(super) unconfirmed_init: RefCell<Option<UnconfirmedInit>>,
-    /// Held while it makes the page's snapshot, or is the first to start from it.
+    /// Held while the guest makes the page's snapshot, or is the first to start from it.
     pub(super) maker: RefCell<Option<Maker>>,
 }
 
-/// Something to do with the driver and a guest of its.
+/// An act on the driver and one of its guests.
 pub(super) type Act<'a> = dyn Fn(&Driver, &GuestSlot) + 'a;
 
-/// A guest, as it is reached.
+/// A guest, by the place where it runs.
 pub(super) enum Held {
     Here(Guest),
     OnServer(RemoteGuest),
 }
 
-/// The first messages to a guest that was started before.
+/// The first message to a guest that was started earlier, and the wait for its answer.
 #[derive(Default)]
 pub(super) struct UnconfirmedInit {
     pub(super) init: Option<Request>,
-    /// True when it has run code already: it may still say something to the session that it was of.
+    /// True when the guest was parked. Late messages about its earlier code may still come.
     pub(super) was_parked: bool,
-    /// Goes off when it takes too long to answer.
+    /// Goes off when the guest takes too long to answer.
     pub(super) watch: Option<Timeout>,
 }
 
@@ -90,26 +90,26 @@ impl Slots {
         self.held.borrow().get(&slot).cloned()
     }
 
-    /// A guest, where it is now.
+    /// A guest and its present slot.
     pub(super) fn find(&self, generation: u32) -> Option<(Slot, Rc<GuestSlot>)> {
         let held = self.held.borrow();
         let mut held = held.iter();
         held.find_map(|(slot, held)| (held.generation == generation).then(|| (*slot, held.clone())))
     }
 
-    /// Takes the guest out of a slot: nobody hears it any more.
+    /// Takes the guest out of a slot. Its later messages are ignored.
     pub(super) fn take(&self, slot: Slot) -> Option<Held> {
         let held = self.held.borrow_mut().remove(&slot)?;
         held.unconfirmed_init.take();
         held.maker.take();
         let guest = held.guest.take();
         if !matches!(guest, Some(Held::Here(_))) {
-            held.outbox.close(); // a guest of the page does so when it ends
+            held.outbox.close(); // a guest of the page closes its outbox when it ends
         }
         guest
     }
 
-    /// Moves a guest to another slot, whose guest is taken out.
+    /// Moves the guest of the slot `by` to `slot`. Returns the guest that was in `slot`.
     pub(super) fn replace(&self, slot: Slot, by: Slot) -> Option<Held> {
         let before = self.take(slot);
         let mut held = self.held.borrow_mut();
@@ -119,15 +119,15 @@ impl Slots {
         before
     }
 
-    /// The number of guests that run code ahead, have done so, or are to.
+    /// The number of guests of shadows, whatever the progress of their code.
     pub(super) fn shadows(&self) -> usize {
         self.held.borrow().keys().filter(|slot| **slot != Slot::Main).count()
     }
 }
 
 impl GuestSlot {
-    /// Returns true when the guest hears this in its mailbox only. What it may hear in either way is in the mailbox then. `is_blocking`: a
-    /// guest that waits hears nothing but its mailbox.
+    /// Returns true when the guest can hear this request in its mailbox only. If the guest may hear it in either way, puts it into the
+    /// mailbox as well. `is_blocking` is true if a guest that waits hears nothing but its mailbox.
     fn is_blocked(&self, guest: &Guest, request: &Request, is_blocking: bool) -> bool {
         match request {
             Request::HostReply { call, .. } => return self.blocked.borrow_mut().remove(call),
@@ -135,7 +135,7 @@ impl GuestSlot {
             Request::Promote { .. } => {}
             _ => return false,
         }
-        // It may be blocked or not; it takes the first that it hears and ignores the second.
+        // The guest may be blocked or not. It obeys the request that it hears first, and ignores the second.
         if is_blocking {
             guest.post_blocked(request, None);
         }
@@ -162,7 +162,7 @@ impl Driver {
         }
     }
 
-    /// Runs something on the driver and a guest, as long as both are there.
+    /// A function that acts on the driver and this guest, as long as both are there.
     pub(super) fn of_generation(&self, generation: u32) -> impl Fn(&Act<'_>) + 'static {
         let this = self.this.clone();
         move |act| {
@@ -174,7 +174,7 @@ impl Driver {
         }
     }
 
-    /// Lets messages to and from a guest through.
+    /// Opens the way for messages to and from a guest.
     pub(super) fn adopt(&self, held: &GuestSlot) {
         let (this, generation) = (self.this.clone(), held.generation);
         if let Some(Held::Here(guest)) = &*held.guest.borrow() {
@@ -186,7 +186,7 @@ impl Driver {
         }
     }
 
-    /// Something comes from a guest; it is not to be trusted.
+    /// Takes a message from a guest. Its contents are untrusted.
     fn receive(&self, generation: u32, letter: Letter) {
         let Some((slot, held)) = self.slots.find(generation) else {
             return;
@@ -198,7 +198,7 @@ impl Driver {
         let most = self.options.limits.max_value_bytes;
         let most = match slot {
             Slot::Main => most,
-            Slot::Shadow(_) => most.min(MAX_AHEAD_BYTES), // it is kept until its code comes
+            Slot::Shadow(_) => most.min(MAX_AHEAD_BYTES), // kept until the code is asked for
         };
         let read = held.parts.borrow_mut().read(&data, most);
         let events = match read {
@@ -215,8 +215,8 @@ impl Driver {
         }
     }
 
-    /// Takes a message's events, as long as their guest is in a slot: each may end it, or move it to another. Returns true when the
-    /// sandbox's own guest has become ready.
+    /// Takes a message's events. Stops when the guest is in no slot any more, because each event may end the guest or move it. Returns true
+    /// when the sandbox's own guest has become ready.
     pub(super) fn take_all(&self, generation: u32, events: Events) -> bool {
         let mut has_become_ready = false;
         for (event, body) in events {
@@ -230,7 +230,7 @@ impl Driver {
                     self.start_another(slot, &held);
                     return false;
                 }
-                (_, Some(true)) => continue, // it has said so to the session that it was of
+                (_, Some(true)) => continue, // a late message about the guest's earlier code
                 _ => {}
             }
             if let Event::HostCall {
@@ -245,7 +245,8 @@ impl Driver {
         has_become_ready && self.slots.find(generation).is_some()
     }
 
-    /// A guest is gone, or could not start. One that was started before is no reason to fail: another takes its place.
+    /// Takes the message that a guest is gone, or could not start. Another guest takes the place of one that was started earlier and has not
+    /// said that it can be used.
     pub(super) fn failed(&self, generation: u32, input: GuestInput<JsBody>) {
         let Some((slot, held)) = self.slots.find(generation) else {
             return;
@@ -257,7 +258,7 @@ impl Driver {
         }
     }
 
-    /// Memory that later guests start from. Only a guest that has run no code yet may offer it.
+    /// Keeps the memory from which later guests start. Only a guest that has run no code may offer it.
     fn take_snapshot(&self, held: &GuestSlot, message: &JsValue, event: &Event) {
         let blob = message.unchecked_ref::<Array>().get(1).dyn_into::<Blob>();
         match (blob, event) {

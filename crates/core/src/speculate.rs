@@ -1,5 +1,5 @@
-//! Work that is worth doing before anybody asks for it: predictions of code, which of them to run, and how well that went. No clock, no
-//! guest: [`crate::session`] runs what is chosen here.
+//! Predictions of code: their sources, the choice of those that run ahead, and their success. This module has no clock and no guest.
+//! [`crate::session`] runs the chosen code.
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
@@ -25,24 +25,24 @@ pub use tally::{Tally, lower_bound};
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub enum Source {
-    /// Words of the conversation.
+    /// A guess from words of the conversation.
     Conversation,
-    /// Code that usually follows such code.
+    /// A guess at the code that usually follows the last code.
     Pattern,
-    /// The tables that there are.
+    /// A guess from the session's tables.
     Dataframe,
-    /// The code before.
+    /// A guess from the last code.
     Code,
-    /// Whoever runs code has said so.
+    /// A hint of the user.
     Explicit,
     /// Code that is being written.
     Stream,
-    /// A model of the user's was asked for a draft.
+    /// A draft of the user's model.
     Model,
 }
 
 impl Source {
-    /// All there are.
+    /// All sources.
     pub const ALL: [Self; 7] = [
         Self::Conversation,
         Self::Pattern,
@@ -53,13 +53,12 @@ impl Source {
         Self::Model,
     ];
 
-    /// Returns true when nobody has told it: it is made of the names that there are.
+    /// Returns true when the session itself has made the prediction, from the names that it has.
     pub fn is_guess(self) -> bool {
         matches!(self, Self::Conversation | Self::Pattern | Self::Dataframe | Self::Code)
     }
 
-    /// Predictions that are thought to have come true, and to have failed, before there are any: one that is told is believed more than one
-    /// that is guessed.
+    /// The assumed numbers of right and wrong predictions before any was made. Hints are trusted more than guesses.
     fn prior(self) -> (f64, f64) {
         match self {
             Self::Explicit | Self::Stream => (4.0, 1.0),
@@ -85,27 +84,27 @@ impl Source {
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Prediction {
-    /// The name that its maker calls it by.
+    /// The prediction's number, given by its maker.
     pub id: u32,
     /// The code, exactly as it would come.
     pub code: String,
-    /// What kind of code it is: how often it comes true is learned for each kind.
+    /// The kind of the code. The success of predictions is learned for each kind.
     #[cfg_attr(target_arch = "wasm32", tsify(type = "string"))]
     pub description: &'static str,
-    /// Its source.
+    /// The prediction's source.
     pub source: Source,
-    /// Its probability, from 0 to 1.
+    /// The prediction's probability, from 0 to 1.
     pub probability: f64,
-    /// The time that it would take, in milliseconds, where that is known.
+    /// The time that the code would take, in milliseconds, if known.
     #[serde(rename = "estimatedTime", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(target_arch = "wasm32", tsify(optional))]
     pub estimated_ms: Option<f64>,
-    /// The variables and columns that it is about.
+    /// The variables and columns that the code is about.
     pub dependencies: Vec<String>,
 }
 
 impl Prediction {
-    /// One that somebody has told.
+    /// A prediction that somebody has told.
     pub fn told(id: u32, code: String, source: Source, probability: f64) -> Self {
         Self {
             id,

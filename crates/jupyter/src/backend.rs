@@ -48,9 +48,9 @@ const SUBSHELL_AGAIN: Duration = Duration::from_secs(3);
 const END_WITHIN: Duration = Duration::from_secs(2);
 /// The time for a kernel to tidy up when its guest leaves.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
-/// The time after which a kernel that does not begin is sent another message, which may wake it.
+/// The time after which a kernel that has not begun a request is sent another message, which may wake it.
 const NUDGE: Duration = Duration::from_secs(1);
-/// The most requests for one turn that the kernel did not run.
+/// The most requests in a row that a kernel answers without running them, because it was interrupted.
 const MOST_TRIES: usize = 100;
 /// The largest list of variables from a kernel, in bytes.
 const MAX_LIST_BYTES: usize = 4 << 20;

@@ -20,7 +20,7 @@ use super::storage::{Fate, Folder};
 use sandglass_host::Sandbox;
 use sandglass_host::launcher::Launcher;
 
-/// The interval of the search for expired sessions: at least, and at most.
+/// The shortest and the longest interval between two searches for expired sessions.
 const SWEEP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(15));
 
 /// All sessions, by their ids.

@@ -15,24 +15,24 @@ use crate::guest::fork::{Forker, Succession};
 use crate::guest::{Exit, Guest, GuestProcess, GuestWriter};
 use futures_util::future::BoxFuture;
 
-/// Time that a guest has to be gone when it was killed.
+/// The time for a killed guest to be gone, counted from the end of its channel.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
 
-/// The guests of a sandbox: its own, and its shadows'.
+/// The guests of a sandbox: its own guest, and those of its shadows.
 #[derive(Default)]
 pub(super) struct Slots {
     held: BTreeMap<Slot, Held>,
     last_generation: u64,
 }
 
-/// A guest in a slot. It keeps its generation when it moves to another, and no other guest has the same.
+/// A guest in a slot. Its generation is unique, and stays the same when the guest moves to another slot.
 struct Held {
     generation: u64,
     guest: HeldGuest,
 }
 
 pub(super) enum HeldGuest {
-    /// It is being started; what is posted waits.
+    /// The guest is starting. The frames wait for it.
     Launching(BoxFuture<'static, Result<Guest, Error>>, Vec<Frame>),
     Running(Box<Running>),
 }
@@ -41,20 +41,21 @@ pub(super) struct Running {
     pub(super) reader: FrameReader<OwnedReadHalf>,
     pub(super) writer: GuestWriter,
     pub(super) process: GuestProcess,
-    /// Makes copies of it.
+    /// The way to fork the guest.
     pub(super) forker: Option<Forker>,
-    /// Of a copy: has it become the guest.
+    /// The means by which a copy takes the place of its guest. `None` for other guests.
     pub(super) succession: Option<Succession>,
     pub(super) parts: Parts,
-    /// Bytes of output that it has no credit for yet.
+    /// Bytes of taken output for which the guest has no new credit yet.
     pub(super) owed: usize,
-    /// The time at which it stopped speaking.
+    /// The time at which the guest's channel closed, or the guest ended.
     pub(super) closed: Option<Instant>,
-    /// True when it was killed for not ending after that.
+    /// True when the guest was killed because it did not end after that.
     pub(super) given_up: bool,
-    /// Its end.
+    /// The guest's end.
     pub(super) exit: Option<Exit>,
-    /// The messages that it was sent, as long as it is not ready and has waited in a pool: what died there unseen is replaced unseen.
+    /// The frames that a guest from a pool was sent before it was ready. Another guest gets them if this one has died in the pool.
+    /// `None` for other guests, and once the guest is ready.
     pub(super) begin: Option<Vec<Frame>>,
 }
 
@@ -64,12 +65,12 @@ pub(super) enum Happened {
     Frame(Result<Option<Frame>, FrameError>),
     Written(std::io::Result<()>),
     Exited(Exit),
-    /// It has had its time to end.
+    /// The guest's time to end is over.
     Overdue,
 }
 
 impl Slots {
-    /// Has a guest started for a slot. It is to be sent these frames first.
+    /// Starts a guest for a slot. The guest gets these frames first.
     pub(super) fn launch(&mut self, slot: Slot, launch: BoxFuture<'static, Result<Guest, Error>>, begin: Vec<Frame>) {
         self.last_generation += 1;
         let held = Held {
@@ -79,7 +80,7 @@ impl Slots {
         self.held.insert(slot, held);
     }
 
-    /// Puts a guest that was started into its slot; the frames that have waited for it. It may send messages of so many bytes.
+    /// Puts a started guest into its slot. Returns the frames that wait for the guest. `max_bytes` bounds its messages.
     pub(super) fn launched(&mut self, slot: Slot, guest: Guest, max_bytes: usize) -> Vec<Frame> {
         let running = HeldGuest::Running(Box::new(Running::of(guest, max_bytes)));
         let before = self
@@ -92,7 +93,7 @@ impl Slots {
         }
     }
 
-    /// The guests that run code ahead, or wait for it.
+    /// The running guests of shadows.
     pub(super) fn shadows(&self) -> impl Iterator<Item = &Running> {
         let shadows = self.held.keys().filter(|slot| **slot != Slot::Main);
         shadows.filter_map(|slot| self.running(*slot))
@@ -103,7 +104,7 @@ impl Slots {
         Some(self.held.remove(&slot)?.guest)
     }
 
-    /// Moves a guest to another slot, whose guest is taken out.
+    /// Moves the guest of the slot `by` to `slot`. Returns the guest that was in `slot`.
     pub(super) fn replace(&mut self, slot: Slot, by: Slot) -> Option<HeldGuest> {
         let before = self.take(slot);
         if let Some(held) = self.held.remove(&by) {
@@ -117,7 +118,7 @@ impl Slots {
         Some(self.held.get(&slot)?.generation)
     }
 
-    /// A guest that runs, where it is now.
+    /// A running guest and its present slot.
     pub(super) fn find(&mut self, generation: u64) -> Option<(Slot, &mut Running)> {
         let mut held = self.held.iter_mut();
         held.find_map(|(slot, held)| match &mut held.guest {
@@ -126,7 +127,7 @@ impl Slots {
         })
     }
 
-    /// The guest in a slot, when it runs.
+    /// The guest in a slot, if it runs.
     pub(super) fn running(&self, slot: Slot) -> Option<&Running> {
         match &self.held.get(&slot)?.guest {
             HeldGuest::Running(running) => Some(running),
@@ -134,7 +135,7 @@ impl Slots {
         }
     }
 
-    /// The same, to be changed.
+    /// The guest in a slot for changes, if it runs.
     pub(super) fn running_mut(&mut self, slot: Slot) -> Option<&mut Running> {
         match &mut self.held.get_mut(&slot)?.guest {
             HeldGuest::Running(running) => Some(running),
@@ -142,7 +143,7 @@ impl Slots {
         }
     }
 
-    /// Sends a frame, as soon as there is a guest that could hear it.
+    /// Sends a frame to the guest in a slot. The frame waits if the guest is starting, and is dropped if there is none.
     pub(super) fn send(&mut self, slot: Slot, frame: Frame) -> Result<(), FrameError> {
         match self.held.get_mut(&slot).map(|held| &mut held.guest) {
             None => Ok(()),
@@ -159,7 +160,7 @@ impl Slots {
         }
     }
 
-    /// The next event of a guest; the sandbox's own is looked at first. A call that is dropped loses nothing.
+    /// The next event of any guest. The sandbox's own guest comes first. Dropping the future loses no event.
     pub(super) async fn next(&mut self) -> (Slot, Happened) {
         if self.held.is_empty() {
             return std::future::pending().await;
@@ -171,7 +172,7 @@ impl Slots {
 }
 
 impl HeldGuest {
-    /// The next event of the guest. A call that is dropped loses nothing.
+    /// The next event of the guest. Dropping the future loses no event.
     async fn next(&mut self) -> Happened {
         match self {
             Self::Launching(launch, _) => Happened::Launched(launch.await),

@@ -1,7 +1,8 @@
 //! The task of a sandbox. It hears users, guests and the timer, gives each to the session as an input, and carries out the effects in
 //! order.
 //!
-//! `tell` gives an input, whose effects wait in a queue until `follow` carries them out. A guest is known by its generation, since it may change slots while its frames are read.
+//! `tell` gives an input. Its effects wait in a queue until `follow` carries them out. A guest is known by its generation, because it may
+//! change slots while its frames are read.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -32,14 +33,14 @@ use crate::guest::{Guest, Hits};
 use crate::launcher::Launcher;
 use crate::value::{Payload, Value};
 
-/// After so many bytes of output are taken, the guest may send as many more. It begins with credit for several times that.
+/// Bytes of output after which the guest gets credit for as many more. It begins with credit for several times as many.
 const CREDIT_BYTES: usize = 512 << 10;
-/// Frames of a guest that are taken before anybody else is heard.
+/// The most frames that are taken from one guest before anybody else is heard.
 const FRAMES_AT_ONCE: usize = 64;
-/// The way Python says that there is no room on a disk: `ENOSPC`, `EDQUOT` and `EFBIG`.
+/// Python's texts for a disk without room: `ENOSPC`, `EDQUOT` and `EFBIG`.
 const DISK_ERRORS: [&str; 3] = ["[Errno 28]", "[Errno 122]", "[Errno 27]"];
 
-/// Everything around a session.
+/// A session, and everything around it.
 pub(super) struct SandboxTask {
     pub(super) session: Session<Payload>,
     pub(super) max_value_bytes: usize,
@@ -58,7 +59,7 @@ pub(super) struct SandboxTask {
     ending: JoinSet<()>,
 }
 
-/// The one who waits for a command.
+/// A caller that waits for a command.
 struct Waiter {
     answer: oneshot::Sender<Answered>,
     watch: Watch,
@@ -171,7 +172,7 @@ impl SandboxTask {
         self.effects.extend(effects);
     }
 
-    /// Does what follows from all inputs so far.
+    /// Carries out the effects of all inputs so far.
     fn follow(&mut self) {
         while let Some(effect) = self.effects.pop_front() {
             self.carry_out(effect);
@@ -196,7 +197,7 @@ impl SandboxTask {
             Effect::Guest(slot, GuestEffect::Restore(request, bodies) | GuestEffect::Install(request, bodies)) => {
                 self.post(slot, &request, bodies);
             }
-            // It has no other use: a new one is a fork away.
+            // Native guests are not parked, because a new fork is ready as soon.
             Effect::Park(shadow) => drop(self.slots.take(Slot::Shadow(shadow))),
             Effect::Promote(shadow) => self.promote(shadow),
             Effect::Host(HostEffect::Fetch(ticket, _)) => {
@@ -242,7 +243,7 @@ impl SandboxTask {
         }
     }
 
-    /// Which limit ended an execution, as far as it can be told from outside.
+    /// The limit that ended an execution, as far as the host can tell.
     fn killer(&self, run: &CodeExecution) -> Option<Killer> {
         let outcome = run.outcome;
         if outcome == Outcome::Timeout {
@@ -272,7 +273,7 @@ impl SandboxTask {
         main.map_or_else(Hits::default, |running| running.process.hits())
     }
 
-    /// Starts a guest that is to be sent these frames first.
+    /// Starts a guest, which gets these frames first.
     fn launch(&mut self, begin: Vec<Frame>) {
         let launcher = Arc::clone(&self.launcher);
         let launch = Box::pin(async move { launcher.launch().await });
@@ -316,7 +317,7 @@ impl SandboxTask {
                 self.tell(Input::Guest(slot, GuestInput::BadMessage(error.to_string())));
             }
             (Happened::Written(Err(_)), _) => {
-                // It hears no more, but what it has said before is still to be read: how it ended shows there.
+                // The guest hears no more. Its earlier frames are still to be read, and the end of its channel after them.
                 if let Some(running) = self.slots.running_mut(slot) {
                     running.writer.outbox.clear();
                 }
@@ -345,7 +346,7 @@ impl SandboxTask {
         self.look_at_memory(slot);
     }
 
-    /// Takes a frame, and those that have come with it.
+    /// Takes a frame, and the frames that have come with it.
     fn frames(&mut self, slot: Slot, frame: Frame) {
         let Some(generation) = self.slots.generation(slot) else {
             return;
@@ -364,7 +365,7 @@ impl SandboxTask {
         }
     }
 
-    /// Takes a frame's events, as long as the guest is in a slot: each may end it, or move it to another.
+    /// Takes a frame's events. Stops when the guest is in no slot any more, because each event may end the guest or move it.
     fn frame(&mut self, generation: u64, frame: Frame) {
         let Some((slot, _)) = self.slots.find(generation) else {
             return;
@@ -400,7 +401,7 @@ impl SandboxTask {
                 lock(&self.info).clone_from(self.session.info());
             }
         }
-        // What it has sent is taken: it may send more.
+        // The guest's output is taken, so the guest may send more.
         if let Some((slot, running)) = self.slots.find(generation)
             && running.owed >= CREDIT_BYTES
         {
@@ -410,7 +411,7 @@ impl SandboxTask {
         }
     }
 
-    /// The guest says no more: either it has ended, or it will have to.
+    /// Records that the guest's channel is closed. The guest has ended, or is ended if it does not exit soon.
     fn closed(&mut self) {
         if let Some(running) = self.slots.running_mut(Slot::Main) {
             running.closed.get_or_insert_with(Instant::now);
@@ -435,20 +436,20 @@ impl SandboxTask {
     fn ended(&mut self) {
         if let Some(running) = self.slots.running_mut(Slot::Main) {
             let mut exit = running.exit.take().unwrap_or_default();
-            // An earlier execution's child may have been killed for want of memory: that is no reason now. A group that is
-            // gone has counted nothing.
+            // No process was killed for want of memory since this execution began. The count is of an earlier execution, which
+            // explains nothing now. A count of 0 means that the group is gone, and then the exit's own reason stands.
             if exit.killer == Some(Killer::Oom) && (1..=self.begun.oom).contains(&running.process.hits().oom) {
                 exit.killer = None;
             }
             match exit.killer.or(exit.signal.map(|_| Killer::Signal)) {
-                // The signal was ours.
+                // The host sent the signal itself.
                 Some(Killer::Signal) | None if running.given_up => self.main_lost("it closed its channel", None),
                 killer => self.main_lost(&exit.to_string(), killer),
             }
         }
     }
 
-    /// The guest in a slot is gone.
+    /// Handles the loss of the guest in a slot.
     pub(super) fn lost(&mut self, slot: Slot, why: &str) {
         match slot {
             Slot::Main => self.main_lost(why, None),
@@ -460,8 +461,8 @@ impl SandboxTask {
         }
     }
 
-    /// The main guest is gone. One from the pool that died before it was ready is replaced unseen. Otherwise the session hears of it, and
-    /// the execution under way is told what killed it.
+    /// Handles the loss of the main guest. A guest from the pool that died before it was ready is replaced, and the session does not
+    /// notice. Otherwise the session hears of the loss, and the result of the execution under way gets the killer.
     fn main_lost(&mut self, why: &str, killer: Option<Killer>) {
         if self.session.is_booting()
             && let Some(running) = self.slots.running_mut(Slot::Main)

@@ -48,7 +48,8 @@ async fn a_guest_that_exits_is_replaced(backend: BackendKind) {
 }
 
 async fn a_guest_that_is_killed_is_replaced(backend: BackendKind) {
-    // The first process of a namespace cannot kill itself by a signal, so this fails if the guest is that process.
+    // The first process of a namespace ignores its own SIGKILL. If the guest were that process, it would wait until its time
+    // is up, and this test would fail.
     let code = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\nsignal.pause()";
     let run = dies(backend, code).await;
     assert_eq!(run.killer, Some(Killer::Signal));

@@ -27,7 +27,7 @@ pub struct Resolver<'a> {
 #[derive(Debug)]
 struct Need {
     requirement: Requirement,
-    /// The package that has this requirement; empty if the user has it.
+    /// The package that has this requirement; empty if the user asked for it.
     by: String,
 }
 
@@ -205,7 +205,7 @@ impl<'a> Resolver<'a> {
         Ok(())
     }
 
-    /// Has the METADATA read for the requirements of extras, which the lock file does not list.
+    /// Asks for the METADATA of a package with extras, because the lock file does not list the requirements of extras.
     fn read_extras(&mut self, index: usize, requirement: &Requirement, knows_rest: bool) {
         let asked = (requirement.name.clone(), requirement.extras.clone());
         if !requirement.extras.is_empty() && !self.seen.contains(&asked) {

@@ -1,13 +1,15 @@
-//! A shadow: code that runs before anybody asks for it, in a copy of the interpreter that is thrown away or takes its guest's place.
+//! A shadow: a copy of the interpreter that runs code before anybody asks for it. Either the copy is thrown away, or its guest is
+//! promoted.
 //!
-//! The copy is an interpreter of its own, made of the newest checkpoint, or of a fork of the guest: it boots its guest, restores it and
-//! judges what that says. What the guest said is kept with its times. When an execution comes with the same code in the same state, the
-//! guest becomes the session's, and its interpreter hears all that was said as if it came now: so the result, the numbers, the budgets and
-//! the next checkpoint are what they always are, and nothing is told twice.
+//! The copy is an interpreter of its own, made from the newest checkpoint or from a fork of the guest. It boots its guest, restores the
+//! state, and judges the guest's events. The shadow keeps these events with their times. When an execution of the same code in the same
+//! state is asked for, the guest becomes the session's. The session's interpreter then takes the kept events as if they came now. So the
+//! result, the numbers, the budgets and the next checkpoint are as usual, and no event is reported twice.
 //!
-//! Code that is being written runs as it comes, in one execution of the copy, which waits for more between two statements; that time
-//! counts for nothing. When all of it is there, the session's own guest says whether its statements were allowed to run before the
-//! rest was known: a syntax error, a warning or an `await` further down makes it another program. Then the copy is given the rest.
+//! Code that is being written runs as it comes, in one execution of the copy. Between two statements the copy waits for more, and that
+//! wait is not counted as time of the code. When the code is complete, the session's own guest is asked if its statements may have run
+//! before the rest was known. A syntax error, a warning or an `await` further down would make it another program. If they may have run,
+//! the copy gets the rest of the code.
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
@@ -20,23 +22,23 @@ use crate::limits::{AHEAD_TTL_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_W
 use crate::protocol::{Event, GuestInfo, Request};
 use crate::speculate::{Prediction, Source, begins_with_line_end};
 
-/// The first number of copies' exchanges, and how many numbers each copy has: it is given packages and a state, and runs some code.
+/// The first number of copies' exchanges, and the count of numbers for each copy. A copy installs packages, restores a state and runs code.
 const FIRST_EXCHANGE: u32 = 1 << 30;
 const MOST_EXCHANGES: u32 = 16;
 
-/// Code that is being written, as far as it is there.
+/// The present part of code that is being written.
 #[derive(Debug)]
 pub(super) struct Writing {
     pub(super) code: String,
     pub(super) timeout_ms: Option<f64>,
-    /// True when it was begun, or refused: it is not begun again.
+    /// True when a shadow was tried for this code. There is no second try.
     pub(super) tried: bool,
-    /// The whole of it, when somebody has told.
+    /// The complete code, if a hint has told it.
     pub(super) whole: Option<String>,
 }
 
 impl Writing {
-    /// The part of it that is there, and whether that is all.
+    /// The known part of the code, and true if it is all of the code.
     pub(super) fn text(&self) -> (&str, bool) {
         match &self.whole {
             Some(whole) => (whole, true),
@@ -50,41 +52,44 @@ impl Writing {
 pub(super) struct Shadow<B> {
     pub(super) id: ShadowId,
     copy: Interpreter<B>,
-    /// Of code that is being written, what the guest was sent so far.
+    /// The code, with its source and probability. Of code that is being written, only the part that the guest was sent.
     pub(super) prediction: Prediction,
-    /// True when it was all there, of code that was being written.
+    /// True when the guest was sent all of the code that was being written.
     is_whole: bool,
     timeout_ms: f64,
-    /// The times at which its guest and its code were begun.
+    /// The time at which the shadow was made.
     prepared_at: f64,
-    /// The number of the execution that it would be.
+    /// The number that the execution of the code would have.
     pub(super) execution: u32,
     pub(super) stage: Stage,
+    /// The time at which the code began.
     begun_at: f64,
-    /// All that the guest has said since the code began, and when, by its own clock.
+    /// The guest's events since the code began, each with its time by the shadow's clock.
     said: Vec<(f64, Event, Option<B>)>,
-    /// Bytes of that.
+    /// The size of these events, in bytes.
     pub(super) bytes: f64,
-    /// The time that it has waited for code before, and since when it does now: its clock stands still then.
+    /// The time of all earlier waits for code, in milliseconds. The shadow's clock stands still during a wait.
     waited_ms: f64,
+    /// The beginning of the present wait for code.
     waits_since: Option<f64>,
+    /// The time at which the guest was last sent code.
     extended_at: f64,
     pub(super) check: Check,
     /// The code that the check is about.
     pub(super) checked: String,
-    /// True when it was told that its code has come.
+    /// True when the guest was told that its code is asked for.
     told: bool,
-    /// True when it has come to where it can only wait.
+    /// True when the guest has come to a point where it can only wait, for the first time.
     pub(super) is_finished: bool,
     pub(super) is_counted: bool,
     effects: Vec<GuestEffect<B>>,
 }
 
-/// The answer to whether code that was being written may have run piece by piece.
+/// The check that code which was being written may have run piece by piece.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Check {
     NotAsked,
-    /// The session's own guest is asked under this number, since then.
+    /// The session's own guest was asked under this number, at this time.
     Asked(u32, f64),
     Passed,
 }
@@ -92,35 +97,36 @@ pub(super) enum Check {
 /// A shadow's progress.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Stage {
-    /// The guest is given the state.
+    /// The guest is getting the state.
     Preparing,
-    /// The guest is at this exchange.
+    /// The guest is at work in this exchange.
     Running(u32),
-    /// The same, and its code has come: it is asked since then whether it may take over.
+    /// The guest is at work in this exchange, and its code is asked for. At this time it was asked if it may take over.
     Asked(u32, f64),
-    /// The exchange is over, or has come to what only the host can answer.
+    /// The exchange is over, waits for the answer to a host call, or may be taken over.
     Over(u32),
-    /// It has run all the code that there is, and waits for more.
+    /// The guest has run the present part of the code, and waits for more in this exchange.
     Waiting(u32),
 }
 
-/// It is of no use: whoever has it ends it.
+/// The shadow cannot be promoted any more. The caller must end it.
 #[derive(Debug)]
 pub(super) struct InVain;
 
-/// A guest that takes over.
+/// A guest that takes over, with its events so far.
 #[derive(Debug)]
 pub(super) struct Promotion<B> {
     pub(super) info: GuestInfo,
-    /// The number of the exchange that it is in.
+    /// The number of the guest's exchange.
     pub(super) exchange: u32,
+    /// The time at which the code began. This time and those of the events leave out the wait for the code to be asked for.
     pub(super) begun_at: f64,
-    /// All that it has said in it so far, and when, as if it had begun when its code came.
+    /// The guest's events in this exchange so far, with their times.
     pub(super) said: Vec<(f64, Event, Option<B>)>,
 }
 
 impl<B: Body> Shadow<B> {
-    /// Code that runs in a copy of the session's interpreter, from the first [`Shadow::tick`] on.
+    /// A shadow that runs code in this copy of the session's interpreter. It begins at the first [`Shadow::tick`].
     pub(super) fn new(
         now: f64,
         id: ShadowId,
@@ -128,7 +134,8 @@ impl<B: Body> Shadow<B> {
         prediction: Prediction,
         timeout_ms: Option<f64>,
     ) -> Self {
-        // A guest may have been others' before: no exchange of its has the number of an earlier one, of which a message may be on its way.
+        // A parked guest was an earlier shadow's, and late messages of that shadow may still arrive. They must not fit, so each copy has
+        // exchange numbers of its own.
         copy.last_exchange = FIRST_EXCHANGE
             .wrapping_add(id.wrapping_mul(MOST_EXCHANGES))
             .max(FIRST_EXCHANGE);
@@ -163,41 +170,42 @@ impl<B: Body> Shadow<B> {
         }
     }
 
-    /// Steps to be done with its guest.
+    /// Takes the steps to be done with the guest.
     pub(super) fn take_effects(&mut self) -> Vec<GuestEffect<B>> {
         std::mem::take(&mut self.effects)
     }
 
-    /// Returns true when it runs code that is being written.
+    /// Returns true when the code came as it was being written.
     pub(super) fn is_written(&self) -> bool {
         self.prediction.source == Source::Stream
     }
 
-    /// Returns true when nobody has told its code.
+    /// Returns true when the session has guessed the code.
     pub(super) fn is_guess(&self) -> bool {
         self.prediction.source.is_guess()
     }
 
-    /// Returns true when its guest has come to the end of the code.
+    /// Returns true when the guest has run the code to its end.
     pub(super) fn is_at_rest(&self) -> bool {
         matches!(self.stage, Stage::Over(_)) && matches!(self.said.last(), Some((_, Event::Executed { .. }, _)))
     }
 
-    /// Returns true when its guest computes, or is to.
+    /// Returns true when the guest computes, or is about to.
     pub(super) fn is_at_work(&self) -> bool {
         matches!(self.stage, Stage::Preparing | Stage::Running(_) | Stage::Asked(..))
     }
 
-    /// Returns true when all of the code that is being written was there, and has run.
+    /// Returns true when code that was being written is complete, and has run.
     pub(super) fn is_over_as_a_whole(&self) -> bool {
         self.is_whole && matches!(self.stage, Stage::Over(_))
     }
 
-    /// Its own clock, which stands still while it waits for code.
+    /// The shadow's clock. It stands still while the guest waits for code.
     fn clock(&self, now: f64) -> f64 {
         self.waits_since.unwrap_or(now) - self.waited_ms
     }
 
+    /// The time of the guest's last event, by the shadow's clock.
     fn last_word(&self) -> f64 {
         match self.waits_since {
             Some(since) => since - self.waited_ms,
@@ -205,7 +213,7 @@ impl<B: Body> Shadow<B> {
         }
     }
 
-    /// The time that it has kept its guest busy.
+    /// The time for which the shadow has kept its guest busy, in milliseconds.
     pub(super) fn busy_ms(&self, now: f64) -> f64 {
         let until = match self.stage {
             Stage::Over(_) | Stage::Waiting(_) => self.last_word(),
@@ -214,17 +222,17 @@ impl<B: Body> Shadow<B> {
         until - self.prepared_at
     }
 
-    /// The time at which it is dropped when it has finished, or waits.
+    /// The time at which a finished or waiting shadow is dropped.
     pub(super) fn gives_up_at(&self) -> f64 {
         self.last_word() + self.waited_ms + AHEAD_TTL_MS
     }
 
-    /// The time at which its copy wants to look at the clock.
+    /// The time at which the copy must look at the clock.
     pub(super) fn copy_wakes_at(&self) -> Option<f64> {
         self.copy.wake_at(false).map(|at| at + self.waited_ms)
     }
 
-    /// Returns true when it waits for what there is now of the code that is being written.
+    /// Returns true when the guest waits for code, and there is more of it now.
     pub(super) fn can_take(&self, writing: &Writing) -> bool {
         let (text, is_whole) = writing.text();
         matches!(self.stage, Stage::Waiting(_))
@@ -233,20 +241,21 @@ impl<B: Body> Shadow<B> {
             && goes_on(text, &self.prediction.code)
     }
 
-    /// Returns true when it runs what is being written, as far as anybody knows.
+    /// Returns true when the shadow's code may be the code that is being written. Both may be incomplete.
     pub(super) fn may_be_of(&self, writing: &Writing) -> bool {
         let known = &self.prediction.code;
         goes_on(writing.text().0, known) || (self.is_whole && goes_on(known, &writing.code))
     }
 
-    /// The time at which it may be given more of it: not all the time, but at once when it is all.
+    /// The time at which the guest may be sent more code. Pieces have a pause between them, but the last piece is sent at once.
     pub(super) fn extends_at(&self, writing: Option<&Writing>) -> f64 {
         let is_whole = writing.is_some_and(|writing| writing.text().1);
         self.extended_at + if is_whole { 0.0 } else { EXTEND_MS }
     }
 
-    /// Returns true when this is what it runs, and it would not have been stopped by now had it begun when it came. What goes on is stopped
-    /// when that is due, but what it did may then be more than it would have done: so it needs as much time as any.
+    /// Returns true when the shadow runs the code of this execution, and stands for it within its limits. Code that has ended must have
+    /// taken no more time than the execution may. Code that goes on must have the same time limit: with a longer one, it may do more than
+    /// the execution could.
     pub(super) fn is(&self, execution: &Execution, now: f64, session: &Budget) -> bool {
         let own = self.timeout_ms;
         let max_time = execution.budget.limits().max_time;
@@ -259,7 +268,7 @@ impl<B: Body> Shadow<B> {
         };
         let in_budget = session.expires_at().is_none_or(|ends_at| now + took <= ends_at);
         let same = if self.is_written() && !self.is_whole {
-            // Of another code that begins so, this may be half a line.
+            // The execution's code may be longer, but only by whole lines. Otherwise half of a statement has run.
             execution.code.len() <= MAX_WRITTEN_BYTES && goes_on(&execution.code, &self.prediction.code)
         } else {
             execution.code == self.prediction.code
@@ -267,7 +276,7 @@ impl<B: Body> Shadow<B> {
         same && execution.id == self.execution && in_time && in_budget
     }
 
-    /// Returns true when its guest could be asked now if it may take over. Without a bridge it would hear the question when it is done.
+    /// Returns true when the guest can be asked now if it may take over. A guest without a bridge hears nothing while it computes.
     pub(super) fn can_be_asked(&self) -> bool {
         match self.stage {
             Stage::Preparing => false,
@@ -276,8 +285,8 @@ impl<B: Body> Shadow<B> {
         }
     }
 
-    /// The exchange that its guest is in, when it can take over for this execution. One that is at work has to be asked first, if it is no
-    /// fork. Code that was being written has to be known to be one that may run piece by piece.
+    /// The guest's exchange, if the guest can take over for this execution now. A guest at work must be asked first, unless it is a fork.
+    /// Code that was being written must have passed its check.
     pub(super) fn can_take_over(&self, execution: &Execution, forks: bool) -> Option<u32> {
         let number = match self.stage {
             Stage::Over(number) | Stage::Waiting(number) => Some(number),
@@ -290,7 +299,7 @@ impl<B: Body> Shadow<B> {
 
     // ---- what happens ----
 
-    /// Something comes from its guest.
+    /// Takes an input from the guest.
     pub(super) fn guest_input(&mut self, now: f64, input: GuestInput<B>) -> Result<(), InVain> {
         match (&input, self.stage) {
             (GuestInput::Event(Event::Waiting { exchange }, _), Stage::Running(number) | Stage::Asked(number, _))
@@ -299,7 +308,7 @@ impl<B: Body> Shadow<B> {
                 return self.waits(now, number);
             }
             (GuestInput::Event(Event::Promoted { .. }, _), Stage::Asked(number, _)) => {
-                self.stage = Stage::Over(number); // as it is: what it says from now on, it says to the session
+                self.stage = Stage::Over(number); // it may take over: its later events are the session's
                 return Ok(());
             }
             (
@@ -308,7 +317,7 @@ impl<B: Body> Shadow<B> {
             ) => {
                 self.hears(now, event, body.as_ref())?;
                 if matches!(event, Event::HostCall { .. }) {
-                    // Whether it is made is decided when its code comes.
+                    // The call is made once the code is asked for, if the session allows it then.
                     self.finish(number);
                     return Ok(());
                 }
@@ -321,19 +330,19 @@ impl<B: Body> Shadow<B> {
         self.tick(now)
     }
 
-    /// It has run all the code that there is so far.
+    /// Records that the guest has run the present part of the code.
     fn waits(&mut self, now: f64, number: u32) -> Result<(), InVain> {
         if self.is_whole {
-            return Err(InVain); // there is no more, as it was told
+            return Err(InVain); // the guest was told that no more code comes
         }
-        self.tick(now)?; // unless it has taken too long
+        self.tick(now)?; // fails if the code has taken too long
         self.waits_since = Some(now);
         self.stage = Stage::Waiting(number);
         self.is_finished = true;
         Ok(())
     }
 
-    /// Keeps what its guest says, as far as it may say that.
+    /// Keeps an event of the guest. Fails if the event must not come ahead of time, or if the kept events are too large.
     fn hears(&mut self, now: f64, event: &Event, body: Option<&B>) -> Result<(), InVain> {
         let is_call = |event: &Event| matches!(event, Event::HostCall { .. });
         let is_more = |(_, before, _): &(f64, Event, Option<B>)| is_call(event) && is_call(before);
@@ -341,7 +350,7 @@ impl<B: Body> Shadow<B> {
         #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
         let size = (text_of(event).len() + body.map_or(0, Body::size)) as f64;
         self.bytes += size + EVENT_BYTES;
-        // Code that is still being written has no end.
+        // Code that is still being written cannot end.
         let too_soon = self.is_written() && !self.is_whole && matches!(event, Event::Executed { .. });
         let external = matches!(event, Event::External { .. });
         if !goes_on || self.bytes > MAX_AHEAD_BYTES || external || too_soon {
@@ -358,14 +367,14 @@ impl<B: Body> Shadow<B> {
         }
     }
 
-    /// Time has passed for its copy.
+    /// Lets the copy see the time, and do its next work.
     pub(super) fn tick(&mut self, now: f64) -> Result<(), InVain> {
         let clock = self.clock(now);
         self.copy.check_time(clock);
         self.copy.run_next(clock);
         for note in std::mem::take(&mut self.copy.notes) {
             match note {
-                Note::Changes | Note::Ended | Note::Ran { .. } => {} // it has no copies
+                Note::Changes | Note::Ended | Note::Ran { .. } => {} // a copy has no shadows of its own
                 Note::Checked { .. } | Note::Surveyed { .. } => return Err(InVain),
             }
         }
@@ -375,7 +384,7 @@ impl<B: Body> Shadow<B> {
         Ok(())
     }
 
-    /// Does what the copy wants, as far as that is between it and its guest.
+    /// Carries out an effect of the copy. Fails if the effect concerns more than the copy and its guest.
     fn follow(&mut self, now: f64, effect: Effect<B>) -> Result<(), InVain> {
         let prepares = self.stage == Stage::Preparing;
         match effect {
@@ -406,7 +415,7 @@ impl<B: Body> Shadow<B> {
                 self.effects.push(GuestEffect::Post(request, body));
             }
             Effect::Guest(_, effect) if prepares && !matches!(effect, GuestEffect::Kill) => self.effects.push(effect),
-            // Kept with what the guest said.
+            // The event that caused this is kept in `said`.
             Effect::Host(HostEffect::Print(..) | HostEffect::Display { .. }) => {}
             Effect::Host(HostEffect::Resolve(_, Ok(Reply::Execution(execution, _))))
                 if is_sure(execution.outcome, execution.error_type.as_deref()) =>
@@ -415,13 +424,13 @@ impl<B: Body> Shadow<B> {
                     self.finish(number);
                 }
             }
-            // It is stopped, or lost, or wants what is not the copy's to have.
+            // The guest is stopped or lost, or the copy wants what no copy may have.
             Effect::Guest(..) | Effect::Host(_) | Effect::Park(_) | Effect::Promote(_) => return Err(InVain),
         }
         Ok(())
     }
 
-    /// Gives its guest more of the code that is being written.
+    /// Sends the guest more of the code that is being written.
     pub(super) fn extend(&mut self, now: f64, writing: &Writing) {
         let Stage::Waiting(exchange) = self.stage else { return };
         if !self.can_take(writing) || now < self.extends_at(Some(writing)) {
@@ -438,7 +447,7 @@ impl<B: Body> Shadow<B> {
             .push(GuestEffect::Post(Request::Extend { exchange, text, last }, None));
     }
 
-    /// Asks its guest, which is at work, whether it may take over for this code.
+    /// Asks the guest, which is at work, if it may take over for this code.
     pub(super) fn ask(&mut self, now: f64, code: &str) {
         if let Stage::Running(number) = self.stage {
             self.stage = Stage::Asked(number, now);
@@ -446,7 +455,7 @@ impl<B: Body> Shadow<B> {
         }
     }
 
-    /// Tells its guest that its code has come.
+    /// Tells the guest that its code is asked for, and the part that the guest does not have yet.
     fn tell(&mut self, exchange: u32, code: &str) {
         self.told = true;
         let rest = self.is_written().then(|| code[self.prediction.code.len()..].to_owned());
@@ -454,10 +463,11 @@ impl<B: Body> Shadow<B> {
             .push(GuestEffect::Post(Request::Promote { exchange, rest }, None));
     }
 
-    /// Has its guest take over in this exchange, and tells how many milliseconds that saves.
+    /// Has the guest take over in this exchange. Also returns the time that this saves, in milliseconds.
     pub(super) fn promotion(&mut self, now: f64, exchange: u32, code: &str, forks: bool) -> (Promotion<B>, f64) {
-        // An exchange that is over, or waits for the host or its code, does so now; one that goes on has run since it began. Of a fork that
-        // goes on nobody knows whether it computes or waits: it has its time from its last word.
+        // `later` is the wait for the code to be asked for, which no time may include. An exchange that is over, or waits for the host or
+        // for code, has waited since its last event. A guest at work has waited only for earlier pieces of code. Nobody knows if a fork at
+        // work computes or waits, so its wait begins with its last event, in favour of the code.
         let last = self.said.last().map(|(_, event, _)| event);
         let waits = self.waits_since.is_some()
             || matches!(last, Some(Event::Executed { .. } | Event::HostCall { .. }))
@@ -477,13 +487,13 @@ impl<B: Body> Shadow<B> {
     }
 }
 
-/// Returns true when code may be another that was known as far as a line's end, and more. What goes on in the middle of a line
-/// is no more of it: `x = 1` and `x = 10` begin alike.
+/// Returns true when `code` is `known`, or `known` and more after the end of a line. `x = 10` does not go on with `x = 1`, although both
+/// begin alike.
 pub(super) fn goes_on(code: &str, known: &str) -> bool {
     code.strip_prefix(known).is_some_and(begins_with_line_end)
 }
 
-/// Returns true when an execution that ended so would always end so. One that ran out of time or memory may not.
+/// Returns true when the execution would end so at any other time too. Its outcome is not sure if time or memory ran out.
 fn is_sure(outcome: Outcome, error_type: Option<&str>) -> bool {
     matches!(outcome, Outcome::Ok | Outcome::Error) && error_type != Some("MemoryError")
 }

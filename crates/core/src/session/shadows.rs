@@ -1,10 +1,11 @@
-//! Work that is done before anybody asks for it: which code is worth running ahead, and the shadows that run it.
+//! All shadows of a session: the choice of code that runs ahead, and the start, the end and the promotion of its shadows.
 //!
-//! It only reads the session's interpreter. It hears what becomes of that one's state, since whatever changes it ends all shadows: they
-//! began with another.
+//! This part only reads the session's interpreter. It is told of each change of the interpreter's state. A change ends all shadows,
+//! because they began with the earlier state.
 //!
-//! Each code of a hint has a shadow of its own, the likeliest first: one is begun whenever a processor is free, and those that have
-//! finished wait for their code. When there is no room for one more, the least likely ends. Code that is written, or guessed, has one shadow.
+//! Each code of a hint has a shadow of its own. The likeliest code begins first, and another one whenever a processor is free. A finished
+//! shadow waits for its code to be asked for. When there is no room for another shadow, the least likely one is ended. Code that is being
+//! written, or guessed, has one shadow.
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
@@ -21,35 +22,36 @@ use crate::limits::{CHECK_MS, Limits, MAX_AHEAD_BYTES, MAX_COPIES, MAX_FORKS, MA
 use crate::protocol::Request;
 use crate::speculate::{Prediction, Predictor, Share, Source, Tally};
 
-/// By how much two clocks may differ that are so far apart: whoever is woken by one must be late by the other.
+/// Added to the time at which a shadow's clock is due. That clock is computed from the session's, and the computation rounds. Without
+/// this, the session could wake a moment too early by the shadow's clock.
 const ROUNDING_MS: f64 = 0.001;
 
-/// Bytes of a guest that has been given nothing.
+/// The memory of a guest without any state, in bytes.
 const GUEST_BYTES: f64 = 64.0 * 1024.0 * 1024.0;
 
-/// A step that shadows ask for, to be done in order.
+/// A step that shadows ask for. Steps must be done in order.
 #[derive(Debug)]
 pub(super) enum ShadowEffect<B> {
-    /// With a shadow's guest.
+    /// Acts on a shadow's guest.
     Guest(ShadowId, GuestEffect<B>),
-    /// A shadow's guest, which is at rest, is not needed any more.
+    /// Gives up a shadow's guest. It is at rest, so it can be parked.
     Park(ShadowId),
-    /// A shadow's guest takes the place of the session's own.
+    /// Makes a shadow's guest the session's own.
     Promote(ShadowId),
-    /// Ask the session's own guest, which is at rest.
+    /// Asks the session's own guest, which is at rest.
     Ask(Request),
 }
 
-/// The room that there is for shadows.
+/// The room for shadows.
 #[derive(Debug)]
 struct Room {
-    /// The number that is kept at most.
+    /// The most shadows that are kept.
     most: usize,
-    /// The number of those that run at the same time.
+    /// The most shadows that run at the same time.
     at_once: usize,
-    /// Bytes of state that all may be given together, where each is given its own.
+    /// The most bytes of state in all shadows together, if each has a state of its own.
     bytes: f64,
-    /// The number that memory has turned out to be enough for.
+    /// The most shadows for which memory suffices, as far as the driver has reported.
     proven: usize,
 }
 
@@ -58,15 +60,15 @@ struct Room {
 pub(super) struct Shadows<B> {
     pub(super) predictor: Predictor,
     pub(super) share: Share,
-    /// None where nothing is guessed.
+    /// `None` if the session makes no guesses.
     pub(super) guesses: Option<Guesses>,
     /// The time of the input that is being handled.
     now: f64,
     writing: Option<Writing>,
-    /// The likeliest first.
+    /// The shadows, the likeliest first.
     pub(super) shadows: Vec<Shadow<B>>,
     room: Room,
-    /// The source of what was told, when shadows run that and nothing of it has come yet.
+    /// The source of hinted or written code that was tried. `None` once it is known if any of that code came.
     trial: Option<Source>,
     last_shadow: ShadowId,
     last_check: u32,
@@ -75,7 +77,7 @@ pub(super) struct Shadows<B> {
 }
 
 impl<B: Body> Shadows<B> {
-    /// None yet.
+    /// No shadows yet.
     pub(super) fn within(limits: &Limits) -> Self {
         Self {
             predictor: Predictor::default(),
@@ -98,23 +100,23 @@ impl<B: Body> Shadows<B> {
         }
     }
 
-    /// The guests of shadows are forks: they share their memory with the session's own.
+    /// Declares that shadows are forks. Their guests share memory with the session's own.
     pub(super) fn are_forks(&mut self, limits: &Limits) {
         self.room.most = limits.max_shadows.unwrap_or(MAX_FORKS) as usize;
     }
 
-    /// There is a machine that has processors for so many at a time, and room for copies of so many bytes of state.
+    /// Sets the number of processors for shadows, and the bytes of state that they may hold together.
     pub(super) fn on(&mut self, processors: usize, bytes: f64) {
         self.room.at_once = processors.max(1);
         self.room.bytes = bytes;
     }
 
-    /// Steps to be done.
+    /// Takes the steps to be done.
     pub(super) fn take_effects(&mut self) -> Vec<ShadowEffect<B>> {
         std::mem::take(&mut self.effects)
     }
 
-    /// An input comes at this time.
+    /// Records the time of the input that is being handled.
     pub(super) fn look_at_clock(&mut self, now: f64) {
         self.now = now;
         self.share.begin(now);
@@ -125,12 +127,12 @@ impl<B: Body> Shadows<B> {
         self.predictor.tallies().clone()
     }
 
-    /// Returns true when there is something to run as soon as there is a copy.
+    /// Returns true when code waits for a copy of the interpreter.
     pub(super) fn want_a_copy(&self) -> bool {
         !self.predictor.is_empty() || self.writing.as_ref().is_some_and(|writing| !writing.tried)
     }
 
-    /// The time at which to look again, if nothing else happens. `is_idle`: whether the session's guest is at rest.
+    /// The time at which to look at the shadows, if no input comes before. `is_idle` is true if the session's guest is at rest.
     pub(super) fn wake_at(&self, is_idle: bool) -> Option<f64> {
         let times = self.shadows.iter().map(|shadow| self.wakes_at(shadow, is_idle));
         times.fold(None, earliest)
@@ -187,13 +189,13 @@ impl<B: Body> Shadows<B> {
 
     // ---- what becomes of the state ----
 
-    /// The state may be another from now on.
+    /// Ends all shadows and forgets the guesses, because the state may change.
     pub(super) fn state_changes(&mut self) {
         self.end();
         self.forget_guesses();
     }
 
-    /// There is not enough memory for all shadows. The least likely ends, and there are no more than are left then.
+    /// Ends the least likely shadow, because memory is short. Until all shadows have ended, no more than the remaining number are kept.
     pub(super) fn memory_is_short(&mut self) {
         if self.shadows.len() > 1
             && let Some(id) = self.least_likely().map(|shadow| shadow.id)
@@ -205,22 +207,22 @@ impl<B: Body> Shadows<B> {
 
     // ---- running ahead ----
 
-    /// Runs what is likely to come, when there is nothing to do and the state is safe.
+    /// Runs code ahead, if the session's guest is at rest.
     pub(super) fn run_next(&mut self, now: f64, interpreter: &Interpreter<B>) {
         if !interpreter.is_at_rest() {
             return;
         }
         let next = interpreter.last_execution + 1;
-        self.end_where(|shadow| shadow.execution != next); // the execution that it was for was taken back
+        self.end_where(|shadow| shadow.execution != next); // its execution is no longer the next one
         if self.writing.is_some() {
             return self.follow_writing(now, interpreter);
         }
-        self.end_where(Shadow::is_written); // nobody writes any more
+        self.end_where(Shadow::is_written); // no code is being written
         if self.predictor.is_empty() {
             return;
         }
         if self.share.left(now) <= 0.0 {
-            return self.predictor.forget(); // too much was in vain
+            return self.predictor.forget(); // too much time was wasted
         }
         if self.predictor.take_new() {
             self.keep_expected();
@@ -228,7 +230,7 @@ impl<B: Body> Shadows<B> {
         self.start_expected(now, interpreter);
     }
 
-    /// Something else is likely to come than before: what runs is kept when it is among that.
+    /// Takes a new list of predictions. Shadows whose code is in the list are kept, and the others are ended.
     fn keep_expected(&mut self) {
         let mut vain = Vec::new();
         for shadow in &mut self.shadows {
@@ -244,10 +246,10 @@ impl<B: Body> Shadows<B> {
         self.sort();
     }
 
-    /// Begins what may come, the likeliest first, as long as there is room.
+    /// Starts shadows for the predictions, the likeliest first, as long as there is room.
     fn start_expected(&mut self, now: f64, interpreter: &Interpreter<B>) {
         while !self.predictor.is_empty() && self.has_processor() {
-            // All that runs would be in vain but for one.
+            // At most one shadow is promoted. The time of all others is wasted, and must fit into the share.
             let spent_ms: f64 = self.shadows.iter().map(|shadow| shadow.busy_ms(now)).sum();
             if !self.shadows.is_empty() && self.share.left(now) <= spent_ms {
                 return self.predictor.forget();
@@ -270,12 +272,12 @@ impl<B: Body> Shadows<B> {
         }
     }
 
-    /// Returns true when one more could run.
+    /// Returns true when a processor is free for another shadow.
     fn has_processor(&self) -> bool {
         self.shadows.iter().filter(|shadow| shadow.is_at_work()).count() < self.room.at_once
     }
 
-    /// Returns true when one more can be kept, which is given this state.
+    /// Returns true when there is room for another shadow with this state.
     fn has_room(&self, copy: &Interpreter<B>) -> bool {
         let Room {
             most, bytes, proven, ..
@@ -296,7 +298,7 @@ impl<B: Body> Shadows<B> {
             .sort_by(|one, other| probability(other).total_cmp(&probability(one)));
     }
 
-    /// Runs what there is of code that is being written. It comes for certain, so that nothing else is worth trying.
+    /// Runs the present part of the code that is being written. This code is certain to come, so all predictions are forgotten.
     fn follow_writing(&mut self, now: f64, interpreter: &Interpreter<B>) {
         self.predictor.forget();
         let Some(writing) = self.writing.take() else { return };
@@ -304,14 +306,15 @@ impl<B: Body> Shadows<B> {
             let goes_with_it = if shadow.is_written() {
                 shadow.may_be_of(&writing)
             } else {
-                shadow.prediction.code.starts_with(&writing.code) // as was hinted
+                shadow.prediction.code.starts_with(&writing.code) // its code was hinted as a whole
             };
             !goes_with_it
         });
         let writing = self.writing.insert(writing);
         if let Some(shadow) = self.shadows.iter_mut().find(|shadow| shadow.is_written()) {
             let id = shadow.id;
-            // Not before the copy has compiled and run it: it may be what nobody asks for. The guest is idle now, and not when it has come.
+            // The check comes after the copy has run all of the code, because that code may not be the one that is asked for. It comes
+            // before the code is asked for, because the session's guest is idle until then.
             if shadow.is_over_as_a_whole() && shadow.check == Check::NotAsked {
                 let whole = shadow.prediction.code.clone();
                 return self.ask_check(now, id, whole);
@@ -332,7 +335,7 @@ impl<B: Body> Shadows<B> {
         }
     }
 
-    /// Has a copy of the interpreter run code.
+    /// Starts a shadow: a copy of the interpreter that runs the predicted code.
     fn start(&mut self, now: f64, copy: Interpreter<B>, prediction: Prediction, timeout_ms: Option<f64>) {
         let source = prediction.source;
         self.tally(source).started += 1;
@@ -347,10 +350,10 @@ impl<B: Body> Shadows<B> {
         self.with_shadow(id, |shadow| shadow.tick(now));
     }
 
-    /// Something comes from a shadow's guest.
+    /// Takes an input from a shadow's guest.
     pub(super) fn guest_input(&mut self, now: f64, id: ShadowId, input: GuestInput<B>) {
         self.with_shadow(id, |shadow| shadow.guest_input(now, input));
-        // What all have said is kept here.
+        // The events of all shadows are kept here, and share one limit.
         while self.shadows.iter().map(|shadow| shadow.bytes).sum::<f64>() > MAX_AHEAD_BYTES {
             let Some(id) = self.least_likely().map(|shadow| shadow.id) else {
                 return;
@@ -359,7 +362,7 @@ impl<B: Body> Shadows<B> {
         }
     }
 
-    /// Ends what has taken too long.
+    /// Ends shadows that have taken too long.
     pub(super) fn check_time(&mut self, now: f64) {
         let ids: Vec<ShadowId> = self.shadows.iter().map(|shadow| shadow.id).collect();
         for id in ids {
@@ -374,7 +377,7 @@ impl<B: Body> Shadows<B> {
         let late = matches!(shadow.check, Check::Asked(_, since) if now >= since + CHECK_MS);
         match shadow.stage {
             _ if late => self.end_those(&[id]),
-            // What is told may take as long as it needs.
+            // Only guesses are stopped for the share. Hinted and written code may take as long as it needs.
             Stage::Preparing | Stage::Running(_)
                 if shadow.is_guess() && self.share.left(now) <= shadow.busy_ms(now) =>
             {
@@ -385,14 +388,14 @@ impl<B: Body> Shadows<B> {
             Stage::Over(_) | Stage::Waiting(_) if now < shadow.gives_up_at() => {}
             Stage::Asked(..) | Stage::Over(_) | Stage::Waiting(_) => {
                 if shadow.is_written() {
-                    self.writing = None; // nobody has gone on with it
+                    self.writing = None; // no more code came in time
                 }
                 self.end_those(&[id]);
             }
         }
     }
 
-    /// Does something with a shadow, and ends it when that shows that it is in vain.
+    /// Acts on a shadow. Ends the shadow if the act shows that it is in vain.
     fn with_shadow(&mut self, id: ShadowId, act: impl FnOnce(&mut Shadow<B>) -> Result<(), InVain>) {
         let Some(shadow) = self.shadows.iter_mut().find(|shadow| shadow.id == id) else {
             return;
@@ -404,7 +407,7 @@ impl<B: Body> Shadows<B> {
         }
     }
 
-    /// Takes what a shadow wants done, and counts it when it has finished.
+    /// Takes a shadow's effects. Counts the shadow when it has finished.
     fn follow_shadow(&mut self, id: ShadowId) {
         let Some(shadow) = self.shadows.iter_mut().find(|shadow| shadow.id == id) else {
             return;
@@ -449,16 +452,17 @@ impl<B: Body> Shadows<B> {
         }
     }
 
-    /// Nothing that was told has come.
+    /// Records that none of the hinted or written code came.
     fn end_trial(&mut self) {
         if let Some(source) = self.trial.take() {
             self.predictor.turned_out(source, false);
         }
     }
 
-    // ---- its code comes ----
+    // ---- a shadow's code is asked for ----
 
-    /// Returns true when what comes next is what a shadow runs, and it is not certain yet that its guest may take over.
+    /// Returns true when a shadow runs the next command's code, but must not be promoted yet. Asks for the consent that is missing: that of
+    /// the session's own guest for written code, and that of the shadow's guest if it is at work.
     pub(super) fn are_joined(&mut self, now: f64, interpreter: &Interpreter<B>) -> bool {
         let Some(Queued::Job(Job::Execute(execution))) = interpreter.front() else {
             return false;
@@ -481,7 +485,7 @@ impl<B: Body> Shadows<B> {
         }
         match shadow.stage {
             Stage::Asked(..) => true,
-            // What a fork does to the world waits until it has taken over: it may do so at any time.
+            // A fork may take over at any time, because its effects on the world wait until then.
             Stage::Running(_) if !interpreter.forks => {
                 shadow.ask(now, &execution.code);
                 self.follow_shadow(id);
@@ -491,7 +495,7 @@ impl<B: Body> Shadows<B> {
         }
     }
 
-    /// Asks the session's own guest whether code may have run piece by piece.
+    /// Asks the session's own guest if code may have run piece by piece.
     fn ask_check(&mut self, now: f64, id: ShadowId, code: String) {
         if let Some(shadow) = self.shadows.iter_mut().find(|shadow| shadow.id == id) {
             self.last_check += 1;
@@ -502,19 +506,19 @@ impl<B: Body> Shadows<B> {
         }
     }
 
-    /// Asks the session's own guest something.
+    /// Sends the session's own guest a question.
     pub(super) fn ask(&mut self, request: Request) {
         self.effects.push(ShadowEffect::Ask(request));
     }
 
-    /// The session's own guest says whether code may have run piece by piece. An error is a violation.
+    /// Takes the answer of the session's own guest. `plain` is true if the code may have run piece by piece. An error is a violation.
     pub(super) fn checked(&mut self, check: u32, plain: bool) -> Result<(), &'static str> {
         if check <= self.answered_check || check > self.last_check {
             return Err("a check that nobody asked for");
         }
         self.answered_check = check;
         let is_asked = |shadow: &&mut Shadow<B>| matches!(shadow.check, Check::Asked(number, _) if number == check);
-        // There is none when it took too long.
+        // No shadow waits for this answer if it took too long.
         if let Some(shadow) = self.shadows.iter_mut().find(is_asked) {
             shadow.check = Check::Passed;
             if !plain {
@@ -525,8 +529,8 @@ impl<B: Body> Shadows<B> {
         Ok(())
     }
 
-    /// Has a shadow's guest take over when it ran what is to begin now: the others end. All that was predicted for this moment is
-    /// forgotten.
+    /// Promotes the shadow that runs the code of a job, which is about to begin, and ends the others. Returns `None` if no shadow fits.
+    /// Forgets all predictions in either case.
     pub(super) fn promote(&mut self, now: f64, job: &Job<B>, interpreter: &Interpreter<B>) -> Option<Promotion<B>> {
         let Job::Execute(execution) = job else { return None };
         self.predictor.forget();

@@ -1,20 +1,20 @@
-//! Finds how much of code that is being written is certainly there.
+//! Finds the part of code that is being written which ends where a statement may end.
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
-/// Looks at code as it grows, at each line once.
+/// Reads code as it grows, each line once.
 #[derive(Debug, Default)]
 pub struct Lines {
-    /// The place where the first line begins that was not looked at, or is not complete.
+    /// The beginning of the first line that was not read yet, or is not complete.
     seen: usize,
     complete: usize,
-    /// True when the line before that goes on there.
+    /// True when the line before goes on in that line, by a backslash.
     goes_on: bool,
 }
 
 impl Lines {
-    /// The code as far as a line that may end a statement, without the end of that line; Python decides whether it does, and what a line
-    /// that begins another one completes. Empty as long as there is none. `code` begins with what it was the last time.
+    /// The code up to the last line that may begin or end a statement, without that line's end. Python decides which statements are
+    /// complete. Empty if there is no such line yet. `code` must begin with the code of the last call.
     pub fn complete<'a>(&mut self, code: &'a str) -> &'a str {
         while let Some((line, _)) = code.get(self.seen..).and_then(|rest| rest.split_once('\n')) {
             let text = line.trim_end_matches('\r');
@@ -29,18 +29,18 @@ impl Lines {
     }
 }
 
-/// Returns true when this may be the rest of code that is complete up to the end of a line, without that.
+/// Returns true when `rest` may follow code that was cut at the end of a line, before the line's end.
 pub fn begins_with_line_end(rest: &str) -> bool {
     rest.is_empty() || rest.starts_with('\n') || rest.starts_with("\r\n")
 }
 
-/// Returns true when a line is not indented, not empty, no comment, and does not go on with a statement before it.
+/// Returns true when a line may begin a statement: not indented, not empty, no comment, and no branch of an earlier statement.
 fn begins_statement(line: &str) -> bool {
     let word = line.find(|c: char| !c.is_alphanumeric() && c != '_');
     let word = &line[..word.unwrap_or(line.len())];
     match line.chars().next() {
         Some(first) if first.is_alphanumeric() => !matches!(word, "else" | "elif" | "except" | "finally"),
-        // A backslash or a form feed may have such a word behind it.
+        // A backslash or a form feed is not listed, because a word like `else` may follow it.
         Some(first) => "_\"'@([{-+~*.".contains(first),
         None => false,
     }

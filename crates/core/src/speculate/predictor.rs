@@ -1,4 +1,4 @@
-//! Which prediction to run.
+//! The choice of the prediction to run.
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
@@ -7,48 +7,48 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Prediction, Source, Tally, lower_bound};
 use crate::limits::{MAX_PREDICTED_CHARS, MAX_PREDICTIONS};
 
-/// The cost of a run ahead, in milliseconds: a guest that has to be replaced, and the state that it is given.
+/// The fixed cost of a run ahead, in milliseconds: a guest is replaced, and gets the state.
 const COST_MS: f64 = 30.0;
-/// The time assumed for code that nobody has an estimate of, in milliseconds.
+/// The assumed time of code without an estimate, in milliseconds.
 const UNKNOWN_MS: f64 = 200.0;
-/// One of so many that would be refused is run all the same: whether predictions have become better shows no other way.
+/// One of this many refused predictions runs all the same. Nothing else would show that predictions have become better.
 const PROBE: u32 = 16;
 
-/// Predictions of what comes next, and how earlier ones came true.
+/// The predictions of the next code, and the success of earlier ones.
 #[derive(Debug, Clone, Default)]
 pub struct Predictor {
     waiting: Vec<Prediction>,
-    /// True when what waits has not been looked at yet.
+    /// True when nobody has looked at the waiting predictions yet.
     is_new: bool,
-    /// True when what waits is worth its cost.
+    /// True when the waiting predictions are worth their cost.
     is_worth_it: bool,
     tallies: BTreeMap<Source, Tally>,
-    /// How many lists of what was told had what came, and how many there were.
+    /// For hinted and written code, by source: the number of lists that had the code which came, and the number of all lists.
     told: BTreeMap<Source, (f64, f64)>,
     refused: u32,
-    /// The guesses for the present state, whether it ran or not: so what comes teaches something about all of them.
+    /// All guesses for the present state. They are kept even if they do not run, because the next code shows which of them were right.
     offered: Vec<Prediction>,
     learned: BTreeMap<Kind, Learned>,
-    /// The guesses that have come true by what runs now.
+    /// The kinds of the guesses that were right about the code which runs now.
     came: BTreeSet<Kind>,
 }
 
-/// Guesses that are learned of together: their source and description.
+/// A kind of guesses, whose success is learned together: their source and description.
 type Kind = (Source, &'static str);
 
 /// The success of guesses of a kind in this session.
 #[derive(Debug, Clone, Default)]
 struct Learned {
-    /// In how many states there were any, and in how many of those one of them was what came.
+    /// The number of states with guesses of the kind, and the number of those in which one of the guesses came.
     offered: f64,
     came: f64,
-    /// The time that those took, in milliseconds, and how many of them are known.
+    /// The time of the code of right guesses, in milliseconds, and the number of measured times.
     ms: f64,
     measured: f64,
 }
 
 impl Predictor {
-    /// Takes the code that may come next, instead of what was thought before. What is too much is left out.
+    /// Replaces the waiting predictions. Leaves out code that is too long, impossible or repeated, and predictions beyond the limit.
     pub fn predict(&mut self, predictions: Vec<Prediction>) {
         let mut known = std::collections::HashSet::new();
         self.waiting = predictions
@@ -61,42 +61,42 @@ impl Predictor {
         (self.is_new, self.is_worth_it) = (!self.waiting.is_empty(), false);
     }
 
-    /// Returns true once for each list of what may come next.
+    /// Returns true once for each list of predictions.
     pub fn take_new(&mut self) -> bool {
         std::mem::take(&mut self.is_new)
     }
 
-    /// Takes this from what may come next, when it is there.
+    /// Takes the prediction of this code, if it waits.
     pub fn take(&mut self, code: &str) -> Option<Prediction> {
         let at = self.waiting.iter().position(|known| known.code == code)?;
         Some(self.waiting.remove(at))
     }
 
-    /// The highest probability of what waits; 0 when nothing does.
+    /// The highest probability of a waiting prediction; 0 if there is none.
     pub fn likeliest(&self) -> f64 {
         let probabilities = self.waiting.iter().map(|prediction| prediction.probability);
         probabilities.fold(0.0, f64::max)
     }
 
-    /// Nothing that was thought before holds any more.
+    /// Drops the waiting predictions.
     pub fn forget(&mut self) {
         self.waiting.clear();
         self.is_new = false;
     }
 
-    /// A list of what was told, of which something has run, is over. `came`: whether one of it is what came.
+    /// Records the outcome of a list of hinted or written code that was tried. `came` is true if code of the list was asked for.
     pub fn turned_out(&mut self, source: Source, came: bool) {
         let (right, all) = self.told.entry(source).or_default();
         *right += f64::from(u8::from(came));
         *all += 1.0;
     }
 
-    /// Guesses are not to be tried.
+    /// Drops the waiting guesses.
     pub fn forget_guesses(&mut self) {
         self.waiting.retain(|waiting| !waiting.source.is_guess());
     }
 
-    /// Returns true when there is anything to try.
+    /// Returns true when no prediction waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -106,12 +106,12 @@ impl Predictor {
         self.probability(prediction) * self.estimated_ms(prediction).unwrap_or(UNKNOWN_MS) - COST_MS
     }
 
-    /// The time that it costs when it does not come true, in milliseconds.
+    /// The time that a wrong prediction costs, in milliseconds.
     pub fn cost_ms(&self, prediction: &Prediction) -> f64 {
         self.estimated_ms(prediction).unwrap_or(UNKNOWN_MS) + COST_MS
     }
 
-    /// A prediction's probability, as far as it is safe to say.
+    /// A cautious estimate of a prediction's probability.
     fn probability(&self, prediction: &Prediction) -> f64 {
         let (won, lost) = prediction.source.prior();
         let trust = if prediction.source.is_guess() {
@@ -124,7 +124,7 @@ impl Predictor {
         prediction.probability.clamp(0.0, 1.0) * trust
     }
 
-    /// The time that it would take: what its kind has taken in this session, where that is known.
+    /// The estimated time of a prediction's code, in milliseconds. For a guess, the mean time of its kind in this session, if known.
     fn estimated_ms(&self, prediction: &Prediction) -> Option<f64> {
         let Learned { ms, measured, .. } = self.learned(prediction);
         let known = (prediction.source.is_guess() && measured > 0.0).then(|| ms / measured);
@@ -138,8 +138,7 @@ impl Predictor {
 
     // ---- guesses ----
 
-    /// Takes guesses by the names that there are, instead of those before. The best of them waits to be tried, where it is
-    /// worth that and nothing that was told does.
+    /// Replaces the guesses. The best guess waits to be tried, if it is worth its cost and no hinted or written code waits.
     pub fn offer(&mut self, guesses: Vec<Prediction>) {
         self.offered = guesses;
         let best = self.best_guess().cloned();
@@ -149,14 +148,14 @@ impl Predictor {
         }
     }
 
-    /// The guess that is worth most, when it is worth anything.
+    /// The guess that saves the most time, if any guess is expected to save time.
     pub fn best_guess(&self) -> Option<&Prediction> {
         let savings = self.offered.iter().map(|guess| (self.expected_saving(guess), guess));
         let best = savings.reduce(|best, next| if next.0 > best.0 { next } else { best });
         best.filter(|(saving, _)| *saving > 0.0).map(|(_, guess)| guess)
     }
 
-    /// The guesses for the present state, the most worthwhile first, as likely and as slow as this session has shown.
+    /// The guesses for the present state, with the probabilities and times of this session. The most worthwhile guess comes first.
     pub fn offered(&self) -> Vec<Prediction> {
         let mut offered: Vec<_> = self
             .offered
@@ -174,7 +173,7 @@ impl Predictor {
         offered.into_iter().map(|(_, guess)| guess).collect()
     }
 
-    /// This is what came; what was guessed is over.
+    /// Records the code that came, and learns from the guesses for this moment.
     pub fn came(&mut self, code: &str) {
         let offered = std::mem::take(&mut self.offered);
         let kind = |guess: &Prediction| (guess.source, guess.description);
@@ -186,7 +185,7 @@ impl Predictor {
         }
     }
 
-    /// It took so long.
+    /// Records the time of the code that came, in milliseconds.
     pub fn took(&mut self, ms: f64) {
         for kind in std::mem::take(&mut self.came) {
             let learned = self.learned.entry(kind).or_default();
@@ -195,8 +194,8 @@ impl Predictor {
         }
     }
 
-    /// Takes the prediction that is worth most; none when none is worth its cost, and then all are given up. That is decided once for all
-    /// that was told together: by how often one of such a list was what came, and by the best of it.
+    /// Takes the prediction that saves the most time. If none is worth its cost, returns `None` and drops all. This is decided once for
+    /// each list, by its best prediction and the success of earlier lists.
     pub fn choose(&mut self) -> Option<Prediction> {
         let savings = self.waiting.iter().map(|prediction| self.expected_saving(prediction));
         let (at, best) = savings
@@ -204,7 +203,7 @@ impl Predictor {
             .reduce(|best, next| if next.1 > best.1 { next } else { best })?;
         if best <= 0.0 && !self.is_worth_it {
             self.refused += 1;
-            // Of guesses it shows whether they run or not.
+            // Guesses need no trial, because the next code shows which of them were right.
             let is_guess = self.waiting.get(at).is_some_and(|best| best.source.is_guess());
             if is_guess || !self.refused.is_multiple_of(PROBE) {
                 self.waiting.clear();
@@ -215,7 +214,7 @@ impl Predictor {
         Some(self.waiting.remove(at))
     }
 
-    /// The outcome so far.
+    /// The outcomes so far, by source.
     pub fn tallies(&self) -> &BTreeMap<Source, Tally> {
         &self.tallies
     }

@@ -5,28 +5,28 @@ use serde::{Deserialize, Serialize};
 /// The certainty of the lower bound of a probability: one standard deviation.
 const Z: f64 = 1.0;
 
-/// Counts of code that ran ahead, and of what became of it.
+/// Counts of runs ahead of time, and their outcomes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
 pub struct Tally {
-    /// The number of times that it was begun.
+    /// The number of runs that were begun.
     pub started: u32,
-    /// The number of times that it ended (with what there was first, of code that is being written), or to what only the host
-    /// can answer, before it was asked for.
+    /// The number of runs that came to their end, or to a host call, before their code was asked for. A run of code that is being written
+    /// counts once it has run its first part.
     pub finished: u32,
-    /// The number of times that it was what the code that came resolved to.
+    /// The number of runs whose guest took over, because their code was asked for.
     pub used: u32,
-    /// The number of times that it was not.
+    /// The number of runs that were ended without use.
     pub wasted: u32,
-    /// Milliseconds that code had run when it was asked for, all together.
+    /// The time that used runs had taken before their code was asked for, in milliseconds, all together.
     pub time_saved: f64,
-    /// Milliseconds that were spent on code that was not used, the copy that it ran in included, all together.
+    /// The time that wasted runs took, with the preparation of their guests, in milliseconds, all together.
     pub time_wasted: f64,
 }
 
 impl Tally {
-    /// The number of those neither used nor wasted yet.
+    /// The number of runs that are neither used nor wasted yet.
     pub fn under_way(&self) -> u32 {
         self.started.saturating_sub(self.used.saturating_add(self.wasted))
     }
@@ -43,7 +43,7 @@ impl Tally {
         }
     }
 
-    /// Counts those of another as well.
+    /// Adds the counts of another tally.
     pub fn add(&mut self, other: &Self) {
         self.started = self.started.saturating_add(other.started);
         self.finished = self.finished.saturating_add(other.finished);
@@ -54,7 +54,7 @@ impl Tally {
     }
 }
 
-/// The lower bound of Wilson's interval for a probability, of which `won` of `all` were seen.
+/// The lower bound of Wilson's interval for a probability, if `won` of `all` attempts succeeded.
 pub fn lower_bound(won: f64, all: f64) -> f64 {
     if all <= 0.0 {
         return 0.0;

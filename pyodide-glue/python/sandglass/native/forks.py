@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _PACKET_BYTES = 4096
 _FDS = 3
 _MOST_REASON_CHARS = 500
-#: The longest wait for threads of ours to end.
+#: The longest wait for the runtime's own threads to end.
 _ALONE_SECONDS = 0.2
 #: The folder whose shared mappings are the C library's, and are only read.
 _LIBRARIES = " /usr/lib/"
@@ -67,7 +67,7 @@ _LIBRARIES = " /usr/lib/"
 _OOM_SCORE = b"1000"
 _PID = Struct("<q")
 _DESCRIPTOR = Struct("=i")
-#: The most copies whose numbers are kept. Most copies have ended.
+#: The most copies whose process numbers are kept. Most of these copies have ended.
 _MOST_COPIES = 64
 _TIMERS = (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF)
 #: Code that may learn its process's number or computing time, or that can do anything at all.
@@ -155,7 +155,8 @@ class Forks:
         self._copies.clear()
         dup2(channel, self._channel, False)
         dup2(control, self._control.fileno(), False)
-        # Kept open until then: a descriptor of another thread could take the number of one that code opens.
+        # Kept open until the promotion, which another thread handles while code runs. If that thread opened the file
+        # then, it could take the number of a descriptor that the code opens.
         with suppress(OSError):
             self._oom = move_up(open_fd("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC))
             self._oom_score = read_fd(self._oom, 16)

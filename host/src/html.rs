@@ -2,7 +2,7 @@
 //!
 //! A content policy and `<iframe sandbox>` keep HTML from running scripts and from loading data. They do not stop name lookups
 //! and connections (`<link rel=preconnect>`). So the HTML is parsed and written again from an allowlist ([`HTML_ALLOWED`]), in
-//! two passes: [`tidy`] bounds the cost of parsing, and [`ammonia`] handles the result as a browser would.
+//! two passes: `tidy` bounds the cost of parsing, and [`ammonia`] handles the result as a browser would.
 //!
 //! Decisions: `docs/internals/jupyter.md`.
 

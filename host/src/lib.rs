@@ -13,7 +13,7 @@
 //! }
 //! ```
 //!
-//! [`Sandbox`] is the public handle. Below it, a [driver](driver) carries out the core's `Session` over a byte channel to a
+//! [`Sandbox`] is the public handle. Below it, a [driver] carries out the core's `Session` over a byte channel to a
 //! [guest], which a [backend] started.
 //!
 //! | module | holds |

@@ -4,7 +4,7 @@
 //! The kernel counts some resources only by user: descriptors in flight, pages of pipes, watched files. Guests with the same id
 //! share these counts, so one guest could use up the bound of all.
 //!
-//! The host locks a file in [`LOCKS`] for each id it uses, and other hosts on this machine skip locked ids. The first id of a
+//! The host locks a file in `LOCKS` for each id it uses, and other hosts on this machine skip locked ids. The first id of a
 //! range is never given to a guest. It stands for root in a zygote's namespace, because mounts there need it. See
 //! `docs/internals/guests-on-hosts.md`.
 

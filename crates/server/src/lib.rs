@@ -6,17 +6,17 @@
 //! | [`access`] | keys, and checks of `Host` and `Origin` |
 //! | [`quotas`] | limits of each key, and its request rate |
 //! | [`connections`], [`write_timeout`] | TCP connections and their deadlines |
-//! | [`middleware`] | the checks that every request passes first |
+//! | `middleware` | the checks that every request passes first |
 //! | [`routes`] | the table of routes and their handlers |
 //! | [`bodies`] | request bodies and JSON, with limits and deadlines |
 //! | [`sessions`] | all sessions, and their expiry |
-//! | [`create`], [`execute`], [`variables`], [`files`] | the routes of a session |
-//! | [`channel`], [`pieces`] | the WebSocket relay between a page's supervisor and a guest |
-//! | [`stateless`] | runs that leave nothing behind |
-//! | [`storage`] | the folders of sessions on disk |
-//! | [`warm`] | the pool of spares, and cold starts |
+//! | `create`, `execute`, `variables`, `files` | the routes of a session |
+//! | `channel`, `pieces` | the WebSocket relay between a page's supervisor and a guest |
+//! | `stateless` | runs that leave nothing behind |
+//! | `storage` | the folders of sessions on disk |
+//! | `warm` | the pool of spares, and cold starts |
 //! | [`llm`] | the model for `llm_query` |
-//! | [`health`], [`metrics`] | routes for operators |
+//! | `health`, [`metrics`] | routes for operators |
 //! | [`errors`] | the form of errors |
 //!
 //! A program takes the server's options as its own, opens the port, and runs the server until a future ends:

@@ -118,7 +118,7 @@ pub enum RlmEventKind {
         turn: u32,
         /// The block's number in the reply, from 1.
         block: usize,
-        /// The [`CodeExecution`](crate::CodeExecution), in its form at the time of the recording.
+        /// The [`CodeExecution`](sandglass_core::CodeExecution), in its form at the time of the recording.
         #[cfg_attr(target_arch = "wasm32", tsify(type = "CodeExecution"))]
         execution: Value,
         /// True if the block declared a final answer.

@@ -1,5 +1,11 @@
-//! Code that is made of the names that there are: what is usually asked of such a table, column or text, what usually follows such code,
-//! what was talked about, and the code that ran last, of something else.
+//! Guesses of the next code. Each is a template, filled with names of the session's variables and columns.
+//!
+//! A *template* is a usual question about a table, a column, a text or a list. The guesses come from four sources:
+//!
+//! - [`Source::Dataframe`]: questions about every table.
+//! - [`Source::Pattern`]: code that usually follows the code that ran last, and questions about texts and lists.
+//! - [`Source::Conversation`]: questions that the words of the conversation ask for.
+//! - [`Source::Code`]: the code that ran last, with another column or table in it.
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
@@ -9,28 +15,33 @@ use super::{Prediction, Source};
 use crate::limits::MAX_OFFERED;
 use crate::protocol::{ColumnKind, SurveyedVariable};
 
-/// Tables and columns of each that something is predicted of.
+/// The most tables that guesses are made for.
 const MOST_FRAMES: usize = 5;
+/// The most columns of a table that guesses are made for.
 const MOST_COLUMNS: usize = 12;
-/// The factor by which what is named is likelier than what is not.
+/// The factor by which a guess becomes likelier with each of its names that was mentioned.
 const NAMED: f64 = 4.0;
 
-/// Milliseconds that showing something takes, and what pandas takes for a value or a row: of a table of a million rows and five columns,
-/// before this session has seen what it really takes.
+// Estimates in milliseconds, used until the session has measured its own times. The times of pandas were measured with a table of a
+// million rows and five columns.
+
+/// Milliseconds to show a result.
 const SHOW: f64 = 2.0;
+/// Milliseconds for a value of a table, or for a row of a column. The next five are for a row or a value as well.
 const DESCRIBE: f64 = 21e-6;
 const DISTINCT: f64 = 77e-6;
 const DUPLICATED: f64 = 116e-6;
 const COUNTS: f64 = 150e-6;
 const GROUPS: f64 = 60e-6;
 const SCAN: f64 = 5e-6;
-/// The same for a byte of what is copied.
+/// Milliseconds to copy a byte.
 const COPY: f64 = 1e-6;
-/// The same for a character of a text.
+/// Milliseconds to split or search a character of a text.
 const SPLIT: f64 = 10e-6;
+/// Milliseconds to count occurrences in a character of a text.
 const COUNT: f64 = 1e-6;
 
-/// A question about a whole table: what it is, the code behind the name of the table, and the time for each of its values.
+/// Questions about a whole table: the description, the code that follows the table's name, and milliseconds for a value.
 const OF_TABLES: [(&str, &str, f64); 9] = [
     ("head", ".head()", 0.0),
     ("info", ".info()", 0.0),
@@ -42,10 +53,11 @@ const OF_TABLES: [(&str, &str, f64); 9] = [
     ("distinct values", ".nunique()", DISTINCT),
     ("duplicates", ".duplicated().sum()", DUPLICATED),
 ];
-/// Those of them that follow code that has read a table, and code that has filtered one.
+/// The [questions](OF_TABLES) that usually follow code that read a table.
 const AFTER_READING: [&str; 4] = ["head", "info", "describe", "shape"];
+/// The [questions](OF_TABLES) that usually follow code that filtered a table.
 const AFTER_FILTERING: [&str; 2] = ["shape", "head"];
-/// Questions about a column, by what it holds.
+/// Questions about a column: the columns that fit, the description, the code that follows the column, and milliseconds for a row.
 const OF_COLUMNS: [(Columns, &str, &str, f64); 8] = [
     (Columns::Groups, "value counts", ".value_counts()", COUNTS),
     (TEXTS, "distinct values of a column", ".nunique()", DISTINCT),
@@ -58,7 +70,7 @@ const OF_COLUMNS: [(Columns, &str, &str, f64); 8] = [
 ];
 const TEXTS: Columns = Columns::Of(ColumnKind::Text);
 const NUMBERS: Columns = Columns::Of(ColumnKind::Number);
-/// Words, and what of a table or its columns they are for.
+/// Words of a conversation, and the description of the question that they ask for.
 const OF_WORDS: [(&[&str], &str); 14] = [
     (
         &["describe", "summary", "summarize", "statistics", "overview"],
@@ -87,7 +99,7 @@ const OF_WORDS: [(&[&str], &str); 14] = [
     (&["average", "mean"], "mean by group"),
     (&["total", "sum"], "sum by group"),
 ];
-/// Aggregates of groups.
+/// Questions about groups of rows: the description, and the method of pandas.
 const OF_GROUPS: [(&str, &str); 4] = [
     ("mean by group", "mean"),
     ("sum by group", "sum"),
@@ -95,14 +107,15 @@ const OF_GROUPS: [(&str, &str); 4] = [
     ("size of groups", "size"),
 ];
 
-/// Predictions under way.
+/// The predictions made so far.
 struct Maker<'a> {
     context: &'a Context,
+    /// Each prediction with its weight among those of the same source and description.
     made: Vec<(Prediction, f64)>,
 }
 
 impl Context {
-    /// The code that may come next. The probability of each is its part of those of the same source and description.
+    /// Guesses the next code. The probability of a guess is its share among the guesses of the same source and description.
     pub fn predictions(&self) -> Vec<Prediction> {
         let mut maker = Maker {
             context: self,
@@ -175,7 +188,7 @@ impl Maker<'_> {
         }
     }
 
-    /// One of [`OF_TABLES`].
+    /// Adds one question of [`OF_TABLES`].
     fn of_table(&mut self, source: Source, frame: &Frame<'_>, description: &str) {
         if let Some((description, code, each)) = OF_TABLES.into_iter().find(|known| known.0 == description) {
             let expression = format!("{}{code}", frame.name);
@@ -183,7 +196,7 @@ impl Maker<'_> {
         }
     }
 
-    /// One of [`OF_COLUMNS`], of each column that it fits.
+    /// Adds one question of [`OF_COLUMNS`] for each column that fits.
     fn of_columns(&mut self, source: Source, frame: &Frame<'_>, description: &str) {
         for (kind, description, code, each) in OF_COLUMNS.into_iter().filter(|known| known.1 == description) {
             for column in frame.columns(kind).take(MOST_COLUMNS) {
@@ -199,7 +212,7 @@ impl Maker<'_> {
         }
     }
 
-    /// The rows that have what is talked about.
+    /// Adds questions about rows that hold a text of the conversation.
     fn of_values(&mut self, frame: &Frame<'_>) {
         let context = self.context;
         for (column, text) in frame.texts().filter(|(_, text)| context.talks_of(text)) {
@@ -224,7 +237,7 @@ impl Maker<'_> {
         }
     }
 
-    /// One of [`OF_GROUPS`] that takes numbers, by each column that has groups.
+    /// Adds one question of [`OF_GROUPS`] for each pair of a column with groups and a column of numbers.
     fn by_group(&mut self, source: Source, frame: &Frame<'_>, description: &str) {
         let Some((description, code)) = OF_GROUPS.into_iter().find(|known| known.0 == description) else {
             return;
@@ -240,6 +253,7 @@ impl Maker<'_> {
         }
     }
 
+    /// Adds questions that the words of the conversation ask for. The table is the one that was mentioned, or else the newest.
     fn of_words(&mut self) {
         let named = self.context.frames().find(|frame| self.context.names(frame.name));
         if let Some(frame) = named.or_else(|| self.context.frames().next()) {
@@ -318,7 +332,7 @@ impl Maker<'_> {
 
     // ---- after code ----
 
-    /// The code that usually follows the last line of the code that ran last.
+    /// Adds code that usually follows the code that ran last, judged by its last line.
     fn after_code(&mut self) {
         let source = Source::Pattern;
         let Some((name, value)) = self.context.last.as_ref().and_then(|(code, _)| assignment(code)) else {
@@ -363,7 +377,8 @@ impl Maker<'_> {
         }
     }
 
-    /// The code that ran last, of another column or another table: it takes as long as that did.
+    /// Adds the code that ran last, with another column or table in it. The estimated time is the time of the code that ran last, for
+    /// another table in proportion to the rows.
     fn like_the_last(&mut self) {
         let Some((code, ms)) = &self.context.last else { return };
         let is_mentioned = |frame: &Frame<'_>| self.context.names(frame.name);
@@ -402,14 +417,14 @@ impl Maker<'_> {
     }
 }
 
-/// The name and the value of the assignment that code ends with.
+/// The name and the value of the assignment in the last line of code. `None` if that line assigns nothing.
 fn assignment(code: &str) -> Option<(&str, &str)> {
     let line = code.lines().rev().find(|line| !line.trim().is_empty())?;
     let (name, value) = line.split_once(" = ")?;
     is_name(name).then_some((name, value))
 }
 
-/// Code with another name in place of one.
+/// Replaces a name in code by another. Longer names that contain the name stay, and so do attributes.
 fn with_name(code: &str, name: &str, other: &str) -> String {
     let is_part = |char: Option<char>| char.is_some_and(|char| char.is_alphanumeric() || char == '_' || char == '.');
     let mut made = String::with_capacity(code.len());

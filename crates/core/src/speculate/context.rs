@@ -1,4 +1,6 @@
-//! The material of predictions: what there is in the session, what ran last, and what is talked about.
+//! The material of guesses: the session's variables, the code that ran last, and the conversation.
+//!
+//! The *conversation* is the newest text that the user and the model exchanged. Names that it mentions make a guess likelier.
 
 use std::collections::BTreeSet;
 
@@ -6,58 +8,63 @@ use super::literal::{is_name, literal};
 use crate::limits::{MAX_CONVERSATION_BYTES, MAX_PREDICTED_FROM_BYTES};
 use crate::protocol::{ColumnKind, SurveyedColumn, SurveyedVariable};
 
-/// Characters of a word, and of a text in quotes; words that are kept.
+/// The most bytes of a word.
 const WORD_CHARS: usize = 40;
+/// The most bytes of a text in quotes.
 const QUOTED_CHARS: usize = 60;
+/// The most words that are kept.
 const MOST_WORDS: usize = 1_000;
+/// The most texts in quotes that are kept.
 const MOST_QUOTED: usize = 3;
-/// Rows that have to be looked at before anything is concluded from what is in them, and how many different numbers make groups.
+/// The fewest sampled rows from which something is concluded about a column.
 const ENOUGH_ROWS: u32 = 20;
+/// The most different numbers in a column that is taken for groups.
 const MOST_GROUPS: u32 = 12;
 
-/// The session's variables, what ran last, and what is talked about.
+/// The session's variables, the code that ran last, and the words of the conversation.
 #[derive(Debug, Clone, Default)]
 pub struct Context {
-    /// The newest variables, the newest first.
+    /// The session's variables, the newest first.
     pub variables: Vec<SurveyedVariable>,
-    /// The code that ran last, and milliseconds of the guest's time that it took.
+    /// The code that ran last, and the milliseconds that it took in the guest.
     pub last: Option<(String, f64)>,
     /// Words of the conversation, in lower case.
     words: BTreeSet<String>,
-    /// The texts in quotes there, the newest first.
+    /// The conversation's texts in quotes, the newest first.
     quoted: Vec<String>,
-    /// Words of the code that ran last, as they are.
+    /// Words of the code that ran last, in their own case.
     mentioned: BTreeSet<String>,
     preferences: Preferences,
 }
 
-/// The style of whoever writes the code, as far as the code that ran last shows.
+/// The style of the code that ran last. Guesses are written in the same style, because a guess must match the next code exactly.
 #[derive(Debug, Clone, Copy, Default)]
 struct Preferences {
+    /// True when results are printed. Otherwise the last line shows them.
     prints: bool,
-    /// By `'`.
+    /// True when texts are quoted by `'`.
     quotes_singly: bool,
 }
 
-/// A DataFrame.
+/// A variable that holds a DataFrame.
 #[derive(Debug, Clone, Copy)]
 pub struct Frame<'a> {
-    /// The variable.
+    /// The variable's name.
     pub name: &'a str,
-    /// The number of rows that it has.
+    /// The number of rows.
     pub rows: f64,
-    /// Its columns.
+    /// The variable, with its columns.
     pub variable: &'a SurveyedVariable,
 }
 
-/// Columns that something is asked of.
+/// The columns that a question fits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Columns {
-    /// Those of a kind.
+    /// Columns of a kind.
     Of(ColumnKind),
-    /// Those whose values make groups, as far as anybody knows.
+    /// Columns whose values make groups, as far as the sample shows.
     Groups,
-    /// Those in which values are missing.
+    /// Columns with missing values.
     Gaps,
 }
 
@@ -71,7 +78,7 @@ impl Columns {
                 let enough = sample.filter(|sample| sample.rows >= ENOUGH_ROWS);
                 match column.kind {
                     ColumnKind::Bool => true,
-                    // Where no value is there twice, it names its row.
+                    // A column without repeated values identifies rows and makes no groups.
                     ColumnKind::Text => {
                         enough.is_none_or(|sample| sample.distinct < sample.rows - sample.nulls.min(sample.rows))
                     }
@@ -84,7 +91,7 @@ impl Columns {
 }
 
 impl<'a> Frame<'a> {
-    /// The names of its columns of a kind.
+    /// The names of the columns that fit.
     pub fn columns(&self, kind: Columns) -> impl Iterator<Item = &'a str> + use<'a> {
         let columns = self.variable.columns.iter();
         columns
@@ -92,7 +99,7 @@ impl<'a> Frame<'a> {
             .map(|column| column.name.as_str())
     }
 
-    /// Texts that are in its columns, with the names of these.
+    /// The sampled texts of all columns, each after its column's name.
     pub fn texts(&self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
         let columns = self.variable.columns.iter();
         columns.flat_map(|column| {
@@ -101,14 +108,14 @@ impl<'a> Frame<'a> {
         })
     }
 
-    /// Bytes of its arrays.
+    /// The size of the arrays in bytes.
     pub fn bytes(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
         let bytes = self.variable.memory.unwrap_or(0) as f64;
         bytes
     }
 
-    /// The number of values that it holds.
+    /// The number of values, with 1 column at least.
     pub fn cells(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "a guest tells of few columns")]
         let columns = self.variable.columns.len() as f64;
@@ -117,13 +124,13 @@ impl<'a> Frame<'a> {
 }
 
 impl Context {
-    /// The guest has told what there is; what could not stand in code is left out.
+    /// Takes the variables that the guest reported. Drops those whose names cannot be written in code.
     pub fn surveyed(&mut self, mut variables: Vec<SurveyedVariable>) {
         variables.retain(|variable| is_name(&variable.name));
         self.variables = variables;
     }
 
-    /// Code has run.
+    /// Records code that has run, and the milliseconds that it took.
     pub fn ran(&mut self, code: &str, ms: f64) {
         self.last = (code.len() <= MAX_PREDICTED_FROM_BYTES).then(|| (code.to_owned(), ms));
         let words = words(code).take(MOST_WORDS);
@@ -135,7 +142,7 @@ impl Context {
         };
     }
 
-    /// The newest of what is talked about, instead of what was before; whether that changes anything.
+    /// Replaces the conversation. Only the end of a long text is kept. Returns true when the words or the quoted texts changed.
     pub fn converse(&mut self, text: &str) -> bool {
         let mut begin = text.len().saturating_sub(MAX_CONVERSATION_BYTES);
         while !text.is_char_boundary(begin) {
@@ -149,23 +156,23 @@ impl Context {
         is_new
     }
 
-    /// Returns true when one of these words was said.
+    /// Returns true when one of these words is in the conversation.
     pub fn says(&self, words: &[&str]) -> bool {
         words.iter().any(|word| self.words.contains(*word))
     }
 
-    /// Returns true when the conversation has this text, by its words.
+    /// Returns true when all words of this text are in the conversation.
     pub fn talks_of(&self, text: &str) -> bool {
         let mut parts = words(text).peekable();
         parts.peek().is_some() && parts.all(|part| self.words.contains(&part.to_lowercase()))
     }
 
-    /// The texts said in quotes, the newest first.
+    /// The conversation's texts in quotes, the newest first.
     pub fn quoted(&self) -> &[String] {
         &self.quoted
     }
 
-    /// Returns true when the conversation, or the code that ran last, names this variable or column.
+    /// Returns true when the conversation or the code that ran last mentions this variable or column.
     pub fn names(&self, name: &str) -> bool {
         let mut parts = words(name).peekable();
         parts.peek().is_some()
@@ -185,12 +192,12 @@ impl Context {
         })
     }
 
-    /// The code that ran last; empty when there is none.
+    /// The code that ran last. Empty if no code has run.
     pub fn code(&self) -> &str {
         self.last.as_ref().map_or("", |(code, _)| code)
     }
 
-    /// An expression as whoever writes the code would have it shown: printed, or as the last line.
+    /// Code that shows an expression in the style of the code that ran last: by `print`, or as the last line.
     pub fn shown(&self, expression: &str) -> String {
         if self.preferences.prints {
             format!("print({expression})")
@@ -199,19 +206,19 @@ impl Context {
         }
     }
 
-    /// A text as whoever writes the code would quote it.
+    /// A text as a Python literal, in the quotes that the code that ran last uses most.
     pub fn literal(&self, text: &str) -> String {
         literal(text, if self.preferences.quotes_singly { '\'' } else { '"' })
     }
 }
 
-/// Words: letters, digits and underscores.
+/// The words of a text. A word consists of letters, digits and underscores.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|char: char| !char.is_alphanumeric() && char != '_')
         .filter(|word| !word.is_empty() && word.len() <= WORD_CHARS)
 }
 
-/// The texts between quotes on one line, the newest first.
+/// The texts in `"` or in backquotes, each within one line, from the last line to the first.
 fn quoted(text: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     for line in text.lines().rev() {

@@ -1,9 +1,11 @@
-//! Copies that a guest makes of itself to run code ahead. `python/sandglass/native/forks.py` is the other end, and tells how they become
-//! what they may become: the guest.
+//! Forks of a guest, made to run code ahead. `python/sandglass/native/forks.py` is the guest's side, and describes how a copy takes over.
 //!
-//! Whatever the guest says here may be a lie. Descriptors that it sends are taken for pidfds only when the kernel says so, and only
-//! of processes that descend from the one that was started for it: others have been passed on, such as the host's own, which the
-//! kernel gives to whoever asks for the peer of a socket.
+//! A *copy* is a process that the guest forked. Its *origin* is the process that was forked. The *root* is the process that the host
+//! started for the guest: all its copies descend from that process. A *succession* puts a copy in the place of its origin.
+//!
+//! Nothing that the guest says here is trusted. The host later kills by the pidfds that the guest sends, so a foreign pidfd would make
+//! the host kill a foreign process. The guest can even get the host's own pidfd: the kernel gives it to the other end of a socket.
+//! Therefore a descriptor is accepted only if the kernel confirms that it is a pidfd, and if its process descends from the root.
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
@@ -28,14 +30,16 @@ use super::{Exit, Guest, Process, epoch};
 use crate::seqpacket::{pair, receive, send, watched};
 use futures_util::future::BoxFuture;
 
-/// The time that a copy may take. The guest is idle when it is asked for one.
+/// The time limit for a copy. A short limit is enough, because the guest is idle when it gets the order.
 const FORK_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// An order to the guest to fork itself. The copy's ends of its sockets come with the order.
 #[derive(Serialize)]
 struct Order {
     epoch: u32,
 }
 
+/// The guest's answer to an order. The pidfds of the copy and of its origin come with it.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Report {
@@ -43,17 +47,17 @@ enum Report {
     Failed { failed: String },
 }
 
-/// Has a guest make copies of itself.
+/// Orders copies from a guest.
 pub(crate) struct Forker {
-    /// Held from an order to its answer: there is one at a time.
+    /// The host's end of the control socket. The lock is held from an order to its answer, so orders never overlap.
     control: Arc<Mutex<AsyncFd<OwnedFd>>>,
-    /// The process that was started for the guest.
+    /// The process that the host started for the guest. No copy is accepted without it.
     root: Option<u32>,
-    /// An object that is kept for as long as there are copies.
+    /// A value that lives as long as any copy.
     kept: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// The means by which a copy takes the place of the guest that it was made of. Dropped with the copy, it changes nothing.
+/// The right of a copy to take its origin's place. Dropping it changes nothing.
 pub(crate) struct Succession {
     origin: OwnedFd,
     release: OwnedFd,
@@ -61,7 +65,7 @@ pub(crate) struct Succession {
 }
 
 impl Forker {
-    /// One, and the other end of its control socket, for the guest.
+    /// Makes a forker, and the guest's end of its control socket.
     pub(super) fn new() -> std::io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = pair()?;
         let control = watched(ours, Interest::READABLE | Interest::WRITABLE)?;
@@ -75,20 +79,20 @@ impl Forker {
         ))
     }
 
-    /// One of guests whose first process is this.
+    /// Sets the process that the host started for the guest.
     #[must_use]
     pub(super) fn below(self, root: Option<u32>) -> Self {
         Self { root, ..self }
     }
 
-    /// One that keeps something for as long as there are copies.
+    /// Keeps a value as long as any copy lives.
     #[must_use]
     pub(super) fn keep(self, what: Arc<dyn Any + Send + Sync>) -> Self {
         let kept = Some(what);
         Self { kept, ..self }
     }
 
-    /// A copy of the guest as it is. An answer to an earlier order, for which nobody waits any more, is thrown away.
+    /// Forks the guest. Answers to earlier orders that timed out are thrown away.
     pub(crate) fn fork(&self) -> BoxFuture<'static, Result<Guest, Error>> {
         let (control, root, kept) = (Arc::clone(&self.control), self.root, self.kept.clone());
         Box::pin(async move {
@@ -117,13 +121,13 @@ async fn fork(control: &AsyncFd<OwnedFd>, root: Option<u32>) -> Result<Guest, Er
         };
         let are_its = root.is_some_and(|root| fds.iter().all(|fd| is_below(fd, root)));
         if !are_its && !fds.is_empty() {
-            // Closing what is no pidfd may take its time.
+            // Closing a descriptor of another kind may block.
             drop(tokio::task::spawn_blocking(move || drop(fds)));
             return Err(failed("it has sent something else than its own processes".to_owned()));
         }
         match report {
             Report::Failed { failed: why } => return Err(failed(why)),
-            Report::Forked { forked } if forked != epoch => {} // nobody waits for it any more
+            Report::Forked { forked } if forked != epoch => {} // the order of this answer timed out
             Report::Forked { .. } => {
                 let mut fds = fds.into_iter();
                 let (Some(copy), Some(origin)) = (fds.next(), fds.next()) else {
@@ -146,10 +150,10 @@ async fn fork(control: &AsyncFd<OwnedFd>, root: Option<u32>) -> Result<Guest, Er
     }
 }
 
-/// The number of generations that are looked at.
+/// The most generations between a process and the root. The limit bounds the work that a guest can cause.
 const MOST_ANCESTORS: usize = 64;
 
-/// Returns true when this is a pidfd of a process that descends from `root`, and lives.
+/// Returns true when this is the pidfd of a living process that is `root` or descends from it.
 fn is_below(fd: &OwnedFd, root: u32) -> bool {
     let mut pid = process_of(fd);
     for _ in 0..MOST_ANCESTORS {
@@ -162,20 +166,20 @@ fn is_below(fd: &OwnedFd, root: u32) -> bool {
     false
 }
 
-/// The fields before it hold the program's name, which may be anything.
+/// The parent of a process. The search begins after the last `)`, because the program's name before it may contain anything.
 fn parent_of(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     status.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 impl Succession {
-    /// The process of the guest that the copy was made of.
+    /// The process that the copy was forked from.
     pub(crate) fn origin(&self) -> Option<u32> {
         process_of(&self.origin)
     }
 
-    /// The copy is the guest; the one before ends. When it has, what the copy waits for of the world happens: two never have the same
-    /// lock, or the same port.
+    /// Makes the copy the guest, and kills its origin. The copy's effects on the world wait for the origin's end, so that the two never
+    /// hold the same lock or port.
     pub(crate) fn succeed(self) {
         let Self { origin, release, stays } = self;
         stays.store(true, Ordering::Relaxed);
@@ -184,13 +188,13 @@ impl Succession {
             if let Ok(origin) = watched(origin, Interest::READABLE) {
                 let _ = tokio::time::timeout(FORK_TIMEOUT, origin.readable()).await;
             }
-            // It may wait for nothing, or be gone.
+            // The copy may have ended, or wait for nothing. Both are fine.
             let _ = rustix::net::send(&release, b"x", SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         });
     }
 }
 
-/// The process of a copy. It ends when this is dropped, unless it is the guest by then.
+/// The process of a copy. Dropping this kills the process, unless the copy has become the guest.
 struct CopyProcess {
     pidfd: AsyncFd<OwnedFd>,
     stays: Arc<AtomicBool>,
@@ -198,7 +202,7 @@ struct CopyProcess {
 
 impl Process for CopyProcess {
     fn kill(&mut self) {
-        let _ = pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL); // it may be gone already
+        let _ = pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL); // an error means that the process has ended
     }
 
     fn wait(&mut self) -> BoxFuture<'_, Exit> {

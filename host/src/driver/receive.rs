@@ -1,4 +1,6 @@
-//! Decodes a guest's frames. Nothing of it is trusted.
+//! Decodes the frames of a guest into events. Frames are not trusted: every size and count is checked here.
+//!
+//! A *body* is the bytes that belong to an event. A large body comes in *pieces*, each in a frame of its own, before its event.
 
 use bytes::{Bytes, BytesMut};
 use sandglass_core::protocol::Event;
@@ -6,10 +8,10 @@ use sandglass_core::protocol::Event;
 use crate::frame::Frame;
 use crate::value::Payload;
 
-/// Bytes of a piece of a body, at least: so their number is bounded with their sum.
+/// The fewest bytes of a piece. Together with the limit on all bytes, this bounds the number of pieces.
 const MIN_PIECE_BYTES: usize = 1 << 19;
 
-/// The pieces of a body that is still to come.
+/// The pieces received so far of a body that is not complete yet.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
     pieces: Vec<Bytes>,
@@ -17,7 +19,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// The events of a frame, each with its body.
+    /// Decodes a frame's events, each with its body. A piece gives no event. An error is a violation by the guest.
     pub(super) fn read(&mut self, frame: Frame, max_bytes: usize) -> Result<Vec<(Event, Option<Payload>)>, String> {
         let Frame { header, bodies } = frame;
         let events: Vec<Event> = serde_json::from_slice(&header).map_err(|error| error.to_string())?;
@@ -48,7 +50,7 @@ impl Parts {
         Ok(events.into_iter().map(with_body).collect())
     }
 
-    /// A body with the pieces that came before it.
+    /// Joins a body with the pieces that came before it.
     fn whole(&mut self, body: Bytes) -> Payload {
         if self.pieces.is_empty() {
             return Payload(body);
@@ -62,7 +64,7 @@ impl Parts {
     }
 }
 
-/// The bytes of a message that the guest may not send without end: it waits for credit.
+/// The bytes of an event that use up the guest's credit. Only output does: the guest waits for credit before it sends more.
 pub(super) fn output_bytes(event: &Event, body: Option<&Payload>) -> usize {
     match event {
         Event::Output { text, .. } => text.len(),

@@ -1,4 +1,8 @@
-//! The copies of the guest that run code ahead: how they begin, what they may take, and how one becomes the guest.
+//! The shadows of a server's sandbox: their start, their limits of memory and message size, and their promotion.
+//!
+//! A shadow here is a *copy*: a fork of the sandbox's own guest (`host/src/guest/fork.rs`).
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use sandglass_core::Error;
 use sandglass_core::limits::MAX_AHEAD_BYTES;
@@ -9,11 +13,12 @@ use super::task::SandboxTask;
 use crate::frame::FRAME_SLACK_BYTES;
 use crate::guest::memory;
 
-/// The part of the guest's memory that it and its copies may take before there are fewer copies: the rest is for what runs.
+/// The share of the memory limit that the guest and its copies may take together. Beyond it, copies are ended. The rest is left for the
+/// code that runs.
 const MEMORY_SHARE: f64 = 0.75;
 
 impl SandboxTask {
-    /// Has the guest make a copy of itself.
+    /// Has the guest fork itself into a shadow's slot.
     pub(super) fn fork(&mut self, shadow: ShadowId) {
         let slot = Slot::Shadow(shadow);
         let main = self.slots.running(Slot::Main);
@@ -26,7 +31,7 @@ impl SandboxTask {
         }
     }
 
-    /// Bytes that a message of the guest in a slot may have. What a copy says is kept until its code comes.
+    /// The most bytes of a message from a slot's guest. The limit of a copy is lower, because its events are kept until its code comes.
     pub(super) fn max_bytes(&self, slot: Slot) -> usize {
         #[expect(
             clippy::cast_possible_truncation,
@@ -39,7 +44,8 @@ impl SandboxTask {
         }
     }
 
-    /// Tells the session when the copies take too much memory, after the one in this slot has begun, or ended its code.
+    /// Tells the session if the copies take too much memory. Called when the copy in a slot has begun or has finished its code.
+    /// Nothing is checked while there is only one copy.
     pub(super) fn look_at_memory(&mut self, slot: Slot) {
         if slot == Slot::Main || self.slots.shadows().nth(1).is_none() {
             return;
@@ -57,12 +63,12 @@ impl SandboxTask {
         }
     }
 
-    /// A copy takes the place of the guest.
+    /// Puts a copy in the place of the sandbox's own guest.
     pub(super) fn promote(&mut self, shadow: ShadowId) {
         let replaced = self.slots.replace(Slot::Main, Slot::Shadow(shadow));
         let max_bytes = self.max_value_bytes + FRAME_SLACK_BYTES;
         let (Some(HeldGuest::Running(guest)), Some(copy)) = (replaced, self.slots.running_mut(Slot::Main)) else {
-            // It has just gone, and the session believes that it is the guest.
+            // The copy has just ended, but the session already takes it for its guest.
             self.slots.take(Slot::Main);
             let lost = GuestInput::Lost(Error::GuestLost("the copy ended".to_owned()));
             return self.tell(Input::Guest(Slot::Main, lost));
@@ -71,7 +77,7 @@ impl SandboxTask {
         if let Some(succession) = copy.succession.take() {
             succession.succeed();
         }
-        // What was started for the first guest ends with the last one.
+        // Everything that was started for the first guest must end with its last copy. So the first guest's process is kept.
         copy.process = guest.process;
         self.begun = self.hits();
     }

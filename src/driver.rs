@@ -1,4 +1,14 @@
-//! The driver: carries out the session's effects. No other part has side effects.
+//! The driver of a sandbox in a page. It hands inputs to the session and carries out the session's effects, in order.
+//!
+//! A *ticket* is the number of a command. A *waiter* is a caller that waits for a command's outcome. A *slot* holds a guest: the
+//! sandbox's own, or a shadow's.
+//!
+//! - `boot`, `slots`, `parked`: guests in pages, from their start to their end.
+//! - `remote`: guests on a server.
+//! - `messages`: events, decoded from guests' messages.
+//! - `host_calls`: calls of the user's functions.
+//! - `packages`: files of packages.
+//! - `ahead`: preparations for code that may come.
 
 mod ahead;
 mod boot;
@@ -51,21 +61,25 @@ pub(super) struct Driver {
     last_parked: Cell<u32>,
     /// The first message to a new shadow.
     shadow_init: RefCell<Option<Request>>,
-    /// The server that runs the guests; `None` when the page does.
+    /// The server that runs the guests. `None` when the page runs them.
     server: Option<Rc<Server>>,
+    /// Effects that are still to be carried out.
     effects: RefCell<VecDeque<Effect<JsBody>>>,
+    /// True while effects are being carried out.
     busy: Cell<bool>,
     last_ticket: Cell<Ticket>,
     waiters: RefCell<HashMap<Ticket, Waiter>>,
+    /// The host calls that run, by their numbers. Aborting one's controller tells the user's function that nobody waits for it.
     calls: RefCell<HashMap<u32, AbortController>>,
+    /// The one timer, and the time at which it goes off.
     timer: RefCell<Option<(f64, Timeout)>>,
-    /// Keeps the driver alive after the sandbox was dropped, while somebody still waits for an answer.
+    /// Keeps the driver alive after the sandbox was dropped, as long as a caller waits for an answer.
     abandoned: RefCell<Option<Rc<Self>>>,
-    /// The share of the page's spares; `None` when a server runs the guests.
+    /// The sandbox's claim to the page's spares. `None` when a server runs the guests.
     claim: Option<Claim>,
-    /// Preparations for code that was hinted at or is being written.
+    /// Preparations for code that may come.
     ahead: RefCell<Ahead>,
-    /// Aborted when the sandbox ends. Made only when something waits for it: Chromium would keep an unused `AbortController` alive.
+    /// Aborted when the sandbox ends. Made only when needed, because Chromium would keep an unused `AbortController` alive.
     ended: RefCell<Option<AbortController>>,
     /// The number of streams of code that are being read.
     reading: Cell<u32>,
@@ -73,21 +87,21 @@ pub(super) struct Driver {
     on_query: Option<OnQuery>,
 }
 
-/// Takes a command's outcome, and the outputs that the execution has shown.
+/// Takes a command's outcome, and the displays that the execution has shown.
 type Settle = Box<dyn FnOnce(&Driver, Result<Reply<JsBody>, Error>, &Array)>;
 
-/// Hears what an execution prints.
+/// Gets each text that an execution prints, and its stream.
 pub(crate) type OnOutput = Rc<dyn Fn(Stream, &str)>;
 
 /// A finished execution, and the final answer that its code declared.
 pub(crate) type Ran = (Box<CodeExecution>, Option<JsValue>);
 
-/// A caller that waits for a command.
+/// A caller that waits for a command's outcome.
 struct Waiter {
     settle: Settle,
     on_output: Option<OnOutput>,
     options: ExecuteOptions,
-    /// The outputs that the execution has shown so far.
+    /// The displays that the execution has shown so far.
     displays: Array,
 }
 
@@ -170,12 +184,12 @@ impl Driver {
         self.session.borrow().info().clone()
     }
 
-    /// A promise of a command's outcome.
+    /// Gives the session a command. Returns a promise of the outcome.
     pub(super) fn submit(&self, command: Command<JsBody>, options: ExecuteOptions) -> Promise {
         self.submit_for(command, options, Self::present)
     }
 
-    /// A promise of a command's outcome. `present` makes the value that the promise resolves to.
+    /// Gives the session a command. Returns a promise of the value that `present` makes of the outcome.
     pub(super) fn submit_for(
         &self,
         command: Command<JsBody>,
@@ -204,7 +218,7 @@ impl Driver {
         promise
     }
 
-    /// A promise of an execution's outcome.
+    /// Runs code, after the packages that it imports are loaded. Returns a promise of the outcome.
     pub(crate) fn execute(&self, code: String, options: ExecuteOptions) -> Promise {
         self.load_imported(&code);
         let (timeout_ms, budget) = (options.timeout_ms, options.budget);
@@ -216,7 +230,7 @@ impl Driver {
         self.submit_for(execute, options, Self::present)
     }
 
-    /// Runs code for a caller in Rust. `ended` hears the outcome.
+    /// Runs code for a caller in Rust. Calls `ended` with the outcome.
     pub(super) fn run(
         &self,
         code: String,
@@ -240,7 +254,7 @@ impl Driver {
         self.feed(Input::Command(ticket, execute));
     }
 
-    /// Adds a caller that waits for a command; returns the command's number.
+    /// Adds a caller that waits for a command. Returns the command's number.
     fn wait(&self, settle: Settle, on_output: Option<OnOutput>, options: ExecuteOptions) -> Ticket {
         let ticket = self.last_ticket.get() + 1;
         self.last_ticket.set(ticket);
@@ -254,7 +268,7 @@ impl Driver {
         ticket
     }
 
-    /// Adds a caller that waits for a command whose value is still being written.
+    /// Gives the session a command whose value is still being written. Returns a promise of the outcome.
     pub(super) fn submit_later(
         &self,
         command: Command<JsBody>,
@@ -271,7 +285,7 @@ impl Driver {
         promise
     }
 
-    /// Takes the command back when `signal` is aborted. Stops listening when the command ends.
+    /// Cancels the command when `signal` is aborted. Stops listening when the command ends.
     fn cancel_on(&self, signal: &web_sys::AbortSignal, ticket: Ticket, promise: &Promise) {
         let this = self.this.clone();
         let abort = Closure::<dyn FnMut()>::new(move || {
@@ -292,7 +306,7 @@ impl Driver {
         });
     }
 
-    /// Hears that the sandbox was dropped. The session ends when its last answer is given.
+    /// Ends the session of a dropped sandbox, once nobody waits for an answer.
     pub(super) fn abandon(self: &Rc<Self>) {
         if !self.is_awaited() {
             self.feed(Input::Destroy);
@@ -307,9 +321,10 @@ impl Driver {
         self.follow(effects);
     }
 
+    /// Carries out effects, after all earlier ones.
     fn follow(&self, effects: Vec<Effect<JsBody>>) {
         self.effects.borrow_mut().extend(effects);
-        // A callback of the user's may call this function again; its effects wait for their turn.
+        // A callback of the user may lead here again. The loop that is already running carries out those effects.
         if !self.busy.replace(true) {
             loop {
                 let next = self.effects.borrow_mut().pop_front();
@@ -317,7 +332,7 @@ impl Driver {
                 let promotes = matches!(effect, Effect::Promote(_));
                 self.carry_out(effect);
                 if promotes {
-                    // Output that the guest has already sent is reported only after `execute` has returned.
+                    // The shadow's output is already there. The user's callbacks get it only after `execute` has returned.
                     let this = self.this.clone();
                     return spawn_local(async move {
                         if let Some(driver) = this.upgrade() {
@@ -350,12 +365,12 @@ impl Driver {
         }
     }
 
-    /// Returns true while somebody waits for an answer.
+    /// Returns true while a caller waits for an answer.
     fn is_awaited(&self) -> bool {
         !self.waiters.borrow().is_empty() || self.reading.get() > 0
     }
 
-    /// Keeps one timer, which goes off no later than the session's next deadline.
+    /// Sets the timer to go off at the session's next deadline. A timer that goes off earlier stays.
     fn set_timer(&self) {
         let Some(at) = self.session.borrow().wake_at() else {
             self.timer.take();
@@ -417,7 +432,7 @@ impl Driver {
 
     // ---- the user's functions ----
 
-    /// The value that a reply resolves to.
+    /// Makes the value that a command's promise resolves to. `displays` are those that the execution has shown.
     pub(super) fn present(&self, reply: Reply<JsBody>, displays: &Array) -> Result<JsValue, Error> {
         match reply {
             Reply::Done => Ok(JsValue::UNDEFINED),
@@ -439,7 +454,7 @@ impl Driver {
         Self::with_session(self.glue.clone(), self.options.clone(), session, self.on_query.clone())
     }
 
-    /// The outcome of an execution, for a caller in Rust.
+    /// Makes the outcome of an execution for a caller in Rust.
     fn ran(
         &self,
         mut execution: Box<CodeExecution>,
@@ -456,7 +471,7 @@ impl Driver {
         Ok((execution, last))
     }
 
-    /// Completes the report of an execution; returns the final answer.
+    /// Completes the report of an execution. Returns the final answer, if the code declared one.
     fn complete(&self, execution: &mut CodeExecution, last: Option<Encoded<JsBody>>) -> Option<JsValue> {
         if self.server.is_some() && execution.outcome == Outcome::Timeout {
             execution.killer = execution.killer.or(Some(Killer::Timeout));
@@ -512,7 +527,7 @@ impl Driver {
     }
 }
 
-/// The value that an execution resolves to.
+/// Makes the object that an execution's promise resolves to.
 fn show(execution: &CodeExecution, last: Option<JsValue>, displays: &Array) -> Result<JsValue, Error> {
     // One JSON text and one parse cost less than setting each property across the boundary.
     let object = serde_json::to_string(execution)
@@ -528,7 +543,7 @@ fn show(execution: &CodeExecution, last: Option<JsValue>, displays: &Array) -> R
     Ok(object)
 }
 
-/// Calls a listener. Ignores what the listener throws.
+/// Calls a listener. An error that the listener throws goes to the console only, so that it cannot disturb the sandbox.
 pub(super) fn notify(callback: &Function, value: &JsValue) {
     if let Err(error) = callback.call1(&JsValue::UNDEFINED, value) {
         web_sys::console::error_1(&error);

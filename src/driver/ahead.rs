@@ -1,5 +1,10 @@
-//! Work ahead of code that is likely to come: a guest is there, the files of packages are, and code that was hinted at runs in a second
-//! guest, which takes over when that code comes (`crates/core/src/session/shadow.rs`).
+//! Preparations for code that may come: a guest is started, the files of packages are fetched, and the code runs ahead in a shadow.
+//!
+//! Code may come from a hint, or it is being *written*: it arrives in pieces, and complete statements run before the rest is there. The
+//! session starts and promotes the shadows (`crates/core/src/session/shadows.rs`). Code runs ahead only if the guest has all packages that
+//! the code imports.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -25,12 +30,12 @@ use sandglass_core::session::{Command, Input, Package, Wanted};
 use sandglass_core::speculate::{Lines, Prediction, Source};
 use sandglass_core::stats::Stats;
 
-/// Bytes of memory that a machine is thought to have which does not tell.
+/// The assumed memory of a machine in GiB, if the browser does not tell.
 const UNKNOWN_MEMORY_GIB: f64 = 4.0;
-/// The part of the machine's memory that guests may take which run code ahead.
+/// The share of the machine's memory that all shadows may take together.
 const MEMORY_SHARE: f64 = 1.0 / 16.0;
 
-/// The processors that are there for guests which run code ahead: all but the page's own, and one at least.
+/// The number of processors for shadows: all except one for the page, and 1 at least.
 pub(super) fn processors() -> usize {
     #[expect(
         clippy::cast_possible_truncation,
@@ -41,27 +46,29 @@ pub(super) fn processors() -> usize {
     all - 1
 }
 
-/// Bytes of state that guests may be given which run code ahead. Browsers tell the machine's memory roughly, or not.
+/// The bytes of state that all shadows may hold together. This is rough, because browsers round the machine's memory or hide it.
 pub(super) fn copied_bytes() -> f64 {
     let gib = of_navigator("deviceMemory").unwrap_or(UNKNOWN_MEMORY_GIB);
     gib * MEMORY_SHARE * 1024.0 * 1024.0 * 1024.0
 }
 
-/// A number that the browser tells of its machine.
+/// A positive number that the browser tells about its machine.
 fn of_navigator(name: &str) -> Option<f64> {
     let navigator = Reflect::get(&js_sys::global(), &"navigator".into()).ok()?;
     let number = Reflect::get(&navigator, &name.into()).ok()?.as_f64()?;
     (number > 0.0).then_some(number)
 }
 
-/// Work that was done ahead.
+/// The packages that were looked for and fetched ahead.
 #[derive(Default)]
 pub(super) struct Ahead {
-    /// Modules that were looked for.
+    /// Modules that were looked for. None is looked for twice.
     modules: HashSet<String>,
-    /// The files that were fetched and that no code has needed yet.
+    /// The names of fetched files that no code has needed yet.
     files: HashSet<String>,
+    /// The number of files fetched ahead.
     fetched: u32,
+    /// The number of those files that code has needed since.
     used: u32,
 }
 
@@ -74,7 +81,7 @@ impl Ahead {
         }
     }
 
-    /// Code needs these.
+    /// Counts packages that code needs, if they were fetched ahead.
     pub(super) fn needed(&mut self, packages: &[Package<JsBody>]) {
         for package in packages {
             if self.files.remove(&package.wheel.file_name) {
@@ -85,12 +92,12 @@ impl Ahead {
 }
 
 impl Driver {
-    /// Returns true when the user is done with the sandbox.
+    /// Returns true once the sandbox is destroyed.
     pub(crate) fn is_destroyed(&self) -> bool {
         self.session.borrow().is_destroyed()
     }
 
-    /// The counts of all that it has done so far.
+    /// The sandbox's counts, with those of packages fetched ahead.
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = self.session.borrow().stats();
         let Ahead { fetched, used, .. } = *self.ahead.borrow();
@@ -98,19 +105,19 @@ impl Driver {
         stats
     }
 
-    /// The code that is guessed to come next.
+    /// The session's guesses of the next code.
     pub(crate) fn predictions(&self) -> Vec<Prediction> {
         self.session.borrow().predictions()
     }
 
-    /// This is the newest of what is talked about.
+    /// Tells the session the newest text of the conversation, if the session makes guesses.
     pub(crate) fn converse(&self, text: &str) {
         if self.options.predictions {
             self.feed(Input::Conversation(text.to_owned()));
         }
     }
 
-    /// A promise of what becomes of code that comes in pieces.
+    /// Runs code that comes in pieces. Returns a promise of the outcome. Complete statements run ahead while the rest is still to come.
     pub(crate) fn execute_written(&self, options: ExecuteOptions, pieces: Pieces) -> Result<Promise, Error> {
         if self.is_destroyed() {
             return Err(Error::Destroyed);
@@ -128,7 +135,8 @@ impl Driver {
         self.reading.set(self.reading.get() + 1);
         disregard(self.prepare(""));
         let (this, glue) = (self.this.clone(), self.glue.clone());
-        // One at a time runs as it is written. One with less time than any might have done more by then than it may.
+        // Only one code at a time runs ahead while it is written. Code with a time budget of its own does not: a shadow knows no such
+        // budget and could run past it.
         let runs = self.reading.get() == 1 && options.budget.max_time.is_none();
         let written = Rc::new(Written::within(options.timeout_ms));
         written.is_over.set(!runs);
@@ -158,15 +166,15 @@ impl Driver {
             if runs {
                 driver.nothing_is_written();
             }
-            driver.follow(Vec::new()); // or nobody would notice that nobody waits any more
+            driver.follow(Vec::new()); // ends a dropped sandbox that nobody waits for any more
             JsFuture::from(execution?).await
         }))
     }
 
-    /// Has statements of code that is being written run, as soon as everything that they import is there.
+    /// Lets the complete statements of written code run ahead, as soon as the guest has all packages that they import.
     pub(crate) fn written(&self, written: &Rc<Written>, code: &str) {
         if code.len() > MAX_WRITTEN_BYTES {
-            written.end(); // what ran of it so far is not taken
+            written.end(); // the part that ran ahead is not used
         }
         if written.is_over.get() {
             return;
@@ -185,7 +193,7 @@ impl Driver {
                 let is_there = driver.has_packages_of(&code);
                 drop(driver);
                 if !is_there.await {
-                    return; // nothing more of it runs ahead
+                    return; // the rest of the code does not run ahead
                 }
                 if let Some(driver) = this.upgrade().filter(|_| !written.is_over.get()) {
                     driver.feed(Input::Written(code, written.timeout_ms));
@@ -195,12 +203,13 @@ impl Driver {
         });
     }
 
-    /// Nobody writes code any more: what ran of it is thrown away, unless it was asked for.
+    /// Tells the session that no more code is being written. A shadow that ran such code ends, unless the code was asked for.
     pub(crate) fn nothing_is_written(&self) {
         self.feed(Input::Written(String::new(), None));
     }
 
-    /// Prepares for code. Resolves when there is nothing more to prepare; what fails is for the code itself to tell.
+    /// Starts a guest and fetches the packages that code imports. Resolves when both are done. Failures are not reported here, because the
+    /// code itself will report them.
     pub(crate) fn prepare(&self, code: &str) -> Promise {
         let started = self.submit(Command::Start, ExecuteOptions::default());
         let mut modules = Vec::new();
@@ -222,7 +231,7 @@ impl Driver {
         })
     }
 
-    /// Prepares for code that may come next, the likeliest first, and runs it ahead as far as everything that it imports is there.
+    /// Prepares for codes that may come next, the likeliest first. Then the session may run those whose packages the guest has.
     pub(crate) fn hint(&self, codes: Vec<String>, source: Source) -> Promise {
         let asked = self.session.borrow().last_execution();
         let prepared: Array = codes.iter().map(|code| self.prepare(code)).collect();
@@ -237,7 +246,7 @@ impl Driver {
                     predictions.push(Prediction::told(id, code, source, probability));
                 }
             }
-            // What was executed meanwhile is what it was for.
+            // An execution that began meanwhile makes the hint outdated.
             if let Some(driver) = this
                 .upgrade()
                 .filter(|driver| driver.session.borrow().last_execution() == asked)
@@ -248,7 +257,7 @@ impl Driver {
         })
     }
 
-    /// Returns true when code imports nothing that would have to be loaded first.
+    /// Returns true when the guest has all packages that code imports.
     fn has_packages_of(&self, code: &str) -> impl Future<Output = bool> + use<> {
         let modules = imported_modules(code);
         let found = (!modules.is_empty()).then(|| self.find(None, Wanted::Modules(modules)));
@@ -264,14 +273,16 @@ impl Driver {
 /// Code that is being written.
 pub(crate) struct Written {
     timeout_ms: Option<f64>,
-    /// The part of it that is there, while it is looked whether its packages are there.
+    /// The newest part that waits for the search for its packages.
     newest: RefCell<Option<String>>,
+    /// True while packages are searched. Stays true once one is missing, so that nothing more runs ahead.
     is_looking: Cell<bool>,
+    /// True once no more of the code runs ahead.
     is_over: Cell<bool>,
 }
 
 impl Written {
-    /// It will come with this `timeout`.
+    /// No code yet. The whole code will have this time limit.
     pub(crate) fn within(timeout_ms: Option<f64>) -> Self {
         Self {
             timeout_ms,
@@ -281,7 +292,7 @@ impl Written {
         }
     }
 
-    /// All of it is there, or no more comes.
+    /// Ends running ahead: the code is complete, or no more of it comes.
     pub(crate) fn end(&self) {
         self.is_over.set(true);
     }

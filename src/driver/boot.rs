@@ -1,4 +1,8 @@
-//! Starts and ends guests.
+//! Starts and ends the guests of a page's sandbox.
+//!
+//! The sandbox's own guest is a spare if there is one, and is started from its files otherwise. A shadow uses a parked guest, then a spare,
+//! then a new guest. A guest is *adopted* when the driver begins to exchange messages with it. A spare or parked guest may turn out to be
+//! unusable: until its first answer, another guest can take its place.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -20,11 +24,11 @@ use crate::options::Isolation;
 use crate::snapshot;
 use crate::spares::Claim;
 
-/// Time that a guest that was started before may take to answer, in milliseconds: the page may have done something to it.
+/// The time in which a spare must answer, in milliseconds. The page may have broken a spare since its start.
 const SPARE_MS: u32 = 2_000;
 
 impl Driver {
-    /// Starts a guest for a slot.
+    /// Puts a guest into a slot: a prepared one if possible, or a new one.
     pub(super) fn boot(&self, slot: Slot) {
         match (slot, &self.server) {
             (Slot::Main, Some(server)) => self.boot_remotely(server),
@@ -49,7 +53,7 @@ impl Driver {
         self.claim.as_ref().and_then(Claim::take)
     }
 
-    /// Uses a guest that was started before.
+    /// Makes a spare the sandbox's own guest. Gives up the spare if it does not answer in time.
     fn boot_spare(&self, spare: Guest) {
         let unconfirmed = Some(UnconfirmedInit::default());
         let held = self.slots.place(Slot::Main, Some(Held::Here(spare)), unconfirmed);
@@ -88,7 +92,7 @@ impl Driver {
         });
     }
 
-    /// Uses a guest to run code ahead, or starts one like a spare.
+    /// Makes a guest a shadow's. Without a guest, starts one as spares are started.
     fn boot_shadow(&self, slot: Slot, guest: Option<Guest>, unconfirmed: Option<UnconfirmedInit>) {
         let is_there = guest.is_some();
         let held = self.slots.place(slot, guest.map(Held::Here), unconfirmed);
@@ -117,7 +121,7 @@ impl Driver {
         });
     }
 
-    /// Has a guest that has run nothing take the place of one that cannot be used.
+    /// Replaces an unusable guest by a fresh one, and sends it the first message again.
     pub(super) fn start_another(&self, slot: Slot, held: &GuestSlot) {
         let unconfirmed = held.unconfirmed_init.take();
         if let Some(Held::Here(guest)) = self.slots.take(slot) {
@@ -141,7 +145,7 @@ impl Driver {
                 }
             }
             (Some(Held::Here(guest)), Slot::Shadow(_)) => {
-                guest.end_soon(); // most often because code has come that something else ran ahead of
+                guest.end_soon(); // other code has usually come, and must not wait for the removal of this guest
             }
             (Some(Held::OnServer(_)) | None, _) => {}
         }
@@ -150,7 +154,7 @@ impl Driver {
         }
     }
 
-    /// A shadow's guest takes the place of the sandbox's own.
+    /// Puts a shadow's guest in the place of the sandbox's own. The replaced guest is kept for reuse.
     pub(super) fn promote(&self, shadow: ShadowId) {
         if let Some(Held::Here(replaced)) = self.slots.replace(Slot::Main, Slot::Shadow(shadow)) {
             self.keep(replaced);
@@ -159,7 +163,7 @@ impl Driver {
 }
 
 impl GuestSlot {
-    /// Does something with the guest, which is being started.
+    /// Acts on the guest while it is being started. A failure ends the start.
     fn with_guest(&self, driver: &Driver, act: impl FnOnce(&mut Guest) -> Result<(), JsValue>) {
         let done = match &mut *self.guest.borrow_mut() {
             Some(Held::Here(guest)) => act(guest),
@@ -172,8 +176,8 @@ impl GuestSlot {
     }
 }
 
-/// Starts a guest in the place that it has. Within a frame, Python starts while its files are still being checked: it hears and
-/// says nothing until they are.
+/// Starts the guest in its slot. In a frame, Python may start before its files are verified, which saves time. This is safe, because
+/// the guest exchanges no messages until then. In a plain worker, verification comes first.
 async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn(&Act<'_>)) -> Result<(), Error> {
     let assets = Assets::load(base, glue);
     let launched = async {
@@ -195,7 +199,7 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
     assets.verified().await
 }
 
-/// The results of both, at the same time.
+/// Waits for two futures at the same time. Returns both results.
 async fn both<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
     let (mut a, mut b) = (pin!(a), pin!(b));
     let (mut first, mut second) = (None, None);

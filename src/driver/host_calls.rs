@@ -1,4 +1,9 @@
-//! Python's calls of the user's functions.
+//! Host calls: Python's calls of the user's functions.
+//!
+//! A *query* is a call of `llm_query` or `rlm_query`. The page's functions answer queries. If the driver was made with an [`OnQuery`], code
+//! in Rust answers them instead.
+//!
+//! Decisions: `docs/internals/values-and-calls.md`.
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -18,24 +23,25 @@ use sandglass_core::protocol::QUERIES;
 use sandglass_core::session::{Encoded, HostFailure, Input, Progress};
 use sandglass_rlm::tree::Answer;
 
-/// A query of Python's.
+/// A query of Python for [`OnQuery`].
 pub(crate) struct Asked {
-    /// The prompt, or the task.
+    /// The prompt of `llm_query`, or the task of `rlm_query`.
     pub(crate) prompt: JsString,
     /// The context that `rlm_query` gives to the child.
     pub(crate) context: JsValue,
-    /// The name of a model, where that is a string.
+    /// The name of the model. No string if Python named none.
     pub(crate) model: JsValue,
-    /// The budget of the child of an `rlm_query`; there is none for `llm_query`.
+    /// The budget of the child of `rlm_query`. `None` for `llm_query`.
     pub(crate) budget: Option<Budget>,
-    /// Aborted when nobody waits for the answer any more.
+    /// Aborted when Python no longer waits for the answer.
     pub(crate) signal: AbortSignal,
 }
 
-/// Answers queries. An answer goes on when nobody waits for it any more, until it ends by itself.
+/// Answers queries. The future is not dropped when Python stops waiting: it must watch [`Asked::signal`] to end early.
 pub(crate) type OnQuery = Rc<dyn Fn(Asked) -> Pin<Box<dyn Future<Output = Result<Answer, String>>>>>;
 
 impl Driver {
+    /// Begins a host call. The session gets the result as [`Input::HostReturned`], unless the call is aborted before.
     pub(super) fn call_host(&self, call: u32, name: &str, args: &Encoded<JsBody>, budget: &Budget) {
         let signal = match AbortController::new() {
             Ok(controller) => {
@@ -59,7 +65,7 @@ impl Driver {
             });
         let name = name.to_owned();
         let this = self.this.clone();
-        // A promise that nobody settles is not waited for any longer than for the call.
+        // The user's promise may never settle. So waiting ends with the call.
         let aborted = Promise::new(&mut |resolve, _| {
             let _ = signal.add_event_listener_with_callback("abort", &resolve);
         });
@@ -77,7 +83,7 @@ impl Driver {
         });
     }
 
-    /// Has a query answered in Rust.
+    /// Has `on_query` answer a query, and charges the answer's usage to the budget.
     fn query(
         &self,
         call: u32,
@@ -128,7 +134,7 @@ impl Driver {
         });
     }
 
-    /// Tells how far the calls are that Python made at once.
+    /// Reports the progress of calls that Python made together to `onProgress`.
     pub(super) fn calls_progress(&self, progress: &Progress) {
         if let Some(callback) = &self.options.on_progress {
             let Progress {
@@ -153,6 +159,7 @@ impl Driver {
         self.feed(Input::HostReturned(call, result));
     }
 
+    /// Calls the user's function of this name.
     fn invoke(&self, name: &str, args: &Array, signal: &JsValue, budget: &Budget) -> Result<JsValue, JsValue> {
         let nobody = JsValue::UNDEFINED;
         if let Some((_, function)) = self.options.host_functions.iter().find(|(own, _)| own == name) {
@@ -179,7 +186,7 @@ impl Driver {
         }
     }
 
-    /// The value that a host function returned, as Python gets it. What a model's answer took is charged to the budget.
+    /// Encodes the value that a host function returned. Charges the usage of a model's answer to the budget.
     fn result(&self, call: u32, name: &str, value: &JsValue) -> Result<Encoded<JsBody>, HostFailure> {
         let callback = match name {
             "llm_query" => Some("onLLMQuery"),
@@ -206,7 +213,7 @@ impl Driver {
     }
 }
 
-/// The model that Python asked for, if it did.
+/// The model that Python asked for, or `undefined`: callbacks never get `null`.
 fn model(value: JsValue) -> JsValue {
     if value.is_null() { JsValue::UNDEFINED } else { value }
 }

@@ -1,4 +1,7 @@
-//! Decodes a guest's messages. Nothing of them is to be trusted.
+//! Decodes the messages of a guest into events. Messages are not trusted: every type, size and count is checked here.
+//!
+//! A message has a *header*, the JSON of its events, and the *bodies* of these events. A large body comes in *pieces*, each in a message of
+//! its own, before its event.
 
 use js_sys::{Array, JsString, Uint8Array};
 use sandglass_core::protocol::{Encoding, Event};
@@ -7,25 +10,28 @@ use wasm_bindgen::prelude::*;
 use crate::convert::decode_text;
 use crate::outbox::{JsBody, join};
 
-/// UTF-16 units of an event's header. The longest that a guest of ours sends holds its variables' names.
+/// The most UTF-16 units of a header. The longest header of an honest guest holds the names of its variables.
 const MAX_HEADER: u32 = 4 << 20;
 
-/// Bytes of a piece of a body, at least.
+/// The fewest bytes of a piece. Together with the limit on all bytes, this bounds the number of pieces.
 const MIN_PIECE: u32 = 1 << 19;
 
-/// Events, each with its body.
+/// Events, each with its body if it has one.
 pub(super) type Events = Vec<(Event, Option<JsBody>)>;
 
-/// The pieces of a body that is still to come.
+/// The pieces received so far of a body that is not complete yet.
 #[derive(Default)]
 pub(super) struct Parts {
+    /// The decoded pieces, if the body is text.
     text: Option<JsString>,
+    /// The pieces, if the body is bytes.
     bytes: Vec<Uint8Array>,
+    /// The bytes of all pieces.
     size: f64,
 }
 
 impl Parts {
-    /// The events of a message.
+    /// Decodes a message's events. A piece gives no event. An error is a violation by the guest.
     pub(super) fn read(&mut self, data: &JsValue, max_bytes: f64) -> Result<Events, String> {
         let message: &Array = data.dyn_ref().ok_or("a message that is no array")?;
         let header: JsString = message.get(0).dyn_into().map_err(|_| "a header that is no text")?;
@@ -44,7 +50,7 @@ impl Parts {
         self.with_bodies(events, &message.slice(1, message.length()), max_bytes)
     }
 
-    /// The events of a header, with these bodies.
+    /// Gives the events of a header their bodies. A checkpoint may not be among them.
     pub(super) fn with_bodies(&mut self, events: Vec<Event>, bodies: &Array, max_bytes: f64) -> Result<Events, String> {
         let body_of = |at| bodies.get(at).dyn_into::<Uint8Array>();
         let is_a_save = |event: &Event| matches!(event, Event::Saved { .. } | Event::Snapshot { .. });
@@ -54,7 +60,7 @@ impl Parts {
         if bodies.length() as usize != events.iter().filter(|event| event.has_body()).count() {
             return Err("a message with bodies that are not its events'".to_owned());
         }
-        // A piece is alone in its message and of full size, so that their number is bounded with their sum.
+        // A piece must be alone in its message and of full size. So the limit on all bytes bounds the number of pieces.
         if let Some(part) = events.iter().position(|event| matches!(event, Event::Part { .. })) {
             let body = body_of(0).map_err(|_| "a body that is not bytes")?;
             if events.len() > 1 || body.length() < MIN_PIECE {
@@ -81,7 +87,7 @@ impl Parts {
             .collect()
     }
 
-    /// Keeps a piece of a body that is still to come. A long text is decoded a piece at a time, and never holds the page up.
+    /// Keeps a piece. A text is decoded piece by piece, so that a long text never holds the page up.
     fn keep(&mut self, event: &Event, body: Uint8Array, max_bytes: f64) -> Result<Events, String> {
         self.size += f64::from(body.length());
         if self.size > max_bytes {
@@ -99,7 +105,7 @@ impl Parts {
         Ok(Vec::new())
     }
 
-    /// A body with the pieces that came before it.
+    /// Joins a body with the pieces that came before it.
     fn whole(&mut self, body: Uint8Array) -> JsBody {
         let Self { text, mut bytes, .. } = std::mem::take(self);
         if let Some(text) = text {
@@ -110,7 +116,7 @@ impl Parts {
     }
 }
 
-/// The events of a message's header.
+/// Parses a header. There must be at least one event.
 pub(super) fn parse(header: &str) -> Result<Vec<Event>, String> {
     let events: Vec<Event> = serde_json::from_str(header).map_err(|error| error.to_string())?;
     if events.is_empty() {

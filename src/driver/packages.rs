@@ -1,4 +1,4 @@
-//! Fetches what the session wants.
+//! Fetches the packages that the session wants, and has the packages loaded that code imports.
 
 use std::future::Future;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use sandglass_core::packages::imported_modules;
 use sandglass_core::session::{Command, Input, Package, Ticket, Wanted};
 
 impl Driver {
-    /// Before code runs that imports packages of the lock file: has them loaded.
+    /// Has the packages loaded that code imports. Called before the code is executed, so that the session loads them first.
     pub(crate) fn load_imported(&self, code: &str) {
         if !self.may_load_imports(code) {
             return;
@@ -25,15 +25,16 @@ impl Driver {
         let modules = imported_modules(code);
         if !modules.is_empty() {
             let loading = self.submit(Command::Load(Wanted::Modules(modules)), ExecuteOptions::default());
-            packages::disregard(loading); // the execution tells
+            packages::disregard(loading); // the execution reports a missing package
         }
     }
 
-    /// Returns true when packages that code imports are loaded, and the code is not too long to be read for that.
+    /// Returns true when imported packages are loaded automatically, and the code is short enough to be searched for imports.
     pub(super) fn may_load_imports(&self, code: &str) -> bool {
         self.options.packages.auto_import && code.len() <= 4 * self.options.limits.max_code_chars as usize
     }
 
+    /// Fetches packages for a command. The session gets them as [`Input::Fetched`].
     pub(super) fn fetch(&self, ticket: Ticket, wanted: Wanted) {
         let waiters = self.waiters.borrow();
         let own = waiters
@@ -53,7 +54,7 @@ impl Driver {
         });
     }
 
-    /// Finds and fetches packages that the guest does not have. `own` hears how far it is, beside the sandbox's `onProgress`.
+    /// Finds and fetches the wanted packages that the guest does not have. Reports the progress to `own` and to the sandbox's `onProgress`.
     pub(super) fn find(
         &self,
         own: Option<Function>,

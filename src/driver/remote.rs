@@ -1,4 +1,6 @@
-//! A guest that runs on a server.
+//! A sandbox whose guest runs on a server. Its messages are *frames* over a socket.
+//!
+//! A remote guest needs *credit* to send output: it stops until the page has taken earlier output, so that output cannot pile up.
 
 use std::rc::Rc;
 
@@ -18,12 +20,13 @@ use sandglass_core::protocol::{Encoding, Event, ReplyStatus, Request};
 use sandglass_core::session::{Body, Effect, GuestInput, HostEffect, Input, Reply, Slot};
 
 impl Driver {
-    /// The isolation that keeps guests from whoever runs them.
+    /// The name of the isolation of the sandbox's guests: the backend of the server once it is known, and otherwise the option's.
     pub(crate) fn isolation(&self) -> &'static str {
         let there = self.server.as_ref().and_then(|server| server.isolation());
         there.unwrap_or_else(|| self.options.isolation.name())
     }
 
+    /// Starts the sandbox's own guest on a server.
     pub(super) fn boot_remotely(&self, server: &Rc<Server>) {
         let held = self.slots.place(Slot::Main, None, None);
         let generation = held.generation;
@@ -47,7 +50,7 @@ impl Driver {
         held.guest.replace(Some(Held::OnServer(guest)));
     }
 
-    /// The guest is gone; whatever runs is told by what.
+    /// Tells the session that the guest is lost. Adds the killer to the reports of executions that end by this.
     fn lost(&self, error: Error, killer: Option<Killer>) {
         let mut effects = self
             .session
@@ -61,14 +64,14 @@ impl Driver {
         self.follow(effects);
     }
 
-    /// Nobody needs the server any more.
+    /// Closes the connection to the server.
     pub(super) fn hang_up(&self) {
         if let Some(server) = &self.server {
             server.close();
         }
     }
 
-    /// A frame from the guest; it is not to be trusted.
+    /// Decodes a frame from the guest, which is not trusted. Gives the guest credit for the output in the frame.
     fn receive_frame(&self, held: &GuestSlot, frame: &ArrayBuffer) {
         let most = self.options.limits.max_value_bytes;
         let events = open_frame(frame)
@@ -91,7 +94,8 @@ impl Driver {
         }
     }
 
-    /// A file that was to be sent cannot be read. What waits for it is told; a guest that has a part of it is of no more use.
+    /// Reports that a file could not be read while it was sent to the guest. If sending had begun, the guest is lost, because it waits for
+    /// the rest. Otherwise only the request fails.
     fn could_not_read(&self, request: &Request, begun: bool, why: &str) {
         let hear = |input| self.feed(Input::Guest(Slot::Main, input));
         let refused = |exchange, message| hear(GuestInput::Event(Event::Refused { exchange, message }, None));
@@ -120,7 +124,7 @@ impl Driver {
     }
 }
 
-/// The amount that an event counts of the guest's credit.
+/// The bytes of an event that use up the guest's credit.
 fn output_bytes(event: &Event, body: Option<&JsBody>) -> f64 {
     let bytes = match event {
         Event::Output { text, .. } => text.len(),

@@ -27,7 +27,7 @@ const NAMED: f64 = 4.0;
 
 /// Milliseconds to show a result.
 const SHOW: f64 = 2.0;
-/// Milliseconds for a value of a table, or for a row of a column. The next five are for a row or a value as well.
+/// Milliseconds for each value of a table, or for each row of a column. The next five have the same unit.
 const DESCRIBE: f64 = 21e-6;
 const DISTINCT: f64 = 77e-6;
 const DUPLICATED: f64 = 116e-6;
@@ -36,9 +36,9 @@ const GROUPS: f64 = 60e-6;
 const SCAN: f64 = 5e-6;
 /// Milliseconds to copy a byte.
 const COPY: f64 = 1e-6;
-/// Milliseconds to split or search a character of a text.
+/// Milliseconds to split or search a text, for each character.
 const SPLIT: f64 = 10e-6;
-/// Milliseconds to count occurrences in a character of a text.
+/// Milliseconds to count occurrences, for each character of a text.
 const COUNT: f64 = 1e-6;
 
 /// Questions about a whole table: the description, the code that follows the table's name, and milliseconds for a value.

@@ -136,7 +136,7 @@ impl Driver {
         disregard(self.prepare(""));
         let (this, glue) = (self.this.clone(), self.glue.clone());
         // Only one code at a time runs ahead while it is written. Code with a time budget of its own does not: a shadow knows no such
-        // budget and could run past it.
+        // budget, and could do more than the budget allows.
         let runs = self.reading.get() == 1 && options.budget.max_time.is_none();
         let written = Rc::new(Written::within(options.timeout_ms));
         written.is_over.set(!runs);

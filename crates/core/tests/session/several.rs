@@ -312,7 +312,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct Process {
     state: Vec<String>,
     is_ready: bool,
-    /// What it was asked to do and has not done.
+    /// Requests that the guest has not carried out yet.
     asked: Vec<Request>,
     has_printed: bool,
     is_to_take_over: bool,

@@ -56,7 +56,7 @@ pub(crate) struct World {
     pub(crate) at: ShadowId,
     /// The number of the newest shadow.
     last_shadow: ShadowId,
-    /// How many there may be, and how many that are at work.
+    /// The most shadows at a time, and the most that are at work.
     pub(crate) most: (usize, usize),
     pub(crate) boots: usize,
     pub(crate) answers: BTreeMap<Ticket, Answer>,

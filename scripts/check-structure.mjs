@@ -6,6 +6,7 @@ import { join } from "node:path";
 import { againstLayers, circles, importsOfScripts } from "./layers.mjs";
 import { environment, root } from "./project.mjs";
 import { pythonAgainstLayers } from "./python-layers.mjs";
+import { checkRules } from "./rules.mjs";
 import { importsOfModules } from "./rust-layers.mjs";
 
 const output = (/** @type {string} */ program, /** @type {string[]} */ ...args) =>
@@ -125,13 +126,7 @@ const RULES = {
   "pyodide-glue/python/ imports along its layers": () => pythonAgainstLayers(files, read),
 };
 
-const failed = Object.entries(RULES).filter(([rule, check]) => {
-  const broken = check();
-  if (broken.length > 0) console.log(`${rule}, but:\n${broken.map((line) => `  ${line}`).join("\n")}`);
-  return broken.length > 0;
-}).length;
-console.log(`${Object.keys(RULES).length - failed} passed, ${failed} failed, 0 skipped`);
-process.exitCode = failed > 0 ? 1 : 0;
+checkRules(RULES);
 
 /** @param {string} file @param {RegExp} pattern */
 function linesWith(file, pattern) {

@@ -6,6 +6,7 @@ import { extname, join } from "node:path";
 import { docBlocks } from "./doc-blocks.mjs";
 import { brokenLinks, codeSpans, sentences, wordCount } from "./markdown.mjs";
 import { environment, root } from "./project.mjs";
+import { checkRules } from "./rules.mjs";
 
 /** Words of a sentence in a document for the public. */
 const LONGEST_SENTENCE = 30;
@@ -109,13 +110,7 @@ const RULES = {
 if (process.argv.includes("--list")) {
   console.log(questions.map(({ file, line, text }) => `${file}:${line}: ${text}`).join("\n"));
 }
-const failed = Object.entries(RULES).filter(([rule, check]) => {
-  const broken = check();
-  if (broken.length > 0) console.log(`${rule}, but:\n${broken.map((line) => `  ${line}`).join("\n")}`);
-  return broken.length > 0;
-}).length;
-console.log(`${Object.keys(RULES).length - failed} passed, ${failed} failed, 0 skipped`);
-process.exitCode = failed > 0 ? 1 : 0;
+checkRules(RULES);
 
 /** The codes that sources have and a document does not explain. @param {string} path @param {string[]} sources @param {RegExp} pattern */
 function unexplained(path, sources, pattern) {

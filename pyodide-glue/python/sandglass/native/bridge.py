@@ -286,8 +286,9 @@ class NativeBridge:
         return None
 
     def _end_all_waits(self) -> None:
-        for wait in list(self._waits):
-            wait.end()
+        with self._lock:  # a signal's handler comes without it, and a wait cannot be ended by two threads at once
+            for wait in self._waits:
+                wait.end()
 
     def asked_for(self) -> None:
         """Promotes the running code: the host waits for it now, and its time limit begins."""

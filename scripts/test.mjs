@@ -109,7 +109,7 @@ const SUITES = [
   {
     name: "clippy wasm",
     command: [
-      ...["cargo", "clippy", "--target", "wasm32-unknown-unknown", "--package", "sandglass"],
+      ...["cargo", "clippy", "--target", "wasm32-unknown-unknown", "--package", "sandglass-browser"],
       ...["--lib", "--", "-D", "warnings"],
     ],
   },

@@ -6,7 +6,7 @@ import { load } from "./supervisor.js";
 
 /** @import { Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
 
-export { SandboxError } from "./supervisor.js";
+export { SandboxError } from "./sandbox-error.js";
 
 let isFirst = true;
 

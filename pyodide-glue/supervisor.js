@@ -3,19 +3,9 @@
 import init from "../pkg/sandglass.js";
 import { build, integrity, platform } from "../dist/assets.js";
 import { ASSETS_URL, openFrame, takeRequest } from "./prefetch.js";
+import { SandboxError } from "./sandbox-error.js";
 import { startWorker } from "./start-worker.js";
 import { readMetadata } from "./wheel.js";
-
-/** The error of a sandbox that cannot do what it was asked to. `code` names the kind of error and never changes. */
-export class SandboxError extends Error {
-  name = "SandboxError";
-
-  /** @param {string} code @param {string} message */
-  constructor(code, message) {
-    super(message);
-    this.code = code;
-  }
-}
 
 /** JavaScript's functions for the supervisor. */
 const glue = {

@@ -2,10 +2,11 @@
 //   node scripts/build.mjs [--dev]     --dev: unoptimised, for quick loops
 import { createHash } from "node:crypto";
 import { copyFile, cp, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
-import { join } from "node:path";
+import { basename, join } from "node:path";
 import * as esbuild from "esbuild";
 import { readEmscripten } from "./emscripten.mjs";
 import { root, run } from "./project.mjs";
+import { publicTypes } from "./public-types.mjs";
 import { addFrames } from "./stack.mjs";
 import { assemble } from "./wat.mjs";
 
@@ -165,11 +166,11 @@ async function types() {
   const { ok, output } = await run(["tsc", ...emit], { log: join(root, ".setup/logs/types.log") });
   if (!ok)
     console.warn(`the glue has type errors (npm test -- --only tsc):\n${output.split("\n").slice(0, 3).join("\n")}`);
-  for (const name of ["index", "rlm", "supervisor", "display"]) {
-    const entry = await readFile(join(folder, `pyodide-glue/${name}.d.ts`), "utf8");
-    const generated = ["supervisor", "display"].includes(name) ? "" : `export type * from "../pkg/sandglass.js";\n`;
-    await writeFile(join(dist, `${name}.d.ts`), entry + generated);
-  }
+  const { exports } = JSON.parse(await readFile(join(root, "package.json"), "utf8"));
+  const entries = Object.values(exports).flatMap(({ types }) => (types ? [basename(types, ".d.ts")] : []));
+  const generated = await readFile(join(root, "pkg/sandglass.d.ts"), "utf8");
+  for (const [file, text] of await publicTypes(join(folder, "pyodide-glue"), entries, generated))
+    await writeFile(join(dist, file), text);
 }
 
 // Bundles CodeMirror for the playground: the editor, and Python's colours, which a page needs much sooner.

@@ -1,6 +1,6 @@
 // Checks rules about the source tree that no compiler checks.
 import { execFileSync } from "node:child_process";
-import { existsSync, readFileSync } from "node:fs";
+import { readFileSync, statSync } from "node:fs";
 import { homedir } from "node:os";
 import { join } from "node:path";
 import { againstLayers, circles, importsOfScripts } from "./layers.mjs";
@@ -12,10 +12,10 @@ import { importsOfModules } from "./rust-layers.mjs";
 const output = (/** @type {string} */ program, /** @type {string[]} */ ...args) =>
   execFileSync(program, args, { cwd: root, env: environment, encoding: "utf8", maxBuffer: 1 << 26 });
 
-/** All files that are committed, or that git would offer to commit. */
+/** All files that are committed, or that git would offer to commit. Links to folders, which crates have, are no files. */
 const files = output("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
   .split("\0")
-  .filter((file) => file && existsSync(join(root, file)));
+  .filter((file) => file && statSync(join(root, file), { throwIfNoEntry: false })?.isFile());
 const read = (/** @type {string} */ file) => readFileSync(join(root, file), "utf8");
 
 const scripts = importsOfScripts(
@@ -28,7 +28,7 @@ const GLUE = [
     ["index.js", "rlm.js", "display.js"],
     ["supervisor.js"],
     ["prefetch.js", "tidy-html.js", "filter-css.js"],
-    ["frame.js"],
+    ["frame.js", "sandbox-error.js"],
   ],
   [["frame-script.js"]],
   [

@@ -2,10 +2,11 @@
 import { execFileSync } from "node:child_process";
 import { readFileSync, statSync } from "node:fs";
 import { homedir } from "node:os";
-import { join } from "node:path";
+import { dirname, join, posix } from "node:path";
+import { parse } from "smol-toml";
 import { againstLayers, circles, importsOfScripts } from "./layers.mjs";
 import { environment, root } from "./project.mjs";
-import { pythonAgainstLayers } from "./python-layers.mjs";
+import { PACKAGE, pythonAgainstLayers } from "./python-layers.mjs";
 import { checkRules } from "./rules.mjs";
 import { importsOfModules } from "./rust-layers.mjs";
 
@@ -119,9 +120,54 @@ const RULES = {
     const entry = exports["."].default.replace("./", "");
     const missing = [entry, "LICENSE-MIT", "LICENSE-APACHE"].filter((file) => !files.includes(file));
     for (const folder of ["pkg", "dist"]) if (!kept.includes(folder)) missing.push(`files: ${folder}`);
-    if (!read("Cargo.toml").includes(`version = "${version}"`)) missing.push(`Cargo.toml: version ${version}`);
     return missing;
   },
+
+  "everything has the version of package.json": () => {
+    const { version } = JSON.parse(read("package.json"));
+    const { packages } = JSON.parse(read("package-lock.json"));
+    const { workspace } = parse(read("Cargo.toml"));
+    const versions = {
+      "package-lock.json": packages[""].version,
+      "Cargo.toml": workspace.package.version,
+      ...Object.fromEntries(
+        Object.entries(workspace.dependencies)
+          .filter(([, { path }]) => path)
+          .map(([crate, dependency]) => [`Cargo.toml: ${crate}`, dependency.version]),
+      ),
+      "pyodide-glue/python/sandglass/__init__.py": /^__version__ = "(.*)"$/m.exec(read(`${PACKAGE}/__init__.py`))?.[1],
+      ...Object.fromEntries(
+        files
+          .filter((file) => /^(README|docs\/.*)\.md$/.test(file))
+          .flatMap((file) =>
+            [...read(file).matchAll(/\bsandglass-(\d+\.\d+\.\d+)\.tgz/g)].map(([, tarball]) => [file, tarball]),
+          ),
+      ),
+    };
+    return Object.entries(versions)
+      .filter(([, other]) => other !== version)
+      .map(([file, other]) => `${file}: ${other}, and not ${version}`);
+  },
+
+  "published crates hold their files, and say what they are": () =>
+    files
+      .filter((file) => /^(host|crates\/[^/]+)\/Cargo\.toml$/.test(file))
+      .flatMap((file) => {
+        const folder = dirname(file);
+        const { package: crate } = parse(read(file));
+        const fields = ["description", "include", "keywords", "categories", "rust-version", "license"];
+        const lacking = fields.filter((field) => !crate[field]).map((field) => `${file}: no ${field}`);
+        const page = `${folder}/README.md`;
+        if (!files.includes(page) || !/^```/m.test(read(page))) lacking.push(`${page} has no example`);
+        const outside = files
+          .filter((source) => source.startsWith(`${folder}/src/`) && source.endsWith(".rs"))
+          .flatMap((source) =>
+            [...read(source).matchAll(/include_(?:str|bytes)!\((?:concat!\()?\s*"([^"]*)"/g)]
+              .filter(([, path = ""]) => !posix.join(dirname(source), path).startsWith(`${folder}/`))
+              .map(([, path]) => `${source} includes ${path}`),
+          );
+        return [...lacking, ...outside];
+      }),
 
   "pyodide-glue/python/ imports along its layers": () => pythonAgainstLayers(files, read),
 };

@@ -27,7 +27,8 @@ export async function publicTypes(folder, entries, generated) {
     const text = await readFile(join(folder, `${module}.d.ts`), "utf8");
     for (const [, list = ""] of text.matchAll(/^import type \{(.*?)\} from "\.\.\/pkg\/sandglass\.js";/gm))
       for (const name of list.split(",")) names.add(name.trim());
-    for (const [, other = ""] of text.matchAll(/from "\.\/([\w-]+)\.js"/g))
+    for (const [, name] of text.matchAll(/import\("\.\.\/pkg\/sandglass\.js"\)\.(\w+)/g)) names.add(name);
+    for (const [, other = ""] of text.matchAll(/(?:from |import\()"\.\/([\w-]+)\.js"/g))
       if (!modules.includes(other)) modules.push(other);
     const written = text.replace(/^\/\*\* @import .*\n/gm, "").replaceAll(GENERATED, PUBLISHED);
     const namesTypes = written !== text && entries.includes(module);

@@ -15,7 +15,7 @@ export { SandboxError } from "./sandbox-error.js";
  * @returns {Promise<RlmRun>}
  */
 export async function runRlm(options) {
-  return startRlm(await load(), options);
+  return startRlm(await load(options?.sandbox), options);
 }
 
 /**

@@ -106,7 +106,7 @@ function unused() {
     const names = new Set(named(file).flatMap((name) => [name, name.replace(/\.js$/, ".d.ts")]));
     for (const other of files) if (names.has(other) || names.has(basename(other))) used.add(other);
   }
-  return files.filter((file) => !used.has(file) && !file.startsWith("LICENSES/"));
+  return files.filter((file) => !used.has(file) && !/(^|\/)LICENSES\//.test(file));
 }
 
 /** The modules that modules of the package import, and that it lacks. */
@@ -128,7 +128,9 @@ function licences() {
   const carried = Object.entries(JSON.parse(readFileSync(join(root, ".setup/carried.json"), "utf8")));
   const isNamed = (/** @type {string} */ name, /** @type {unknown} */ version) =>
     all.some((part) => name === part.name.toLowerCase() && part.version === version);
+  const own = ["LICENSE-MIT", "LICENSE-APACHE"].filter((file) => !files.includes(file));
   return [
+    ...own,
     ...carried
       .filter(([name, version]) => !isNamed(basename(name), version))
       .map(([name, version]) => `no row is of ${name} ${version}`),

@@ -54,7 +54,7 @@ ${[...files, "SHA256SUMS"].map((file) => `${here}/${file}`).join("\n")}
 ${open.map((line) => `open: ${line}\n`).join("")}Nothing was published. These commands would publish ${version}:
 
   npm publish ${named(/\.tgz$/)}
-  .setup/release/bin/twine upload ${named(/\.whl$|(?<!\.crate)\.tar\.gz$/).join(" ")}
+  .setup/release/bin/twine upload ${named(/\.whl$|\.tar\.gz$/).join(" ")}
   cargo publish --workspace --exclude ${NOT_PUBLISHED}
   git tag v${version}`);
 

@@ -2,16 +2,20 @@
 //   node scripts/build.mjs [--dev]     --dev: unoptimised, for quick loops
 import { createHash } from "node:crypto";
 import { copyFile, cp, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
-import { join } from "node:path";
+import { homedir } from "node:os";
+import { basename, join } from "node:path";
 import * as esbuild from "esbuild";
 import { readEmscripten } from "./emscripten.mjs";
 import { root, run } from "./project.mjs";
 import { makeSnapshot } from "./snapshot.mjs";
+import { publicTypes } from "./public-types.mjs";
 import { addFrames } from "./stack.mjs";
 import { assemble } from "./wat.mjs";
 
 const dev = process.argv.includes("--dev");
 const dist = join(root, "dist");
+/** Versions of the npm packages whose code is in dist/, by name, for `LICENSES/README.md`. @type {Map<string, string>} */
+const carried = new Map([["pyodide", await version("pyodide")]]);
 /** The files that guests are made of, in dist/, by their names in pyodide-glue/assets.js. */
 const FILES = {
   script: "guest.txt",
@@ -32,6 +36,7 @@ const built = await Promise.all([
   step("dist/www/ (the playground's editor)", editor),
   licences(),
 ]);
+await writeFile(join(root, ".setup/carried.json"), JSON.stringify(Object.fromEntries(carried)));
 if (
   built.includes(false) ||
   !(await step("dist/snapshot.bin (memory that guests start from)", snapshot)) ||
@@ -41,8 +46,11 @@ if (
 
 async function supervisor() {
   const command = ["wasm-pack", "build", ".", "--target", "web", "--out-dir", "pkg", "--no-pack"];
+  // Panics name files of crates. Without this, the names would begin with the builder's own folder.
+  const crates = join(process.env.CARGO_HOME ?? join(homedir(), ".cargo"), "registry/src/");
   const { ok, output } = await run([...command, dev ? "--dev" : "--release"], {
     log: join(root, ".setup/logs/wasm-pack.log"),
+    env: dev ? {} : { CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS: `--remap-path-prefix=${crates}=` },
   });
   if (!ok) {
     const lines = output.trimEnd().split("\n");
@@ -106,9 +114,10 @@ async function guest() {
  * @param {esbuild.BuildOptions} [options]
  */
 async function script(entry, options) {
-  const { outputFiles } = await esbuild.build({
+  const { outputFiles, metafile } = await esbuild.build({
     entryPoints: [join(root, "pyodide-glue", entry)],
     write: false,
+    metafile: true,
     bundle: true,
     format: "iife",
     platform: "browser",
@@ -125,6 +134,7 @@ async function script(entry, options) {
     ],
     ...options,
   });
+  await carry(metafile);
   return /** @type {esbuild.OutputFile[]} */ (outputFiles)[0].text;
 }
 
@@ -133,6 +143,20 @@ async function snapshot() {
   const file = join(dist, SNAPSHOT);
   await writeFile(file, await makeSnapshot(await readFile(join(dist, FILES.wasm)), dev ? 6 : 9));
   await writeFile(join(dist, "assets.js"), assets.replace('"snapshot":""', `"snapshot":"${await digest(file)}"`));
+}
+
+/** Notes whose code a bundle has. @param {esbuild.Metafile | undefined} metafile */
+async function carry(metafile) {
+  for (const { inputs } of Object.values(metafile?.outputs ?? {}))
+    for (const [file, { bytesInOutput }] of Object.entries(inputs)) {
+      const name = /.*node_modules\/((?:@[^/]+\/)?[^/]+)\//.exec(file)?.[1];
+      if (name && bytesInOutput > 0) carried.set(name, await version(name));
+    }
+}
+
+/** The version of an installed npm package. @param {string} name @returns {Promise<string>} */
+async function version(name) {
+  return JSON.parse(await readFile(join(root, "node_modules", name, "package.json"), "utf8")).version;
 }
 
 /** @param {{ path: string }} file @returns {Promise<esbuild.OnLoadResult>} */
@@ -161,9 +185,10 @@ async function licences() {
 // references as they are, so it does without the table of their names, which would be a third of the entry.
 async function display() {
   const entities = `export class EntityDecoder {} export const DecodingMode = {}, htmlDecodeTree = null, xmlDecodeTree = null;`;
-  await esbuild.build({
+  const { metafile } = await esbuild.build({
     entryPoints: [join(root, "pyodide-glue/display.js")],
     outfile: join(dist, "display.js"),
+    metafile: true,
     bundle: true,
     format: "esm",
     target: "es2022",
@@ -180,22 +205,25 @@ async function display() {
       },
     ],
   });
+  await carry(metafile);
 }
 
 // Makes the package's types: those of the entries from their JSDoc, and those that src/ generates into pkg/.
 async function types() {
   const folder = join(root, ".setup/types");
+  await rm(folder, { recursive: true, force: true });
+  for (const file of await readdir(dist)) if (file.endsWith(".d.ts")) await rm(join(dist, file));
   // The playground imports the built entry, so its types must lie beside it.
   await writeFile(join(dist, "display.d.ts"), `export * from "../pyodide-glue/display.js";\n`);
   const emit = ["--noEmit", "false", "--declaration", "--emitDeclarationOnly", "--rootDir", ".", "--outDir", folder];
   const { ok, output } = await run(["tsc", ...emit], { log: join(root, ".setup/logs/types.log") });
   if (!ok)
     console.warn(`the glue has type errors (npm test -- --only tsc):\n${output.split("\n").slice(0, 3).join("\n")}`);
-  for (const name of ["index", "rlm", "supervisor", "display"]) {
-    const entry = await readFile(join(folder, `pyodide-glue/${name}.d.ts`), "utf8");
-    const generated = ["supervisor", "display"].includes(name) ? "" : `export type * from "../pkg/sandglass.js";\n`;
-    await writeFile(join(dist, `${name}.d.ts`), entry + generated);
-  }
+  const { exports } = JSON.parse(await readFile(join(root, "package.json"), "utf8"));
+  const entries = Object.values(exports).flatMap(({ types }) => (types ? [basename(types, ".d.ts")] : []));
+  const generated = await readFile(join(root, "pkg/sandglass.d.ts"), "utf8");
+  for (const [file, text] of await publicTypes(join(folder, "pyodide-glue"), entries, generated))
+    await writeFile(join(dist, file), text);
 }
 
 // Bundles CodeMirror for the playground: the editor, and Python's colours, which a page needs much sooner.

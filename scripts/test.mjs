@@ -109,11 +109,12 @@ const SUITES = [
   {
     name: "clippy wasm",
     command: [
-      ...["cargo", "clippy", "--target", "wasm32-unknown-unknown", "--package", "sandglass"],
+      ...["cargo", "clippy", "--target", "wasm32-unknown-unknown", "--package", "sandglass-browser"],
       ...["--lib", "--", "-D", "warnings"],
     ],
   },
   { name: "tsc", command: ["tsc"], needs: ["build"] },
+  { name: "package", command: ["node", "tests/package.mjs"], count: sumLine, needs: ["build"] },
   ...inBrowsers(1, "lifecycle", ...either(["--cycles", "200"], ["--cycles", "100"])),
   ...pythons().map(({ version, program }) => ({ name: `python ${version}`, ...pytest(program, "tests/python") })),
   ...inBrowsers(1, "cases", ...either(["--all"])),

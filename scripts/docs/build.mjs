@@ -16,13 +16,13 @@ const site = join(root, "site");
 /** The folder from which VitePress builds. */
 const sources = join(root, ".setup/docs");
 
-const [readme, list, errors] = await Promise.all(
-  ["README.md", "docs/README.md", "docs/errors.md"].map((file) => readFile(join(root, file), "utf8")),
+const [readme, errors] = await Promise.all(
+  ["README.md", "docs/errors.md"].map((file) => readFile(join(root, file), "utf8")),
 );
 const [pages, reference] = await Promise.all([readPages(), makeReference(/** @type {string} */ (errors))]);
 const front = frontPage(/** @type {string} */ (readme));
 const texts = new Map([...pages, ...reference].map(({ path, text }) => [path, text]));
-const sections = readSections(/** @type {string} */ (list));
+const sections = await readSections();
 
 await rm(sources, { recursive: true, force: true });
 await rm(site, { recursive: true, force: true });

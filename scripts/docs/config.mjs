@@ -10,10 +10,17 @@ import { readSections } from "./pages.mjs";
 // Links to these files lead to the files themselves, not to pages.
 process.env.VITE_EXTRA_EXTENSIONS = "ipynb";
 
-const sections = readSections(await readFile(join(root, "docs/README.md"), "utf8"));
+const sections = await readSections();
 const link = (/** @type {string} */ path) => `/${path.replace(/\.md$/, "")}`;
-/** Sections that only some readers want begin closed. */
-const CLOSED = ["A server", "Notebooks", "Developers"];
+/** Sections that only some readers want have a list of their own. */
+const APART = new Map([
+  ["A server", ["/server/"]],
+  ["Developers", ["/internals/", "/architecture", "/contributing"]],
+]);
+const group = (/** @type {import("./pages.mjs").Section} */ { title, entries }) => ({
+  text: title,
+  items: entries.map(({ title, path }) => ({ text: title, link: link(path) })),
+});
 const ICON = await icon();
 
 export default defineConfig({
@@ -40,15 +47,18 @@ export default defineConfig({
       { text: "Recipes", link: "/recipes/rlm-in-30-lines", activeMatch: "^/recipes/" },
       { text: "API", link: link(/** @type {string} */ (ENTRIES[0]?.path)), activeMatch: "^/reference/" },
       { text: "Errors", link: "/errors" },
+      { text: "Server", link: "/server/run", activeMatch: "^/server/" },
     ],
-    sidebar: [
-      ...sections.map(({ title, entries }) => ({
-        text: title,
-        collapsed: CLOSED.includes(title),
-        items: entries.map(({ title, path }) => ({ text: title, link: link(path) })),
-      })),
-      { text: "API", items: ENTRIES.map(({ entry, path }) => ({ text: entry, link: link(path) })) },
-    ],
+    sidebar: Object.fromEntries([
+      ...sections.flatMap((section) => (APART.get(section.title) ?? []).map((path) => [path, [group(section)]])),
+      [
+        "/",
+        [
+          ...sections.filter(({ title }) => !APART.has(title)).map(group),
+          { text: "API", items: ENTRIES.map(({ entry, path }) => ({ text: entry, link: link(path) })) },
+        ],
+      ],
+    ]),
     docFooter: { prev: "Before", next: "Next" },
   },
   // The repository's settings of TypeScript are not for the site.

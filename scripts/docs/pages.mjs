@@ -1,8 +1,7 @@
 // The pages of the documentation site: where each comes from, and their order, which is the order of docs/README.md.
-import { posix } from "node:path";
-import { root } from "../project.mjs";
 import { readdir, readFile } from "node:fs/promises";
-import { join } from "node:path";
+import { join, posix } from "node:path";
+import { root } from "../project.mjs";
 
 /** Pages from outside of docs/, by their paths in the site. */
 const OTHERS = {
@@ -28,11 +27,8 @@ const RENAMED = {
 /** Reads all pages but the front page and the reference. Their links lead to other pages of the site. @returns {Promise<Page[]>} */
 export async function readPages() {
   const docs = (await readdir(join(root, "docs"), { recursive: true })).map((file) => posix.join("docs", file));
-  const sources = new Map(
-    docs.filter((file) => file.endsWith(".md")).map((file) => [file, file.slice("docs/".length)]),
-  );
-  for (const [path, source] of Object.entries(OTHERS)) sources.set(source, path);
-  for (const [source, path] of Object.entries(RENAMED)) sources.set(source, path);
+  const documents = [...docs.filter((file) => file.endsWith(".md")), ...Object.values(OTHERS), "README.md"];
+  const sources = new Map(documents.map((file) => [file, sitePath(file)]));
   sources.set("LICENSES", "licences.md");
   /** Other files that pages link to, which the site serves as they are. */
   const files = new Set(docs.filter((file) => /\.(png|ipynb)$/.test(file)));
@@ -71,23 +67,45 @@ export function outsideOfCode(text, change) {
   return parts.map((part, index) => (index % 2 === 0 ? change(part) : part)).join("");
 }
 
-/** The sections of docs/README.md, with the pages that their tables list. @param {string} readme @returns {Section[]} */
-export function readSections(readme) {
-  return readme
+/**
+ * The sections of the site: those of docs/README.md, with the pages that they list, and the pages for developers.
+ * @returns {Promise<Section[]>}
+ */
+export async function readSections() {
+  const list = "docs/README.md";
+  const records = "docs/internals/README.md";
+  const [users, developers] = await Promise.all([list, records].map((file) => readFile(join(root, file), "utf8")));
+  const sections = /** @type {string} */ (users)
     .split(/^## /m)
     .slice(1)
     .map((section) => {
       const title = section.slice(0, section.indexOf("\n")).trim();
-      const rows = [...section.matchAll(/^\| (\[.*?) \| (.*?) \|$/gm)];
-      const listed =
-        rows.length > 0 ? rows : [...section.matchAll(/^(.*\]\(.*)$/gm)].map((line) => [line[0], line[0], ""]);
-      const entries = listed.flatMap(([, cell = "", about = ""]) =>
-        [...cell.matchAll(/\[([^\]]+)\]\(([^)]+)\)/g)].map(([, name = "", path = ""]) => ({
-          title: name.charAt(0).toUpperCase() + name.slice(1),
-          path: path.replace(/^\//, ""),
-          about: about.replace(/\[([^\]]*)\]\([^)]*\)/g, "$1"),
-        })),
-      );
-      return { title, entries };
+      return { title, entries: section.split("\n").flatMap((line) => entriesOf(line, list)) };
     });
+  const last = /** @type {Section} */ (sections.at(-1));
+  const known = new Set(last.entries.map(({ path }) => path));
+  last.entries.push(...entriesOf(/** @type {string} */ (developers), records).filter(({ path }) => !known.has(path)));
+  return sections;
+}
+
+/** The pages that a row of a table, or another text, links to. @param {string} text @param {string} source @returns {Entry[]} */
+function entriesOf(text, source) {
+  const [, cell = text, about = ""] = /^\| (\[.*?) \| (.*?) \|$/.exec(text) ?? [];
+  const links = [...cell.matchAll(/\[([^\]]+)\]\(([^)]+)\)/g)];
+  const first = links[0]?.[1] ?? "";
+  return links.map(([, name = "", target = ""]) => ({
+    // A page of rules is listed behind the page that it belongs to.
+    title: capital(name.startsWith("its ") ? `${first}: ${name}` : name),
+    path: sitePath(posix.join(posix.dirname(source), target)),
+    about: about.replace(/\[([^\]]*)\]\([^)]*\)/g, "$1"),
+  }));
+}
+
+/** @param {string} text */
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+/** A document's path in the site. @param {string} source  its path in the repository */
+function sitePath(source) {
+  const other = Object.entries(OTHERS).find(([, from]) => from === source)?.[0];
+  return other ?? RENAMED[/** @type {keyof typeof RENAMED} */ (source)] ?? source.replace(/^docs\//, "");
 }

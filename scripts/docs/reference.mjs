@@ -158,7 +158,7 @@ class Writer {
       const anchor = `${owner}.${nameOf(member)}`.toLowerCase();
       return `| \`${nameOf(member)}${optional}\`{#${anchor}} | ${this.#type(member.type)} | ${cell(meaning)} |`;
     });
-    const parts = rows.length > 0 ? [["| name | type | |", "|---|---|---|", ...rows].join("\n")] : [];
+    const parts = rows.length > 0 ? [["| name | type | meaning |", "|---|---|---|", ...rows].join("\n")] : [];
     for (const name of new Set(shown.filter(isMethod).map(nameOf))) {
       const overloads = shown.filter((member) => isMethod(member) && nameOf(member) === name);
       const docs = overloads.map((method) => this.#doc(method).join("\n\n")).filter(Boolean);

@@ -41,19 +41,21 @@ for (const file of ["playground.png", "notebooks"]) {
 await build(sources, { base: values.base, outDir: site });
 
 // The same pages for language models, by the convention of llmstxt.org: each as Markdown beside its page, and two lists.
-for (const [path, text] of texts) await write(site, path, forModels(text));
+const plain = new Map([...texts].map(([path, text]) => [path, forModels(text, values.base)]));
+for (const [path, text] of plain) await write(site, path, text);
 const listed = [
   ...sections,
   { title: "API", entries: reference.map(({ path, entry }) => ({ title: entry, path, about: "" })) },
 ];
-await write(site, "llms.txt", llmsList(front, listed));
-await write(site, "llms-full.txt", llmsFull(front, listed, texts));
+await write(site, "llms.txt", llmsList(front, listed, values.base));
+await write(site, "llms-full.txt", llmsFull(front, listed, plain));
 console.log(`${texts.size + 1} pages in site/`);
 
 if (values.serve) {
-  const server = await serve(root, {
+  const folder = values.base.replaceAll("/", "");
+  const server = await serve(site, {
     port: Number(process.env.PORT ?? 8000),
-    folders: { [values.base.replaceAll("/", "")]: site },
+    folders: folder ? { [folder]: site } : {},
   });
   console.log(`The site is at  ${server.url}${values.base}\nCtrl-C stops it.`);
 }

@@ -18,12 +18,13 @@ try {
     recursive: true,
     filter: (source) => !/node_modules|\bdist$/.test(source.slice(join(root, "examples").length)),
   });
-  const step = (/** @type {string} */ name, /** @type {string[]} */ command, cwd = folder) =>
-    mustRun(command, { log: join(root, `.setup/logs/react-${name}.log`), cwd });
+  const step = (/** @type {string} */ name, /** @type {string[]} */ command, cwd = folder, env = {}) =>
+    mustRun(command, { log: join(root, `.setup/logs/react-${name}.log`), cwd, env });
   await step("pack", ["npm", "pack", "--ignore-scripts", "--pack-destination", folder], root);
   const tarball = (await readdir(folder)).find((file) => file.endsWith(".tgz"));
   await step("install", ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", `./${tarball}`]);
-  await step("build", ["npm", "run", "build"]);
+  // Strict mode mounts components twice in React's build for development only.
+  await step("build", ["npm", "run", "build"], folder, { NODE_ENV: "development" });
 
   const site = await serve(join(folder, "dist"));
   const { page: openPage, uncaught, close } = await openBrowser(browser);
@@ -83,14 +84,25 @@ try {
     return (await page.$("#status")) ? ["the component is still there"] : [];
   });
 
-  await score.test("brought back, it starts afresh", async () => {
+  await score.test("brought back, it is mounted twice by strict mode, and starts afresh", async () => {
+    // Guests whose frames were added before Python was ready. Spares start later.
+    await page.evaluate(() => {
+      const count = Object.assign(globalThis, { started: 0 });
+      const observer = new MutationObserver((changes) => {
+        const added = changes.flatMap(({ addedNodes }) => [...addedNodes]);
+        count.started += added.filter(({ nodeName }) => nodeName === "IFRAME").length;
+        if (document.getElementById("status")?.textContent === "ready") observer.disconnect();
+      });
+      observer.observe(document.body, { childList: true, characterData: true, subtree: true });
+    });
     await page.click("#toggle");
     await shows("result", "45");
     await shows("status", "ready");
     await typeCode("x");
     await page.click("#run");
     await page.waitForFunction(() => document.getElementById("result")?.textContent?.startsWith("NameError"), WAIT);
-    return [];
+    const started = await page.evaluate(() => /** @type {any} */ (globalThis).started);
+    return started >= 2 ? [] : [`${started} guests were started`];
   });
 
   await score.test("nothing went wrong unseen", () => uncaught);

@@ -1,11 +1,13 @@
 import { useEffect, useState } from "react";
 import { useSandbox } from "./use-sandbox.js";
 
+const CONTEXT = "Sand runs through a glass.";
 const CODE = `import time
-for number in range(1, 4):
-    print(number, "of 3")
-    time.sleep(0.3)
-sum(range(10))`;
+words = context.split()
+for word in words:
+    print(word)
+    time.sleep(0.2)
+FINAL(f"Python counts {len(words)} words.")`;
 
 /** A cell, and a button that takes it away and brings it back. */
 export function App() {
@@ -25,8 +27,9 @@ export function App() {
 
 function Cell() {
   const [code, setCode] = useState(CODE);
-  const { status, output, run, error, execute, interrupt } = useSandbox();
+  const { status, output, run, error, execute, interrupt } = useSandbox(CONTEXT);
   const ready = status === "ready";
+  const result = run?.final?.value ?? run?.result ?? run?.error ?? error?.message ?? "Starting Python …";
 
   // The code runs once by itself, so that the page shows something.
   useEffect(() => {
@@ -47,7 +50,7 @@ function Cell() {
       </p>
       <pre id="output">{output}</pre>
       <p>
-        {run?.outcome} <output id="result">{run?.result ?? run?.error ?? error?.message}</output>
+        {run?.outcome} <output id="result">{result}</output>
       </p>
     </section>
   );

@@ -75,6 +75,7 @@ function exportsOf(snapshot, file) {
     project.checker.getExportsOfModule(module).map((/** @type {Node} */ symbol) => {
       const { name, declarations = [] } =
         symbol.flags & ALIAS ? { ...project.checker.getAliasedSymbol(symbol), name: symbol.name } : symbol;
+      if (declarations.length === 0) throw new Error(`${file} exports ${name}, which nothing declares`);
       const nodes = declarations.map((/** @type {Node} */ handle) => handle.resolve(project)).filter(Boolean);
       const inside = declarations.every(({ path }) => path.startsWith(join(root, "pkg")));
       return [name, { name, nodes, inside }];

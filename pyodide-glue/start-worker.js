@@ -1,6 +1,7 @@
 // Starts a guest's worker: in the guest's frame, or in the page itself (`isolation: "worker"`).
 
 import { createMailbox, createMailboxWriter } from "./mailbox.js";
+import { trustedUrl } from "./trusted-types.js";
 
 /**
  * The parts that Python starts from.
@@ -21,7 +22,7 @@ import { createMailbox, createMailboxWriter } from "./mailbox.js";
  */
 export function startWorker(script, port, control) {
   const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
-  const worker = new Worker(url);
+  const worker = new Worker(trustedUrl(url));
   const fail = (/** @type {unknown} */ why) => control.postMessage(String(why ?? "the worker could not be started"));
   worker.addEventListener("error", (event) => {
     event.preventDefault();

@@ -30,7 +30,6 @@ const GLUE = [
     ["supervisor.js"],
     ["prefetch.js", "tidy-html.js", "filter-css.js"],
     ["frame.js", "assets.js"],
-    ["sandbox-error.js"],
   ],
   [["frame-script.js"]],
   [
@@ -38,9 +37,9 @@ const GLUE = [
     ["runtime.js", "lockdown.js"],
     ["bridge.js", "checkpoint.js", "install.js"],
     ["snapshot.js", "files.js", "libraries.js", "nondeterminism.js"],
-    ["file-names.js", "bytes.js"],
+    ["file-names.js", "bytes.js", "packing.js"],
   ],
-  [["start-worker.js"], ["mailbox.js", "wheel.js"]],
+  [["start-worker.js"], ["mailbox.js", "wheel.js", "trusted-types.js", "sandbox-error.js"]],
 ].map((layers) => layers.map((names) => names.map((name) => `pyodide-glue/${name}`)));
 const isGlue = (/** @type {string} */ file) => /^pyodide-glue\/[^/]+\.js$/.test(file);
 

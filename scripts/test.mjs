@@ -149,8 +149,10 @@ const SUITES = [
   { name: "displays in chromium", ...e2e("displays", "--browser", "chromium"), needs: ["build", "rust build"] },
   ...inBrowsers(1, "playground"),
   ...inBrowsers(1, "playground-ask"),
-  { name: "readme", ...e2e("readme", "--browser", "chromium") },
+  { name: "readme", ...e2e("readme", "--browser", "chromium"), needs: ["build", "rust build"] },
   { name: "samples of documents", ...e2e("docs", "--browser", "chromium"), needs: ["build", "rust build"] },
+  { name: "site of documents", ...e2e("site", "--browser", "chromium") },
+  { name: "react", ...e2e("react", "--browser", "chromium") },
 ];
 
 const only = options.only?.split(",") ?? [""];

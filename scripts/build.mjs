@@ -165,9 +165,9 @@ async function types() {
   const { ok, output } = await run(["tsc", ...emit], { log: join(root, ".setup/logs/types.log") });
   if (!ok)
     console.warn(`the glue has type errors (npm test -- --only tsc):\n${output.split("\n").slice(0, 3).join("\n")}`);
-  for (const name of ["index", "rlm", "supervisor", "display"]) {
+  for (const name of ["index", "rlm", "models", "supervisor", "display"]) {
     const entry = await readFile(join(folder, `pyodide-glue/${name}.d.ts`), "utf8");
-    const generated = ["supervisor", "display"].includes(name) ? "" : `export type * from "../pkg/sandglass.js";\n`;
+    const generated = ["models", "supervisor", "display"].includes(name) ? "" : `export type * from "../pkg/sandglass.js";\n`;
     await writeFile(join(dist, `${name}.d.ts`), entry + generated);
   }
 }

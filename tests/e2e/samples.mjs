@@ -59,6 +59,7 @@ export function runInPage(page, source) {
         imports: {
           sandglass: "/pyodide-glue/index.js",
           "sandglass/rlm": "/pyodide-glue/rlm.js",
+          "sandglass/models": "/pyodide-glue/models.js",
           "sandglass/display": "/dist/display.js",
         },
       });

@@ -73,7 +73,10 @@ export function wllama(engine, options) {
   };
 }
 
-const STREAMED = { stream: /** @type {const} */ (true), stream_options: { include_usage: /** @type {const} */ (true) } };
+const STREAMED = {
+  stream: /** @type {const} */ (true),
+  stream_options: { include_usage: /** @type {const} */ (true) },
+};
 
 /**
  * Puts a streamed reply together.
@@ -233,7 +236,7 @@ export async function languageModel({ onProgress, ...options } = {}) {
       const asked = await session.measureContextUsage?.(prompt, { signal });
       let text = "";
       const reader = session.promptStreaming(prompt, { signal }).getReader();
-      for (let piece; !(piece = await reader.read()).done; ) {
+      for (let piece; !(piece = await reader.read()).done;) {
         text += piece.value;
         onText?.(piece.value);
       }
@@ -323,7 +326,8 @@ function answer(text, inputTokens, outputTokens) {
 
 /** Refuses a name, where there is one model without names. @param {ModelCall} call */
 function onlyModel({ model }) {
-  if (model !== undefined) throw new Error(`there is no model ${model.slice(0, 100)}: there is one only, without a name`);
+  if (model !== undefined)
+    throw new Error(`there is no model ${model.slice(0, 100)}: there is one only, without a name`);
 }
 
 /** The last work of each engine. @type {WeakMap<object, Promise<unknown>>} */

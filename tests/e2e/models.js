@@ -188,7 +188,6 @@ function pipeline({ most = Infinity } = {}) {
   let working = 0;
   /** @type {(() => void)[]} */
   const held = [];
-  const state = { tokenizer, held, hold: false, stopped: 0 };
   /** @param {Message[]} messages @param {any} options */
   const generate = async (messages, { streamer, stopping_criteria, max_new_tokens }) => {
     if (++working > 1) throw new Error("two at a time");
@@ -198,12 +197,12 @@ function pipeline({ most = Infinity } = {}) {
       streamer.put([Array.from({ length }, () => 0n)]);
       let text = "";
       for (const word of words(reply(messages))) {
-        if (state.hold) await new Promise((resolve) => held.push(() => resolve(undefined)));
+        if (engine.hold) await new Promise((resolve) => held.push(() => resolve(undefined)));
         vocabulary.push(word);
         text += word;
         streamer.put([[BigInt(vocabulary.length - 1)]]);
         if (stopping_criteria.some((/** @type {any} */ stop) => stop([[]])[0])) {
-          state.stopped += 1;
+          engine.stopped += 1;
           break;
         }
         await Promise.resolve();
@@ -214,7 +213,8 @@ function pipeline({ most = Infinity } = {}) {
       working -= 1;
     }
   };
-  return Object.assign(generate, state);
+  const engine = Object.assign(generate, { tokenizer, held, hold: false, stopped: 0 });
+  return engine;
 }
 
 /** The error of Python's question to an endpoint. @param {import("../../pkg/sandglass.js").RlmEndpoint} onLLMQuery */
@@ -396,7 +396,9 @@ export const TESTS = {
     const model = ollama("small", { baseUrl: `${servers.answering}/v1` });
     const sandbox = await createSandbox({ onLLMQuery: model, budget: {} });
     await sandbox.initialize(null);
-    const { stdout } = await sandbox.execute("print(llm_query('a letter', model='small'), llm_query_batched(['b'], model='other'))");
+    const { stdout } = await sandbox.execute(
+      "print(llm_query('a letter', model='small'), llm_query_batched(['b'], model='other'))",
+    );
     const { outputTokens } = sandbox.budget.spent;
     await sandbox.destroy();
     const run = await runRlm({ task: "What?", model });
@@ -409,9 +411,14 @@ export const TESTS = {
 
   "server: without permission for the page (CORS)": async () => {
     const baseUrl = `${servers.forbidding}/v1`;
-    const [one, other] = [await failingQuestion(ollama("m", { baseUrl })), await failingQuestion(lmStudio("m", { baseUrl }))];
+    const [one, other] = [
+      await failingQuestion(ollama("m", { baseUrl })),
+      await failingQuestion(lmStudio("m", { baseUrl })),
+    ];
     const run = await runRlm({ task: "What?", model: ollama("m", { baseUrl }) });
-    const reach = crossOriginIsolated ? /nothing answers there.*; or it does not allow/ : /: something answers there, but/;
+    const reach = crossOriginIsolated
+      ? /nothing answers there.*; or it does not allow/
+      : /: something answers there, but/;
     const origin = new RegExp(`OLLAMA_ORIGINS=${location.origin}`);
     return [
       ...says(one, reach, /does not allow requests from http.*\(CORS\)/, origin, /\(2 attempts\)/),

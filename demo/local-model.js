@@ -36,8 +36,9 @@ export async function loadLocalModel(url) {
     { default: WASM.href },
     { suppressNativeLog: true, logger: { debug: silent, log: silent, warn: silent, error: console.error } },
   );
-  // One thread: several would wait for one another without pause, and be slower where other programs run, too.
-  await engine.loadModel([await response.blob()], { n_ctx: 1024, n_threads: 1 });
+  // One thread: several would wait for one another without pause, and be slower where other programs run, too. One slot, in
+  // which each question finds the examples that the question before has left.
+  await engine.loadModel([await response.blob()], { n_ctx: 1024, n_threads: 1, n_parallel: 1 });
   const model = wllama(engine, { temperature: 0, max_tokens: 12 });
   return async (prompt, signal) => {
     const { text } = await model([...CONVERSATION, { role: "user", content: prompt }], { signal });

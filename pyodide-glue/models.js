@@ -56,21 +56,23 @@ export function webLLM(engine, options) {
 }
 
 /**
- * A model that a wllama instance runs, after its `loadModel…` has resolved.
+ * A model that a wllama instance runs, after its `loadModel…` has resolved. Questions are answered one at a time: the engine
+ * would deliver none of several answers before all have begun.
  * @param {WllamaEngine} engine
  * @param {Record<string, unknown>} [options]  fields of every request, such as `max_tokens` and `temperature`
  * @returns {Model}
  */
 export function wllama(engine, options) {
-  return async (input, call) => {
-    onlyModel(call);
-    try {
-      const request = { ...options, messages: conversation(input), ...STREAMED, abortSignal: call.signal };
-      return await collect(await engine.createChatCompletion(request), call);
-    } catch (error) {
-      throw explained(error, "load the model with a larger `n_ctx`");
-    }
-  };
+  return (input, call) =>
+    inTurn(engine, call.signal, async () => {
+      onlyModel(call);
+      try {
+        const request = { ...options, messages: conversation(input), ...STREAMED, abortSignal: call.signal };
+        return await collect(await engine.createChatCompletion(request), call);
+      } catch (error) {
+        throw explained(error, "load the model with a larger `n_ctx`");
+      }
+    });
 }
 
 const STREAMED = {

@@ -11,7 +11,7 @@ use web_sys::{ReadableStreamDefaultReader, Response};
 
 use super::arguments::{entries, json, number, text, whole};
 use super::budget::shown;
-use super::glue::{describe, fetch, get, object, readable};
+use super::glue::{describe, fetch, get, is_plain, object, readable};
 use super::stop::{Stop, after};
 use sandglass_core::error::Error;
 use sandglass_rlm::limits::{ATTEMPT_TIMEOUT_MS, MAX_REPLY_BYTES, MAX_RETRIES};
@@ -73,6 +73,11 @@ pub(super) enum NoReply {
 impl Endpoint {
     /// Reads an endpoint. `what` names the option.
     pub(super) fn parse(what: &str, value: &JsValue) -> Result<Self, Error> {
+        if !is_plain(value) {
+            let kinds = "must be a function or { baseUrl, model, … }; sandglass/models makes such of engines, and promises \
+                         have to be awaited";
+            return Err(Error::invalid(what, kinds));
+        }
         let mut endpoint = Self {
             base_url: String::new(),
             api_key: None,

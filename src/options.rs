@@ -142,8 +142,7 @@ impl Options {
             "onLLMQuery" => {
                 self.on_llm_query = Some(match value.dyn_ref::<Function>() {
                     Some(function) => function.clone(),
-                    None if value.is_object() => Endpoint::parse(name, value)?.into_function(),
-                    None => return Err(Error::invalid(name, "must be a function, or { baseUrl, model, … }")),
+                    None => Endpoint::parse(name, value)?.into_function(),
                 });
             }
             "onRLMQuery" => self.on_rlm_query = Some(function(name, value)?),

@@ -283,7 +283,8 @@ impl Endpoint {
             return setup;
         }
         let denied = format!("it does not allow requests from {origin} (CORS)");
-        let silent = "nothing answers there, or the browser keeps requests back: `connect-src` of the page's                       Content-Security-Policy has to name the address, and an https page reaches only https and this machine";
+        let silent = "nothing answers there, or the browser keeps requests back: `connect-src` of the page's \
+                      Content-Security-Policy has to name the address, and an https page reaches only https and this machine";
         let why = match self.answers(stop).await {
             true => format!("something answers there, but {denied}"),
             // The browser keeps all answers from such a page that do not agree to it.

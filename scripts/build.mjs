@@ -167,7 +167,9 @@ async function types() {
     console.warn(`the glue has type errors (npm test -- --only tsc):\n${output.split("\n").slice(0, 3).join("\n")}`);
   for (const name of ["index", "rlm", "models", "supervisor", "display"]) {
     const entry = await readFile(join(folder, `pyodide-glue/${name}.d.ts`), "utf8");
-    const generated = ["models", "supervisor", "display"].includes(name) ? "" : `export type * from "../pkg/sandglass.js";\n`;
+    const generated = ["models", "supervisor", "display"].includes(name)
+      ? ""
+      : `export type * from "../pkg/sandglass.js";\n`;
     await writeFile(join(dist, `${name}.d.ts`), entry + generated);
   }
 }

@@ -8,6 +8,7 @@ import { createMailbox, createMailboxWriter } from "./mailbox.js";
  * @property {{ wasm: Blob, stdlib: Blob }} pyodide
  * @property {[string, string][]} files  the Python runtime: names and sources
  * @property {Blob} [snapshot]  memory to start from
+ * @property {Blob} [packed]  the package's snapshot, where there is no other
  * @property {boolean} proven  whether a guest has started from this snapshot before
  */
 

@@ -186,7 +186,12 @@ impl Guest {
     }
 
     /// Gives the worker the parts that Python starts from.
-    pub(super) fn furnish(&self, pyodide: &Object, snapshot: Option<&Snapshot>) -> Result<(), JsValue> {
+    pub(super) fn furnish(
+        &self,
+        pyodide: &Object,
+        snapshot: Option<&Snapshot>,
+        packed: Option<&JsValue>,
+    ) -> Result<(), JsValue> {
         let files: Array = guest::FILES
             .iter()
             .map(|(name, source)| Array::of2(&JsValue::from_str(name), &JsValue::from_str(source)))
@@ -197,6 +202,7 @@ impl Guest {
             ("pyodide", pyodide),
             ("files", &files),
             ("snapshot", &snapshot),
+            ("packed", packed.unwrap_or(&JsValue::UNDEFINED)),
             ("proven", &proven.into()),
         ]))
     }

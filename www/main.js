@@ -1,7 +1,7 @@
 // The playground's entry: two views of one page. All it does with Python goes through the package's public entries.
 
 import { byId } from "./dom.js";
-import { settingsPanel } from "./panels/settings.js";
+import { settingsPanel } from "./settings.js";
 import { Ask } from "./rlm/ask.js";
 
 const settings = settingsPanel();
@@ -26,7 +26,7 @@ function show() {
   document.querySelector(`[data-model-slot="${view}"]`)?.append(byId("model"));
   if (!isNotebook && !isAskOpen) ask.open();
   isAskOpen ||= !isNotebook;
-  if (isNotebook) notebook ??= import("./notebook-view.js").then(({ openNotebook }) => openNotebook(settings.answer));
+  if (isNotebook) notebook ??= import("./notebook/view.js").then(({ openNotebook }) => openNotebook(settings.answer));
 }
 
 addEventListener("hashchange", show);

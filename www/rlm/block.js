@@ -5,7 +5,7 @@ import { time } from "../format.js";
 import { Output } from "../output.js";
 import { describeRun } from "../result.js";
 import { CallsView } from "./calls.js";
-import { showDisplays } from "./displays.js";
+import { showDisplays } from "../displays.js";
 import { showPython } from "./highlight.js";
 
 /** @import { Block } from "./state.js" */

@@ -1,12 +1,12 @@
 // One cell of the notebook: its editor, its execution and its result.
 
-import { el, icon } from "./dom.js";
+import { el, icon } from "../dom.js";
 import { createEditor } from "./editor.js";
-import { time } from "./format.js";
-import { Output } from "./output.js";
-import { describeRun } from "./result.js";
+import { time } from "../format.js";
+import { Output } from "../output.js";
+import { describeRun } from "../result.js";
 
-/** @import { CodeExecution } from "../pkg/sandglass.js" */
+/** @import { CodeExecution } from "../../pkg/sandglass.js" */
 /** @import { Session } from "./session.js" */
 
 /** Time between two readings of a running cell's clock. */

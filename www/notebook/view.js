@@ -1,17 +1,17 @@
 // The second view: cells, variables and host calls. Its sandbox starts when the view is first opened.
 
-import { byId } from "./dom.js";
+import { byId } from "../dom.js";
 import { EXAMPLES, RLM_EXAMPLE } from "./examples.js";
-import { Notebook } from "./notebook.js";
-import { aheadPanel } from "./panels/ahead.js";
-import { contextPanel } from "./panels/context.js";
-import { CallLog } from "./panels/log.js";
-import { statusPanel } from "./panels/status.js";
-import { variablesPanel } from "./panels/variables.js";
-import { searchInChild } from "./rlm.js";
+import { Notebook } from "./cells.js";
+import { aheadPanel } from "./ahead-panel.js";
+import { contextPanel } from "./context-panel.js";
+import { CallLog } from "./call-log.js";
+import { statusPanel } from "./status-panel.js";
+import { variablesPanel } from "./variables-panel.js";
+import { searchInChild } from "./rlm-query.js";
 import { Session } from "./session.js";
 
-/** @param {import("./panels/settings.js").Answer} answer  the model behind `llm_query` */
+/** @param {import("../settings.js").Answer} answer  the model behind `llm_query` */
 export function openNotebook(answer) {
   const log = new CallLog();
 

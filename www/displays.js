@@ -1,9 +1,9 @@
 // Rich outputs of code. Nobody has checked them: pictures are shown only as PNG or JPEG, HTML only as text or in a frame
 // without any rights.
 
-import { displayFrame } from "../../dist/display.js";
-import { el } from "../dom.js";
-import { clip } from "../format.js";
+import { displayFrame } from "../dist/display.js";
+import { el } from "./dom.js";
+import { clip } from "./format.js";
 
 const MAX_DISPLAYS = 20;
 const MAX_CHARS = 8_000;

@@ -1,9 +1,9 @@
 // The choice of a model. The key lives in its input only: nothing here stores it.
 
-import { byId } from "../dom.js";
-import { complete, extract } from "../model.js";
+import { byId } from "./dom.js";
+import { complete, extract } from "./model.js";
 
-/** @import { RlmEndpoint } from "../../pkg/sandglass.js" */
+/** @import { RlmEndpoint } from "../pkg/sandglass.js" */
 /** @typedef {(prompt: string, info: { model?: string, signal: AbortSignal }) => Promise<string>} Answer */
 
 /** The form of the model: a function that answers one prompt, and the endpoint for whole runs, if one is chosen. */

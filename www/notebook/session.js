@@ -1,8 +1,8 @@
 // The notebook's sandbox and its life: booting, running cells one after the other, restarting, shut down.
 
-import { createSandbox } from "../pyodide-glue/index.js";
+import { createSandbox } from "../../pyodide-glue/index.js";
 
-/** @import { CodeExecution, ExecuteOptions, Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
+/** @import { CodeExecution, ExecuteOptions, Sandbox, SandboxOptions } from "../../pkg/sandglass.js" */
 /** @typedef {"booting" | "ready" | "running" | "restarting" | "destroyed" | "failed"} State */
 /** @typedef {(typeof STAGES)[number]} Stage  the stage of a boot */
 

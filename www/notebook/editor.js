@@ -12,7 +12,7 @@ import {
   python,
   syntaxHighlighting,
   tags,
-} from "../dist/www/codemirror.js";
+} from "../../dist/www/codemirror.js";
 
 const theme = EditorView.theme({
   "&": { backgroundColor: "transparent", color: "var(--ink)", fontSize: "0.86rem" },

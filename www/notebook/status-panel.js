@@ -2,7 +2,7 @@
 
 import { byId, el } from "../dom.js";
 
-/** @import { Session, Stage, State } from "../session.js" */
+/** @import { Session, Stage, State } from "./session.js" */
 
 /** @type {Record<State, string>} */
 const NAMES = {

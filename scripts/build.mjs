@@ -172,7 +172,8 @@ async function types() {
   }
 }
 
-// Bundles CodeMirror for the playground: the editor, and Python's colours, which a page needs much sooner.
+// Bundles what the playground takes from others: its editor, Python's colours, which a page needs much sooner, and the reader of
+// Markdown.
 async function editor() {
   await Promise.all([
     bundle("codemirror", [
@@ -184,6 +185,7 @@ async function editor() {
       `export { python } from "@codemirror/lang-python";`,
       `export { tags } from "@lezer/highlight";`,
     ]),
+    bundle("markdown", [`export { Lexer } from "marked";`]),
     bundle("colours", [
       `export { parser } from "@lezer/python";`,
       `export { highlightTree, tagHighlighter, tags } from "@lezer/highlight";`,

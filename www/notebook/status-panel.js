@@ -1,12 +1,13 @@
-// The header's badge: the sandbox's state, the progress of its start, and its capabilities.
+// The state of the notebook's sandbox: in the header's badge, and in the buttons that it allows.
 
-import { byId, el } from "../dom.js";
+import { byId } from "../dom.js";
+import { setPython } from "../python-status.js";
 
-/** @import { Session, Stage, State } from "./session.js" */
+/** @import { Session, State } from "./session.js" */
 
 /** @type {Record<State, string>} */
 const NAMES = {
-  booting: "booting",
+  booting: "starting",
   ready: "ready",
   running: "running",
   restarting: "restarting",
@@ -14,40 +15,36 @@ const NAMES = {
   failed: "could not start",
 };
 
-/** @type {Record<Stage, string>} */
-const STAGES = { assets: "fetching Python", python: "starting Python", ready: "loading the context" };
-
 /** @param {Session} session */
 export function statusPanel(session) {
-  const badge = byId("state");
-  const name = byId("state-name");
-  const detail = byId("state-detail");
-  const steps = byId("steps");
   const start = byId("start");
+  const facts = byId("python-facts");
   start.addEventListener("click", () => void session.start());
 
   const show = () => {
     const { state, stage, problem, capabilities } = session;
     const starting = state === "booting" || state === "restarting";
-    document.documentElement.dataset.state = badge.dataset.state = state;
-    name.textContent = NAMES[state];
-    steps.hidden = !starting;
-    const reached = Object.keys(STAGES).indexOf(stage);
-    [...steps.children].forEach((step, index) => step.classList.toggle("reached", index <= reached));
     start.hidden = state !== "destroyed" && state !== "failed";
-    for (const id of ["run-all", "stop", "restart", "shut-down"]) {
+    byId("stop").hidden = state !== "running";
+    byId("run-all").hidden = !start.hidden;
+    for (const id of ["run-all", "restart", "shut-down"]) {
       const button = /** @type {HTMLButtonElement} */ (byId(id));
-      button.disabled = !start.hidden || (id === "stop" && state !== "running") || (id === "run-all" && starting);
+      button.disabled = !start.hidden || (id === "run-all" && starting);
     }
-    if (state === "failed") detail.textContent = problem;
-    else if (state === "destroyed") detail.textContent = "The worker and everything in it are gone.";
-    else if (starting) detail.textContent = `${STAGES[stage]} …`;
-    else if (capabilities) {
-      const { isolation, bridge, python, pyodide } = capabilities;
-      const where = isolation === "frame" ? "isolated frame" : "plain worker";
-      const parts = [where, `${bridge} bridge`, `Python ${python}`, pyodide && `Pyodide ${pyodide}`];
-      detail.replaceChildren(...parts.filter(Boolean).map((part) => el("span", { text: String(part) })));
-    }
+    const detail = { failed: problem, destroyed: "Python and all its variables are gone." };
+    const isolated = capabilities?.isolation === "frame" ? ", isolated, without network" : "";
+    setPython("notebook", {
+      state,
+      name: NAMES[state],
+      stage: starting ? stage : undefined,
+      detail: detail[/** @type {"failed"} */ (state)] ?? (capabilities && `Python ${capabilities.python}${isolated}`),
+    });
+    if (!capabilities) return void (facts.textContent = "");
+    const { isolation, bridge, python, pyodide } = capabilities;
+    const where = isolation === "frame" ? "isolated frame" : "plain worker";
+    facts.textContent = [where, `${bridge} bridge`, `Python ${python}`, pyodide && `Pyodide ${pyodide}`]
+      .filter(Boolean)
+      .join(" · ");
   };
   session.addEventListener("state", show);
   show();

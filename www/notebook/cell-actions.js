@@ -40,8 +40,7 @@ export function actionsOf(cell, events) {
     ["close", "Delete this cell", () => events.onDelete(cell)],
   ];
   const buttons = actions.map(([name, label, act]) => {
-    const kind = name === "close" ? "quiet delete" : `quiet ${name}`;
-    const button = el("button", { class: kind, "aria-label": label, title: label, onclick: act });
+    const button = el("button", { class: `quiet to-${name}`, "aria-label": label, title: label, onclick: act });
     button.append(icon(name));
     return button;
   });

@@ -91,6 +91,7 @@ export function createEditor({ parent, code, kind, onEdit, onRun, onRunAndAdd, o
       theme,
       syntaxHighlighting(colours),
       EditorView.contentAttributes.of({
+        tabindex: "0",
         "aria-label": `${isCode ? "Python code" : "Markdown"}; Escape, then Tab leaves the editor`,
       }),
     ],

@@ -21,7 +21,7 @@ print(f"asked {len(chunks)} times about {len(context):,} characters")
 
 FINAL(llm_query(question + "\\n\\n" + "\\n".join(notes)))`,
 
-  `# Tables and pictures are shown as such. Nobody has checked their HTML, so it has a frame without any rights.
+  `# Tables and pictures are shown, in a frame without any rights.
 import re
 from collections import Counter
 
@@ -47,7 +47,7 @@ print(answer_a, answer_b, sep="\\n")`,
   },
   "add-loop": {
     kind: "code",
-    source: `# A runaway loop. Stop it, or wait for the time limit: what it had assigned is kept.
+    source: `# A runaway loop. Stop it: what it had assigned is kept.
 grains = 0
 while True:
     grains += 1
@@ -56,7 +56,7 @@ while True:
   },
   "add-stubborn": {
     kind: "code",
-    source: `# This loop refuses to stop. Stop it all the same: Python is ended, and another one goes on with your variables.
+    source: `# This loop refuses to stop. Stop it all the same: your variables are kept.
 while True:
     try:
         while True:

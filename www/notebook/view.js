@@ -96,6 +96,10 @@ export function openNotebook(answer) {
     }
   });
 
+  // On a phone the panels would be screens of their own below the cells.
+  if (matchMedia("(width < 62rem)").matches) {
+    for (const panel of document.querySelectorAll("details.panel")) panel.removeAttribute("open");
+  }
   void contextPanel(session, () => void refreshVariables());
   void session.start();
   void files.openLink();

@@ -7,6 +7,8 @@ import { createServer } from "node:http";
 import { join } from "node:path";
 import { frame } from "../../dist/assets.js";
 import { listen, root } from "./harness.mjs";
+import { noting } from "./noting.mjs";
+import { notebookSteps } from "./playground-notebook.mjs";
 import { visit } from "./visit.mjs";
 
 /** A loop that never ends. */
@@ -16,9 +18,18 @@ while True:
     if grains % 2_000_000 == 0:
         print(f"{grains:,} grains have fallen")`;
 
+/** Answers to requests for a list of models: status, type and text. @type {Record<string, (number | string)[]>} */
+const LISTS = {
+  "/v1/models": [200, "application/json", JSON.stringify({ data: [{ id: "tiny" }, { id: "small" }] })],
+  "/page/models": [200, "text/html", "<!doctype html>"],
+  "/locked/models": [401, "application/json", "{}"],
+};
+
 const endpoint = await modelEndpoint();
 const visitor = await visit("playground");
 const { browser, complaints, includes, name, page, results, screenshot, site, text } = visitor;
+const helpers = noting(visitor);
+const { cell, ended, keys, logged, paste, run, state, states } = helpers;
 
 /** The steps in their order. Each finds the page as the step before left it. @type {Record<string, import("./visit.mjs").Step>} */
 const STEPS = {
@@ -322,6 +333,8 @@ const STEPS = {
     await other.close();
   },
 
+  ...notebookSteps(visitor, helpers, endpoint.url),
+
   "leaves the console clean": async (check) => {
     for (const complaint of complaints) check(complaint, expected(complaint));
   },
@@ -331,89 +344,15 @@ await visitor.go(STEPS, { always: /boots|console/ });
 endpoint.close();
 await visitor.end();
 
-// ---- the page ----
-
-/** @param {number} n from 1 @param {string} [inside] */
-function cell(n, inside = "") {
-  return `.cell:nth-child(${n}) ${inside}`.trim();
-}
-
-/** @param {string} wanted */
-function state(wanted) {
-  return page.waitForSelector(`#state[data-state="${wanted}"]`);
-}
-
-/** All states of the header's badge so far. @returns {Promise<string[]>} */
-function states() {
-  return page.evaluate(() => /** @type {any} */ (window).states);
-}
-
-/** @param {string} modifier @param {string} key */
-async function keys(modifier, key) {
-  await page.keyboard.down(/** @type {any} */ (modifier));
-  await page.keyboard.press(/** @type {any} */ (key));
-  await page.keyboard.up(/** @type {any} */ (modifier));
-}
-
-/** Replaces a cell's code. @param {number} n @param {string} code */
-async function paste(n, code) {
-  await page.click(cell(n, ".editor >>> .cm-content"));
-  await keys("Control", "a");
-  await page.$eval(
-    cell(n, ".editor"),
-    (editor, code) => {
-      const clipboardData = new DataTransfer();
-      clipboardData.setData("text/plain", code);
-      // Firefox has no way to make a ClipboardEvent with data.
-      const event = Object.assign(new Event("paste", { bubbles: true, cancelable: true }), { clipboardData });
-      editor.shadowRoot?.querySelector(".cm-content")?.dispatchEvent(event);
-    },
-    code,
-  );
-}
-
-/** Runs a cell, with new code or as it is. @param {number} n @param {string} [code] */
-async function run(n, code) {
-  if (code !== undefined) await paste(n, code);
-  await page.click(cell(n, ".run"));
-  return ended(n);
-}
-
-/** The texts of a cell after its run. @param {number} n */
-async function ended(n) {
-  await page.waitForSelector(`${cell(n)}[data-state="idle"] .badge`);
-  return page.$eval(cell(n), (it) => {
-    const of = (/** @type {string} */ selector) => it.querySelector(selector)?.textContent ?? "";
-    return {
-      badge: of(".badge"),
-      facts: of(".facts"),
-      words: of(".words"),
-      output: of(".output"),
-      stderr: of(".output .stderr"),
-      value: of(".value pre"),
-      final: of(".final pre"),
-      error: of(".failure p"),
-      lost: [...it.querySelectorAll(".lost code")].map((name) => name.textContent),
-    };
-  });
-}
-
-/** The log of host calls, newest first. */
-function logged() {
-  return page.$$eval(".call", (calls) =>
-    calls.map((call) => ({
-      state: /** @type {HTMLElement} */ (call).dataset.state,
-      nested: call.classList.contains("nested"),
-      shown: call.querySelector(".call-state")?.textContent ?? "",
-      prompt: call.querySelectorAll("pre")[0].textContent ?? "",
-      answer: call.querySelectorAll("pre")[1].textContent ?? "",
-    })),
-  );
-}
-
-/** Recognises the browser's own message about a failure of the endpoint, which a test asks for. @param {string} complaint */
+/**
+ * Recognises the browser's own messages: about failures of the endpoint and of a list of packages, which tests ask for, and about the
+ * scripts that tests put into every document, which may not run in a frame without rights.
+ * @param {string} complaint
+ */
 function expected(complaint) {
-  return /status of 500/.test(complaint);
+  return /status of (500|401|404)|ERR_CONNECTION_REFUSED|Cross-Origin Request Blocked|Blocked script execution in 'about:srcdoc'/.test(
+    complaint,
+  );
 }
 
 /** Starts an OpenAI-compatible endpoint that repeats the prompt. */
@@ -425,6 +364,10 @@ async function modelEndpoint() {
     if (request.method === "OPTIONS") {
       const headers = { ...cors, "Access-Control-Allow-Headers": "authorization, content-type" };
       return void response.writeHead(204, headers).end();
+    }
+    if (request.method === "GET") {
+      const [status, type, text] = LISTS[request.url ?? ""] ?? [404, "text/plain", "not found"];
+      return void response.writeHead(Number(status), { ...cors, "Content-Type": String(type) }).end(text);
     }
     let body = "";
     request.setEncoding("utf8").on("data", (chunk) => (body += chunk));

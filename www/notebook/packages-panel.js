@@ -51,6 +51,7 @@ export function packagesPanel(session) {
     const words = el("p", { text: "Looking for a package …" });
     const box = el("div", { class: "offer", role: "status" }, words);
     void packageOf(top, session.lockFileUrl ?? OWN_LIST).then((found) => {
+      if (found === undefined) return void (words.textContent = "The list of packages cannot be read.");
       if (!found) return void (words.textContent = `No package in the list has a module ${top}.`);
       words.textContent = `The package ${found} has this module, and it is not loaded.`;
       const button = el("button", {
@@ -86,7 +87,11 @@ async function load(session, wanted, say) {
 /** @param {number} bytes */
 const megabytes = (bytes) => (bytes / 1e6).toFixed(1);
 
-/** The package that has a module, by a list of packages. @param {string} module @param {string} url @returns {Promise<string | undefined>} */
+/**
+ * The package that has a module, by a list of packages: empty if none has, undefined if the list cannot be read.
+ * @param {string} module @param {string} url
+ * @returns {Promise<string | undefined>}
+ */
 async function packageOf(module, url) {
   try {
     const response = await fetch(url, { credentials: "omit", referrerPolicy: "no-referrer" });
@@ -94,8 +99,8 @@ async function packageOf(module, url) {
     if (text.length > MAX_LIST) return undefined;
     const entries = Object.values(/** @type {Record<string, any>} */ (JSON.parse(text).packages));
     const found = entries.find(({ imports, name }) => imports?.includes(module) && !/-tests$/.test(name));
-    return typeof found?.name === "string" ? found.name.slice(0, 100) : undefined;
+    return typeof found?.name === "string" ? found.name.slice(0, 100) : "";
   } catch {
-    return undefined; // the same as none: loading it by name says what is wrong
+    return undefined;
   }
 }

@@ -56,6 +56,8 @@ export function openNotebook(answer) {
     notice.textContent = text;
     notice.hidden = !text;
   };
+  // A run is news enough.
+  session.addEventListener("state", () => session.state === "running" && say(""));
   const saved = byId("saved");
   const showSaved = () => {
     saved.textContent = store.status;

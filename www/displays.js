@@ -4,6 +4,7 @@
 import { displayFrame } from "../dist/display.js";
 import { el } from "./dom.js";
 import { clip } from "./format.js";
+import { whenInSight } from "./in-sight.js";
 
 const MAX_DISPLAYS = 20;
 const MAX_CHARS = 8_000;
@@ -39,10 +40,7 @@ function show({ mime, data }, open) {
   if (mime === "text/html") {
     const button = frameButton(text, data);
     label.append(" ", button);
-    if (open && data.length <= MAX_OPEN) {
-      WAITING.set(figure, button);
-      inSight.observe(figure);
-    }
+    if (open && data.length <= MAX_OPEN) whenInSight(figure, () => button.click());
   }
   return figure;
 }
@@ -53,16 +51,6 @@ function addressOf(mime, data) {
   if (!PICTURES.has(mime) || !/^[A-Za-z0-9+/\s]+={0,2}\s*$/.test(data)) return undefined;
   return `data:${mime};base64,${data.replace(/\s/g, "")}`;
 }
-
-/** Displays that are shown as a page when they come into sight: a notebook may have thousands. @type {WeakMap<Element, HTMLElement>} */
-const WAITING = new WeakMap();
-const inSight = new IntersectionObserver((entries) => {
-  for (const { isIntersecting, target } of entries) {
-    if (!isIntersecting) continue;
-    inSight.unobserve(target);
-    WAITING.get(target)?.click();
-  }
-});
 
 /** A button that shows HTML in a frame in place of its text. @param {HTMLElement} text @param {string} html */
 function frameButton(text, html) {

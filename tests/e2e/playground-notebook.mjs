@@ -2,9 +2,10 @@
 // displays and models. They go on where the steps of playground.mjs end.
 import { execFileSync } from "node:child_process";
 import { writeFile } from "node:fs/promises";
+import { createServer } from "node:http";
 import { join } from "node:path";
 import { deflateRawSync } from "node:zlib";
-import { root } from "./harness.mjs";
+import { listen, root } from "./harness.mjs";
 import { realWheels, serveFiles } from "./wheels.mjs";
 
 const ATTACK = '<img src=x onerror="hacked=1"><script>hacked=1</script>';
@@ -155,7 +156,7 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
       await page.waitForSelector("#replace:not([hidden])");
       await page.click("#replace-all");
       check("they are replaced", (await cells()) === 3);
-      await page.waitForSelector(cell(1, "h3"));
+      await page.waitForSelector(cell(1, "h2"));
       const markdown = await page.$eval(cell(1, ".markdown"), (it) => [
         it.textContent,
         [...it.querySelectorAll("a, img, script")].map((part) => part.getAttribute("href")).join(),
@@ -249,7 +250,7 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
       await page.waitForSelector(cell(5, ".editor"));
       await page.keyboard.type("# A title *here*");
       await keys("Control", "Enter");
-      await page.waitForSelector(cell(5, "h3 em"));
+      await page.waitForSelector(cell(5, "h2 em"));
       await page.hover(cell(5));
       await page.click(cell(5, ".to-code"));
       await page.waitForSelector(`${cell(5)}.code-cell`);
@@ -330,9 +331,11 @@ Table()`;
       check(`a preset has its address: ${await address()}`, (await address()) === "http://localhost:11434/v1");
       await page.select("#preset", "own");
       const origin = endpoint.replace(/\/v1$/, "");
+      const closed = await listen(createServer());
+      await closed.close();
       for (const [url, model, said] of [
         ["ftp://example.com", "", "has to begin with https://"],
-        ["http://127.0.0.1:1/v1", "", "Nothing answers there, or it does not allow this page"],
+        [`${closed.url}/v1`, "", "Nothing answers there, or it does not allow this page"],
         [`${origin}/page`, "", "not with JSON"],
         [`${origin}/locked`, "", "It needs a key"],
         [`${origin}/elsewhere`, "", "Most base URLs end in /v1"],

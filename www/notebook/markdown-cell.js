@@ -1,6 +1,7 @@
 // A cell with text: shown as Markdown, and edited when it is clicked twice.
 
 import { el, icon } from "../dom.js";
+import { whenInSight } from "../in-sight.js";
 import { actionsOf } from "./cell-actions.js";
 import { createEditor } from "./editor.js";
 
@@ -59,10 +60,15 @@ export class MarkdownCell {
     this.#editor = undefined;
     this.#show("Edit this text", "edit");
     this.#paper.replaceChildren(this.#view);
+    this.#view.textContent = this.#source.slice(0, 1_000);
+    whenInSight(this.#view, () => void this.#draw());
+    return undefined;
+  }
+
+  async #draw() {
     const { markdown } = await import("./markdown.js");
     const text = this.#source.trim() ? markdown(this.#source) : [el("p", { class: "hint", text: "No text yet." })];
     this.#view.replaceChildren(...text);
-    return undefined;
   }
 
   #edit() {

@@ -5,8 +5,13 @@ import { Lexer } from "../../dist/www/markdown.js";
 import { el } from "../dom.js";
 import { showPython } from "../rlm/highlight.js";
 
-/** Length up to which Markdown is shown as such, and the depth up to which parts lie in each other. */
-const MAX_CHARS = 200_000;
+/**
+ * Lengths of a text, and of one paragraph in it, that are read as Markdown: the reader's time grows with their square, and a text may be
+ * made to be costly. Longer ones are shown as they are.
+ */
+const MAX_CHARS = 20_000;
+const MAX_PARAGRAPH = 4_000;
+/** Depth up to which parts lie in each other. */
 const MAX_DEPTH = 20;
 const MAX_CELLS = 5_000;
 
@@ -15,11 +20,17 @@ const MAX_CELLS = 5_000;
 
 /** @param {string} source @returns {(Node | string)[]} */
 export function markdown(source) {
-  if (source.length > MAX_CHARS) return [el("pre", { text: source.slice(0, MAX_CHARS) })];
+  if (source.length > MAX_CHARS) return [el("pre", { text: source })];
   try {
-    return blocks(Lexer.lex(source, { gfm: true }), 0);
+    const lexer = new Lexer({ gfm: true });
+    const tokens = lexer.blockTokens(source.replace(/\r\n?/g, "\n"));
+    for (const { src, tokens: parts } of lexer.inlineQueue) {
+      if (src.length <= MAX_PARAGRAPH) lexer.inlineTokens(src, parts);
+      else parts.push({ type: "text", raw: src, text: src });
+    }
+    return blocks(tokens, 0);
   } catch {
-    // The reader gives up on some texts, such as brackets nested too deep.
+    // The reader gives up on parts that lie in each other too deep.
     return [el("pre", { text: source })];
   }
 }
@@ -37,8 +48,8 @@ function block(token, depth) {
     case "def":
       return [];
     case "heading":
-      // The page's own headings are above those of a cell.
-      return [el(/** @type {"h3"} */ (`h${Math.min(6, token.depth + 2)}`), {}, ...inlines(token.tokens, depth))];
+      // The page's own title is above those of a cell.
+      return [el(/** @type {"h2"} */ (`h${Math.min(6, token.depth + 1)}`), {}, ...inlines(token.tokens, depth))];
     case "paragraph":
       return [el("p", {}, ...inlines(token.tokens, depth))];
     case "text":

@@ -10,7 +10,7 @@ const NEEDLE = "The lamp of the third lighthouse is mended with copper wire.";
 
 const server = await startModelServer();
 const visitor = await visit("playground-ask");
-const { complaints, includes, name, page, screenshot, site, text } = visitor;
+const { barriers, complaints, includes, name, page, screenshot, site, text } = visitor;
 const { answered, ask, choose, endpoint, exported, open, runs, shownRun, statuses, value, watch } = asking(
   visitor,
   server.url,
@@ -39,6 +39,16 @@ const STEPS = {
     );
     check("no notebook is started", (await page.$("#notebook[hidden]")) && !(await page.$(".cell")));
     await screenshot("first", 1360);
+    await page.setViewport({ width: 1360, height: 1000 });
+  },
+
+  "starts Python on load, and has the answer in sight without scrolling": async (check) => {
+    await page.setViewport({ width: 1280, height: 800 });
+    const bottom = () => page.$eval("#answer-text", (it) => it.getBoundingClientRect().bottom);
+    check(`the recording's answer: ${await bottom()}`, (await bottom()) < 800);
+    await page.waitForSelector('#state[data-state="ready"]');
+    const states = await page.evaluate(() => /** @type {any} */ (window).states);
+    check(`it was starting before: ${states}`, states.includes("booting"));
     await page.setViewport({ width: 1360, height: 1000 });
   },
 
@@ -100,7 +110,11 @@ const STEPS = {
     await includes("#sources", "lighthouses.txt");
     check(`its size: ${await text("#sources")}`, (await text("#sources")).includes("5.0 MB"));
     await includes("#source-peek", "Entry 0");
+    await page.setViewport({ width: 1280, height: 800 });
     await ask("How was the lamp of the third lighthouse mended?");
+    await page.waitForSelector("#run-stage:not([hidden])");
+    check(`it says what happens: ${await text("#run-stage-text")}`, /…$/.test(await text("#run-stage-text")));
+    check("the one button is to stop", (await page.$("#ask-run[hidden]")) && (await page.$("#ask-stop:enabled")));
     await page.waitForSelector("#ask-run:disabled");
     await page.waitForSelector(".draft");
     await screenshot("running");
@@ -109,6 +123,11 @@ const STEPS = {
       `the answer: ${await text("#answer-text")}`,
       (await text("#answer-text")).includes("mended with copper wire"),
     );
+    const end = await page.$eval("#answer-text", (it) => it.getBoundingClientRect().bottom);
+    const scrolled = await page.evaluate(() => scrollY);
+    check(`in sight without scrolling: ${end}, ${scrolled}`, end < 800 && scrolled === 0);
+    check("in place of what happened", await page.$("#run-stage[hidden]"));
+    await page.setViewport({ width: 1360, height: 1000 });
     await page.waitForSelector('.run-row[data-run="0.1"]');
     check(`by runs of its own: ${await runs()}`, (await runs()).length > 2);
     check(
@@ -388,7 +407,18 @@ const STEPS = {
     await screenshot("phone", 360);
     const [inner, scroll] = await page.evaluate(() => [innerWidth, document.documentElement.scrollWidth]);
     check(`nothing is wider than a phone: ${scroll} > ${inner}`, scroll <= inner);
+    await page.$eval("#turns details", (it) => /** @type {HTMLDetailsElement} */ (it.open = true));
+    await page.waitForSelector("#turns pre.code");
+    const cut = await page.$$eval(
+      "#turns pre.code",
+      (all) => all.filter((it) => it.scrollWidth > it.clientWidth).length,
+    );
+    check(`no code is cut: ${cut}`, cut === 0);
+    for (const barrier of await barriers(["light"])) check(`on a phone: ${barrier}`, false);
     await page.setViewport({ width: 1360, height: 1000 });
+    await page.$eval("#settings", (it) => /** @type {HTMLDetailsElement} */ (it.open = true));
+    for (const barrier of await barriers()) check(barrier, false);
+    await page.$eval("#settings", (it) => /** @type {HTMLDetailsElement} */ (it.open = false));
   },
 
   "can be used by keyboard and by name": async (check) => {

@@ -40,7 +40,11 @@ function show({ mime, data }, open) {
   if (mime === "text/html") {
     const button = frameButton(text, data);
     label.append(" ", button);
-    if (open && data.length <= MAX_OPEN) whenInSight(figure, () => button.click());
+    if (open && data.length <= MAX_OPEN) {
+      // The frame's place is kept, so that nothing moves under the pointer when it comes.
+      text.style.height = `${heightOf(data)}px`;
+      whenInSight(figure, () => button.click());
+    }
   }
   return figure;
 }
@@ -79,5 +83,5 @@ function frameButton(text, html) {
 function heightOf(html) {
   const lines = html.match(/<(?:tr|p|li|h[1-6]|br|div|pre)\b/gi)?.length ?? 0;
   const isPicture = /<(?:svg|img)\b/i.test(html);
-  return Math.min(380, Math.max(isPicture ? 300 : 60, 24 + 29 * lines));
+  return Math.min(330, Math.max(isPicture ? 300 : 60, 24 + 29 * lines));
 }

@@ -15,11 +15,11 @@ const MAILBOX_BYTES = 1 << 20;
 
 // Taken before any guest code runs: lockDown removes them.
 const { load, notify, store, wait } = Atomics;
-const askForMore = self.postMessage?.bind(self);
+const askForMore = globalThis.postMessage?.bind(globalThis);
 
 /** Makes the memory of a mailbox; undefined where this context may not share memory with its workers. */
 export function createMailbox() {
-  return self.crossOriginIsolated ? new SharedArrayBuffer(MAILBOX_BYTES) : undefined;
+  return globalThis.crossOriginIsolated ? new SharedArrayBuffer(MAILBOX_BYTES) : undefined;
 }
 
 /**

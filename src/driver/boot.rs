@@ -81,7 +81,7 @@ impl Driver {
         self.progress("assets");
         let this = self.of_generation(held.generation);
         let isolation = self.options.isolation;
-        let base = self.options.assets_url(&self.glue);
+        let base = self.options.assets_base();
         let glue = self.glue.clone();
         spawn_local(async move {
             let started = start(&base, &glue, isolation, &this).await;

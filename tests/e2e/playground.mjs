@@ -227,7 +227,7 @@ const STEPS = {
     await page.locator('input[name="model-name"]').fill("tiny");
     await page.locator('input[name="key"]').fill("secret");
     const { value } = await run(4, 'llm_query("Say hello")');
-    check(`the endpoint's answer: ${value}`, value === "'tiny, Bearer secret: Say hello'");
+    check(`the endpoint's answer: ${value}`, value === "'tiny, with its key: Say hello'");
     await paste(4, 'llm_query("never answer")');
     await page.click(cell(4, ".run"));
     await page.waitForSelector('.call[data-state="pending"]');
@@ -376,7 +376,8 @@ async function modelEndpoint() {
       const prompt = messages[0].content;
       if (prompt === "never answer") return void response.on("close", letGo);
       if (prompt === "fail") return void response.writeHead(500, cors).end("out of sand");
-      const content = `${model}, ${request.headers.authorization}: ${prompt}`;
+      const key = request.headers.authorization === "Bearer secret" ? "with its key" : "without";
+      const content = `${model}, ${key}: ${prompt}`;
       response.writeHead(200, { ...cors, "Content-Type": "application/json" });
       response.end(JSON.stringify({ choices: [{ message: { role: "assistant", content } }] }));
     });

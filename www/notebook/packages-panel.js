@@ -7,7 +7,7 @@ import { byId, el } from "../dom.js";
 /** @import { Session } from "./session.js" */
 
 /** The list of packages that comes with Pyodide. */
-const OWN_LIST = new URL("../../dist/pyodide-lock.json", import.meta.url).href;
+const OWN_LIST = new URL("../../dist/pyodide-lock.txt", import.meta.url).href;
 /** Length of a list that is read. Pyodide's has a few hundred thousand characters. */
 const MAX_LIST = 20_000_000;
 

@@ -180,6 +180,8 @@ export class Session extends EventTarget {
     const mine = this.#line.then(async () => {
       if (!this.#started || generation !== this.#generation) throw new Error("there is no sandbox; start one");
       const sandbox = await this.#started;
+      // A step back from every cell: cells that follow each other at once leave the sandbox no pause to save its state.
+      await sandbox.checkpoint().catch(() => {});
       onStart();
       this.#running++;
       this.#settle();

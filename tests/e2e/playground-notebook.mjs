@@ -282,6 +282,8 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
     },
 
     "offers a package that code imports, and shows tables and pictures": async (check) => {
+      await run(5, "import matplotlib.pyplot");
+      await includes(cell(5, ".offer"), "Load matplotlib and run again");
       const { files, packages } = await realWheels();
       const lock = JSON.stringify({ info: {}, packages });
       const mirror = await serveFiles(new Map([...files, ["pyodide-lock.json", lock]]));

@@ -6,6 +6,8 @@ import { load } from "./supervisor.js";
 
 /** @import { Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
 
+/** The hash of the frames' script, for the `script-src` of a page's Content-Security-Policy. */
+export { frameHash } from "../dist/assets.js";
 export { SandboxError } from "./sandbox-error.js";
 
 let isFirst = true;

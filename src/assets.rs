@@ -11,13 +11,15 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise};
 use web_sys::{Blob, Response, SubtleCrypto};
 
-use super::glue::{Glue, btoa, describe, fetch, get, object};
-use super::packages::disregard;
+use super::glue::{Glue, btoa, describe, disregard, fetch, get, object};
 use sandglass_core::error::Error;
 
 /// The files by the names of `pyodide-glue/assets.js`.
 const SCRIPT: &str = "script";
 const PYODIDE: [&str; 2] = ["wasm", "stdlib"];
+const SNAPSHOT: &str = "snapshot";
+/// The speed of a line in Mbit/s from which fetching the package's snapshot takes less time than making one.
+const MIN_DOWNLINK: f64 = 10.0;
 
 thread_local! {
     static LOADING: RefCell<HashMap<String, File>> = RefCell::default();
@@ -46,6 +48,8 @@ impl File {
 pub(super) struct Assets {
     script: File,
     pyodide: Vec<File>,
+    /// The package's snapshot, once somebody needs it.
+    snapshot: OnceCell<File>,
 }
 
 impl Assets {
@@ -54,6 +58,7 @@ impl Assets {
         Self {
             script: load_one(base, SCRIPT, glue),
             pyodide: PYODIDE.map(|asset| load_one(base, asset, glue)).to_vec(),
+            snapshot: OnceCell::new(),
         }
     }
 
@@ -73,9 +78,19 @@ impl Assets {
         Ok(files)
     }
 
+    /// The package's snapshot, for a page that has no other yet. `None` where the line is so slow that making one takes less time.
+    pub(super) async fn snapshot(&self, base: &str, glue: &Glue) -> Result<Option<JsValue>, Error> {
+        let connection = get(&get(&js_sys::global(), "navigator"), "connection");
+        if get(&connection, "downlink").as_f64().is_some_and(|speed| speed < MIN_DOWNLINK) {
+            return Ok(None);
+        }
+        let file = self.snapshot.get_or_init(|| load_one(base, SNAPSHOT, glue));
+        settle(&file.blob).await.map(Some)
+    }
+
     /// Waits until all files are verified to be those of this release.
     pub(super) async fn verified(&self) -> Result<(), Error> {
-        for file in [&self.script].into_iter().chain(&self.pyodide) {
+        for file in [&self.script].into_iter().chain(&self.pyodide).chain(self.snapshot.get()) {
             file.verified().await?;
         }
         Ok(())

@@ -284,7 +284,7 @@ async function sharedMemory() {
   const isolated = await page.evaluate(() => globalThis.crossOriginIsolated);
   await test("shared memory: the page has it", () => unequal(isolated, true));
   for (const isolation of /** @type {const} */ (["frame", "worker"])) {
-    const { sandbox, capabilities } = await create(page, { isolation, gracePeriod: 500 });
+    const { sandbox, capabilities } = await create(page, { isolation, gracePeriod: 30_000 });
     const title = (/** @type {string} */ text) => `shared memory, ${isolation}: ${text}`;
     await test(title("the bridge has it"), () => unequal(capabilities.bridge, "atomics"));
     if (capabilities.bridge !== "atomics") {
@@ -310,7 +310,7 @@ async function sharedMemory() {
         { outcome: "ok", result: "['failed', 'failed']" },
       ],
       "time.sleep sleeps there": [
-        "begin = time.monotonic()\nback(lambda _: time.sleep(0.2))\n0.35 < time.monotonic() - begin < 2",
+        "begin = time.monotonic()\nback(lambda _: time.sleep(0.2))\n0.35 < time.monotonic() - begin",
         { outcome: "ok", result: "True" },
       ],
       "ordinary waiting works the same": [
@@ -343,10 +343,10 @@ async function sharedMemory() {
     )) {
       await test(title(text), async () => {
         const interrupt = wanted.outcome === "interrupted" ? 300 : undefined;
-        const run = await sandbox.run(code, { timeout: timeout ?? 10_000 }, interrupt);
+        const run = await sandbox.run(code, { timeout: timeout ?? 60_000 }, interrupt);
         const problems = Object.keys(wanted).flatMap((key) => unequal(run[key], wanted[key], key));
         if (state) problems.push(...unequal(run.state.status, state, "state"));
-        if (run.duration > 5000) problems.push(`it took ${run.duration} ms`);
+        if (run.duration > 25_000) problems.push(`it took ${run.duration} ms`);
         if (problems.length > 0) problems.push(`error: ${run.traceback ?? run.error}`);
         if (run.state.status === "lost") await sandbox.run(`${CALL_BACK}x = 7`);
         return problems;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a base image for sandboxes from Debian's packages and imports it into Docker's engine, for machines that reach no
 # registry of images. The image has Python with its venv module and the libraries that wheels need. Half a minute, 180 MB.
-#   scripts/debian-base.sh [--suite SUITE] [--mirror URL] [--tar FILE] [TAG]
+#   host/image/debian-base.sh [--suite SUITE] [--mirror URL] [--tar FILE] [TAG]
 # TAG is sandglass-base by default. --tar writes the file system to FILE and imports nothing (- is the standard output).
 # Needs mmdebstrap (apt-get install mmdebstrap), as root or with user namespaces.
 set -euo pipefail

@@ -226,7 +226,8 @@ async function types() {
     await writeFile(join(dist, file), text);
 }
 
-// Bundles CodeMirror for the playground: the editor, and Python's colours, which a page needs much sooner.
+// Bundles what the playground takes from others: its editor, Python's colours, which a page needs much sooner, and the reader of
+// Markdown.
 async function editor() {
   await Promise.all([
     bundle("codemirror", [
@@ -238,6 +239,7 @@ async function editor() {
       `export { python } from "@codemirror/lang-python";`,
       `export { tags } from "@lezer/highlight";`,
     ]),
+    bundle("markdown", [`export { Lexer } from "marked";`]),
     bundle("colours", [
       `export { parser } from "@lezer/python";`,
       `export { highlightTree, tagHighlighter, tags } from "@lezer/highlight";`,

@@ -9,7 +9,7 @@ const site = await serve(root, { folders: { node_modules: join(root, "node_modul
 const browser = await launch("chromium");
 try {
   const page = await browser.newPage();
-  await page.setViewport({ width: 1200, height: 820 });
+  await page.setViewport({ width: 1200, height: 1080 });
   await page.goto(`${site.url}/www/`);
   await page.waitForSelector("#answer:not([hidden])");
   // The page opens with a recording. Its code runs again here, so that the picture shows a run.

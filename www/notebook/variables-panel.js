@@ -4,7 +4,7 @@ import { byId, el } from "../dom.js";
 import { count, preview } from "../format.js";
 
 /** @import { Variable } from "../../pkg/sandglass.js" */
-/** @import { Session } from "../session.js" */
+/** @import { Session } from "./session.js" */
 
 const MAX_ROWS = 200;
 /** Length up to which a value is copied out of Python for a preview. */

@@ -1,4 +1,4 @@
-// A cell's editor: CodeMirror with Python, in the colours of style.css.
+// A cell's editor: CodeMirror with Python or plain text, in the colours of style.css.
 
 import {
   EditorView,
@@ -12,7 +12,7 @@ import {
   python,
   syntaxHighlighting,
   tags,
-} from "../dist/www/codemirror.js";
+} from "../../dist/www/codemirror.js";
 
 const theme = EditorView.theme({
   "&": { backgroundColor: "transparent", color: "var(--ink)", fontSize: "0.86rem" },
@@ -20,7 +20,7 @@ const theme = EditorView.theme({
   ".cm-scroller": { fontFamily: "var(--mono)", lineHeight: "1.6" },
   ".cm-content": { padding: "0.7rem 0", caretColor: "var(--sand-ink)" },
   ".cm-line": { padding: "0 1rem 0 0.35rem" },
-  ".cm-gutters": { backgroundColor: "transparent", border: "none", color: "var(--faint)" },
+  ".cm-gutters": { backgroundColor: "transparent", border: "none", color: "var(--muted)" },
   ".cm-lineNumbers .cm-gutterElement": { padding: "0 0.4rem 0 0.7rem", minWidth: "2.2rem" },
   ".cm-gutter.cm-foldGutter": { display: "none !important" },
   ".cm-activeLine, .cm-activeLineGutter": { backgroundColor: "transparent" },
@@ -48,17 +48,23 @@ const colours = HighlightStyle.define([
   { tag: [tags.className, tags.definition(tags.className)], color: "var(--syn-call)" },
 ]);
 
+/** Screens on which a line of code is wrapped, since it would be cut. */
+const narrow = matchMedia("(width < 44rem)");
+
 /**
  * @param {object} options
  * @param {HTMLElement} options.parent
  * @param {string} options.code
- * @param {() => void} options.onEdit  while it has the focus, and when it gets it
+ * @param {"code" | "markdown"} options.kind
+ * @param {(isChange: boolean) => void} options.onEdit  a change of the text, or the editor has got the focus
  * @param {() => void} options.onRun  Ctrl+Enter or Cmd+Enter
  * @param {() => void} options.onRunAndAdd  Shift+Enter
+ * @param {(by: -1 | 1) => void} options.onMove  Ctrl+Shift with an arrow
  */
-export function createEditor({ parent, code, onEdit, onRun, onRunAndAdd }) {
+export function createEditor({ parent, code, kind, onEdit, onRun, onRunAndAdd, onMove }) {
   const run = () => (onRun(), true);
   const runAndAdd = () => (onRunAndAdd(), true);
+  const isCode = kind === "code";
   const view = new EditorView({
     // In a shadow tree CodeMirror's styles are constructed sheets, which a policy without inline styles allows.
     parent: parent.attachShadow({ mode: "open" }),
@@ -69,19 +75,25 @@ export function createEditor({ parent, code, onEdit, onRun, onRunAndAdd }) {
           { key: "Mod-Enter", run },
           { key: "Ctrl-Enter", run },
           { key: "Shift-Enter", run: runAndAdd },
+          { key: "Ctrl-Shift-ArrowUp", run: () => (onMove(-1), true) },
+          { key: "Ctrl-Shift-ArrowDown", run: () => (onMove(1), true) },
         ]),
       ),
       basicSetup,
       EditorView.updateListener.of(({ docChanged, focusChanged, view }) => {
-        if ((docChanged || focusChanged) && view.hasFocus) onEdit();
+        if ((docChanged || focusChanged) && view.hasFocus) onEdit(docChanged);
       }),
       keymap.of([indentWithTab]),
-      python(),
+      isCode ? python() : EditorView.lineWrapping,
+      narrow.matches ? EditorView.lineWrapping : [],
       indentUnit.of("    "),
-      placeholder("Python. Ctrl+Enter runs it."),
+      placeholder(isCode ? "Python. Ctrl+Enter runs it." : "Text in Markdown. Ctrl+Enter shows it."),
       theme,
       syntaxHighlighting(colours),
-      EditorView.contentAttributes.of({ "aria-label": "Python code; Escape, then Tab leaves the editor" }),
+      EditorView.contentAttributes.of({
+        tabindex: "0",
+        "aria-label": `${isCode ? "Python code" : "Markdown"}; Escape, then Tab leaves the editor`,
+      }),
     ],
   });
   return { code: () => view.state.doc.toString(), focus: () => view.focus(), destroy: () => view.destroy() };

@@ -1,17 +1,28 @@
-// The notebook's sandbox and its life: booting, running cells one after the other, restarting, shut down.
+// The notebook's sandboxes and their life: booting, running cells one after the other, going back, forks, shut down.
 
-import { createSandbox } from "../pyodide-glue/index.js";
+import { createSandbox } from "../../pyodide-glue/index.js";
 
-/** @import { CodeExecution, ExecuteOptions, Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
+/** @import { CodeExecution, ExecuteOptions, LoadOptions, Sandbox, SandboxOptions } from "../../pkg/sandglass.js" */
 /** @typedef {"booting" | "ready" | "running" | "restarting" | "destroyed" | "failed"} State */
 /** @typedef {(typeof STAGES)[number]} Stage  the stage of a boot */
 
 const STAGES = /** @type {const} */ (["assets", "python", "ready"]);
 
-/** The sandbox of the notebook. Dispatches `state` at each change of `state` or `stage`. */
+/** The most branches, the first one included. */
+const MAX_BRANCHES = 5;
+
+/**
+ * The sandbox of the notebook, and its forks. Cells run in the one that is chosen. Dispatches `state` at each change of `state` or
+ * `stage`, and `branches` when there are others or another one is chosen.
+ */
 export class Session extends EventTarget {
-  /** @type {Sandbox | undefined} */
+  /** The chosen sandbox. @type {Sandbox | undefined} */
   #sandbox;
+  /** The first sandbox and its forks. @type {{ name: string, sandbox: Sandbox }[]} */
+  #branches = [];
+  #forks = 0;
+  /** @type {WeakMap<Sandbox, string[]>} */
+  #packages = new WeakMap();
   /** @type {Promise<Sandbox> | undefined} */
   #started;
   /** The number of sandboxes so far, so that late events of an earlier one are ignored. */
@@ -54,6 +65,88 @@ export class Session extends EventTarget {
     await this.#started.catch(() => {});
   }
 
+  /** The branches' names. */
+  get branches() {
+    return this.#branches.map(({ name }) => name);
+  }
+
+  /** The chosen branch's name. */
+  get branch() {
+    return this.#branches.find(({ sandbox }) => sandbox === this.#sandbox)?.name ?? "";
+  }
+
+  /** Goes back to the state before the last execution; resolves to the number of the execution whose state is current now. */
+  async undo() {
+    return this.#idle().undo();
+  }
+
+  /** Makes a copy of the chosen sandbox with its state, and chooses the copy. */
+  async fork() {
+    if (this.#branches.length >= MAX_BRANCHES) throw new Error(`there are ${MAX_BRANCHES} branches already: close one`);
+    const generation = this.#generation;
+    const sandbox = await this.#idle().fork();
+    if (generation !== this.#generation) return void sandbox.destroy();
+    this.#branches.push({ name: `Fork ${++this.#forks}`, sandbox });
+    this.#packages.set(sandbox, this.packages);
+    this.#choose(sandbox);
+  }
+
+  /** Chooses the branch in which cells run. @param {string} name */
+  choose(name) {
+    const branch = this.#branches.find((branch) => branch.name === name);
+    if (branch && this.#idle()) this.#choose(branch.sandbox);
+  }
+
+  /** Ends a fork. @param {string} name */
+  close(name) {
+    const index = this.#branches.findIndex((branch) => branch.name === name);
+    const [first] = this.#branches;
+    if (index < 1 || !first || !this.#idle()) return;
+    const [closed] = this.#branches.splice(index, 1);
+    void closed?.sandbox.destroy();
+    this.#choose(closed?.sandbox === this.#sandbox ? first.sandbox : /** @type {Sandbox} */ (this.#sandbox));
+  }
+
+  /** Loads packages into the chosen sandbox. @param {string[]} requirements @param {LoadOptions} options */
+  async loadPackages(requirements, options) {
+    const sandbox = this.#idle();
+    const loaded = await sandbox.loadPackages(requirements, options);
+    const names = loaded.map(({ name, version }) => `${name} ${version}`);
+    this.#packages.set(sandbox, [...(this.#packages.get(sandbox) ?? []), ...names]);
+    this.refresh();
+    return loaded;
+  }
+
+  /** The names and versions of the packages that were loaded by `loadPackages` into the chosen sandbox. */
+  get packages() {
+    return (this.#sandbox && this.#packages.get(this.#sandbox)) ?? [];
+  }
+
+  /** The list of packages, if it is not Pyodide's own. */
+  get lockFileUrl() {
+    return this.#options.lockFileUrl;
+  }
+
+  /** Tells listeners that variables may have changed. */
+  refresh() {
+    this.#become(this.state);
+  }
+
+  /** The chosen sandbox, if no cell runs in it. */
+  #idle() {
+    if (!this.#sandbox) throw new Error("Python has not started");
+    if (this.state !== "ready") throw new Error("a cell is running: stop it first");
+    return this.#sandbox;
+  }
+
+  /** @param {Sandbox} sandbox */
+  #choose(sandbox) {
+    this.#sandbox = sandbox;
+    this.#started = Promise.resolve(sandbox);
+    this.dispatchEvent(new Event("branches"));
+    this.#become(this.state);
+  }
+
   /** Sets options of the next sandbox. @param {SandboxOptions} options */
   configure(options) {
     this.#options = { ...this.#options, ...options };
@@ -73,7 +166,7 @@ export class Session extends EventTarget {
   /** Makes `context` the Python variable `context`, now and after every restart. @param {unknown} context */
   async setContext(context) {
     this.#context = context;
-    await this.#sandbox?.initialize(context);
+    await Promise.all(this.#branches.map(({ sandbox }) => sandbox.initialize(context)));
   }
 
   /**
@@ -87,6 +180,8 @@ export class Session extends EventTarget {
     const mine = this.#line.then(async () => {
       if (!this.#started || generation !== this.#generation) throw new Error("there is no sandbox; start one");
       const sandbox = await this.#started;
+      // A step back from every cell: cells that follow each other at once leave the sandbox no pause to save its state.
+      await sandbox.checkpoint().catch(() => {});
       onStart();
       this.#running++;
       this.#settle();
@@ -143,6 +238,7 @@ export class Session extends EventTarget {
         throw new Error("the sandbox was restarted or shut down");
       }
       this.#sandbox = sandbox;
+      this.#branches = [{ name: "Main", sandbox }];
       this.#become("ready");
       return sandbox;
     } catch (error) {
@@ -153,10 +249,12 @@ export class Session extends EventTarget {
 
   /** Ends the current sandbox; returns the number of the next. */
   #dismiss() {
-    void this.#sandbox?.destroy();
+    for (const { sandbox } of this.#branches) void sandbox.destroy();
+    this.#branches = [];
     this.#sandbox = this.#started = undefined;
-    this.#running = 0;
+    this.#running = this.#forks = 0;
     this.#line = Promise.resolve();
+    this.dispatchEvent(new Event("branches"));
     return ++this.#generation;
   }
 

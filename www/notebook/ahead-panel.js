@@ -4,7 +4,7 @@ import { byId } from "../dom.js";
 import { count, time } from "../format.js";
 
 /** @import { Source, Tally } from "../../pkg/sandglass.js" */
-/** @import { Session } from "../session.js" */
+/** @import { Session } from "./session.js" */
 
 /** Time without typing after which a cell counts as written. */
 const PAUSE_MS = 800;

@@ -4,7 +4,7 @@ import { byId } from "../dom.js";
 import { count } from "../format.js";
 import { harbourLog } from "../sample.js";
 
-/** @import { Session } from "../session.js" */
+/** @import { Session } from "./session.js" */
 
 const PREVIEW_CHARS = 400;
 

@@ -1,12 +1,18 @@
-// One cell of the notebook: its editor, its execution and its result.
+// A cell with code: its editor, its execution and its result.
 
-import { el, icon } from "./dom.js";
+import { showDisplays } from "../displays.js";
+import { el, icon } from "../dom.js";
+import { preview, time } from "../format.js";
+import { Output } from "../output.js";
+import { describeRun } from "../result.js";
+import { actionsOf } from "./cell-actions.js";
 import { createEditor } from "./editor.js";
-import { time } from "./format.js";
-import { Output } from "./output.js";
-import { describeRun } from "./result.js";
+import { outputsOf } from "./ipynb.js";
+import { showSaved } from "./saved-outputs.js";
 
-/** @import { CodeExecution } from "../pkg/sandglass.js" */
+/** @import { CodeExecution } from "../../pkg/sandglass.js" */
+/** @import { AnyCell, CellEvents } from "./cell-actions.js" */
+/** @import { CellRecord, Output as SavedOutput } from "./ipynb.js" */
 /** @import { Session } from "./session.js" */
 
 /** Time between two readings of a running cell's clock. */
@@ -17,50 +23,81 @@ const TICK_MS = 100;
  * @property {Session} session
  * @property {() => number} timeout  milliseconds
  * @property {() => boolean} waitingForHost  true while Python waits for the page; the cell's clock stands still then
- * @property {(code: string) => void} onEdit
- * @property {(cell: Cell) => void} onRunAndAdd
- * @property {(cell: Cell) => void} onDelete
+ * @property {(code: string) => void} onEdit  code that is being written
+ * @property {(run: CodeExecution, again: () => void) => HTMLElement | undefined} offer  help with an execution's error
  */
 
-/** A cell of the notebook. */
-export class Cell {
+/** A cell with code. @implements {AnyCell} */
+export class CodeCell {
+  /** @type {"code"} */
+  kind = "code";
   #around;
+  /**
+   * True for code that was written elsewhere, or in an earlier visit, and that the user has neither run nor changed here. It never
+   * runs ahead.
+   */
+  #isFresh;
+  /** @type {number | null} */
+  #number;
+  /** @type {SavedOutput[]} */
+  #outputs;
   /** @type {AbortController | undefined} */
   #abort;
 
-  #count = el("span", { class: "count", text: "[ ]", title: "Number of its last run" });
+  #count = el("span", { class: "count", title: "Number of its last run" });
   #button = el("button", { class: "run", onclick: () => (this.#abort ? this.stop() : this.run()) });
   #sand = el("div", { class: "sand" }, el("i"));
   #clock = el("p", { class: "clock", hidden: true });
   #result = el("div", { class: "result", hidden: true });
   #editor;
 
-  element = el("section", { class: "cell" });
+  element = el("section", { class: "cell code-cell" });
 
-  /** @param {string} code @param {Surroundings} around */
-  constructor(code, around) {
+  /** @param {CellRecord} record @param {Surroundings & CellEvents} around */
+  constructor({ source, count = null, outputs = [] }, around) {
     this.#around = around;
+    this.#isFresh = source !== "";
+    this.#number = count;
+    this.#outputs = outputs;
     const parent = el("div", { class: "editor" });
-    const remove = el("button", {
-      class: "quiet delete",
-      "aria-label": "Delete this cell",
-      title: "Delete this cell",
-      onclick: () => around.onDelete(this),
-    });
-    remove.append(icon("close"));
     this.element.append(
       el("div", { class: "gutter" }, this.#button, this.#count),
       el("div", { class: "paper" }, parent, this.#sand, this.#clock, this.#result),
-      remove,
+      actionsOf(this, around),
     );
     this.#editor = createEditor({
       parent,
-      code,
-      onEdit: () => around.onEdit(this.#editor.code()),
+      code: source,
+      kind: "code",
+      onEdit: (isChange) => {
+        if (isChange) {
+          this.#isFresh = false;
+          around.onChange();
+        }
+        if (!this.#isFresh) around.onEdit(this.#editor.code());
+      },
       onRun: () => void this.run(),
       onRunAndAdd: () => around.onRunAndAdd(this),
+      onMove: (by) => around.onMove(this, by),
     });
+    if (outputs.length > 0) {
+      this.#result.append(...showSaved(outputs));
+      this.#result.hidden = false;
+    }
     this.#show("idle");
+  }
+
+  /** @returns {CellRecord} */
+  get record() {
+    return { kind: "code", source: this.#editor.code(), count: this.#number, outputs: this.#outputs };
+  }
+
+  /** Marks the cell if an undo took its last run back. @param {number} last  the number of the execution whose state is current */
+  undone(last) {
+    if (this.#number === null || this.#number <= last || this.#result.querySelector(".undone")) return;
+    this.#result.append(
+      el("p", { class: "undone", text: "Undone: its effects on variables and files are taken back." }),
+    );
   }
 
   /** @param {number} position */
@@ -87,8 +124,10 @@ export class Cell {
   async run() {
     if (this.#abort) return;
     const abort = (this.#abort = new AbortController());
+    this.#isFresh = false;
     const output = new Output();
-    this.#result.replaceChildren(output.element);
+    const displays = el("div", { class: "displays" });
+    this.#result.replaceChildren(output.element, displays);
     this.#result.hidden = false;
     this.#show("waiting");
     const timeout = this.#around.timeout();
@@ -105,8 +144,12 @@ export class Cell {
         onStderr: (text) => output.push("stderr", text),
       });
       output.paint();
-      this.#count.textContent = `[${run.id}]`;
+      this.#number = run.id;
+      this.#outputs = outputsOf(run, run.final && preview(run.final.value));
+      displays.append(...showDisplays(run.displays, { open: true }));
       this.#result.append(...describeRun(run, timeout));
+      const offer = this.#around.offer(run, () => void this.run());
+      if (offer) this.#result.append(offer);
       return run;
     } catch (error) {
       output.paint();
@@ -116,6 +159,7 @@ export class Cell {
       stopClock();
       this.#abort = undefined;
       this.#show("idle");
+      this.#around.onChange();
     }
   }
 
@@ -144,6 +188,7 @@ export class Cell {
     const idle = state === "idle";
     this.element.dataset.state = state;
     this.element.setAttribute("aria-busy", String(!idle));
+    this.#count.textContent = `[${this.#number ?? " "}]`;
     this.#clock.hidden = idle;
     this.#clock.textContent = "waiting for its turn";
     const label = idle ? "Run this cell" : "Stop this cell";

@@ -1,6 +1,6 @@
 // The notebook's `rlm_query`: a sandbox of its own takes the sub-context and searches it.
 
-import { createSandbox } from "../pyodide-glue/index.js";
+import { createSandbox } from "../../pyodide-glue/index.js";
 
 /** A fixed search in Python that uses `task` and `context`. A real controller would let a model write this code. */
 const SEARCH = `

@@ -1,4 +1,5 @@
 // The snapshot of the package, dist/snapshot.bin: a snapshot (see snapshot.js) as small as it can be sent.
+// Decisions: docs/internals/guest-in-a-browser.md.
 
 /** The size of a page in bytes. A page is hashed as a whole, and saved when a byte of it has changed. */
 export const PAGE = 4096;

@@ -27,7 +27,9 @@ export function createFrame() {
   element.hidden = true;
   const policy = `<meta http-equiv="Content-Security-Policy" content="${POLICY}">`;
   try {
-    element.srcdoc = trustedHtml(`<!doctype html>${policy}<script nonce="sandglass">${script}</script>`);
+    element.srcdoc = trustedHtml(
+      `<!doctype html><html data-sandglass>${policy}<script nonce="sandglass">${script}</script>`,
+    );
   } catch (error) {
     const remedy = `allow the policy "sandglass" (trusted-types sandglass)`;
     throw new SandboxError("boot_failed", `the page requires Trusted Types: ${remedy}: ${error}`);
@@ -43,16 +45,14 @@ export function createFrame() {
 let isBlocked;
 
 /**
- * Finds out if the page's policy blocks the script of frames. Only a frame would hear of that, so the page is asked about the
- * same text, as a script for an event that never comes: it is checked, and does not run. Dispatches "error" at the frame.
+ * Finds out if the page's policy blocks the script of frames. Only a frame would hear of that, so the same script is put into
+ * the page, where it does nothing. Dispatches "error" at the frame.
  * @param {Frame} frame
  */
 function watchPolicy(frame) {
   if (isBlocked !== undefined) return;
   isBlocked = false;
   const same = document.createElement("script");
-  same.setAttribute("for", "nothing");
-  same.setAttribute("event", "never");
   same.text = trustedScript(script);
   const hear = (/** @type {SecurityPolicyViolationEvent} */ { target }) => {
     if (target !== same) return;

@@ -26,7 +26,7 @@ const scripts = importsOfScripts(
 /** The layers of pyodide-glue/ (see its README.md): in the page, in the frame, in the worker, and below all of them. */
 const GLUE = [
   [
-    ["index.js", "rlm.js", "display.js"],
+    ["index.js", "rlm.js", "models.js", "display.js"],
     ["supervisor.js"],
     ["prefetch.js", "tidy-html.js", "filter-css.js"],
     ["frame.js", "assets.js"],

@@ -19,14 +19,14 @@ const open = [];
 await step("checking the tree", tree);
 await step("checking versions, documents and licences", async () => {
   for (const script of ["check-structure", "check-texts"]) await must(["node", `scripts/${script}.mjs`]);
-  await must(["cargo", "deny", "check", "licenses", "bans", "sources"]);
+  await must(["cargo", "deny", "--workspace", "check", "licenses", "bans", "sources"]);
 });
 await step("looking for known weaknesses", async () => {
   // Both need a database from the network, which says nothing about this version when it is not there.
   await tryTo("npm audit", ["npm", "audit", "--json"], /"auditReportVersion"/);
   await tryTo(
     "cargo deny advisories",
-    ["cargo", "deny", "check", "advisories"],
+    ["cargo", "deny", "--workspace", "check", "advisories"],
     /^error\[(vulnerability|unmaintained|unsound|yanked)/m,
   );
 });

@@ -126,6 +126,8 @@ const SUITES = [
     needs: ["build", "rust build"],
   },
   ...inBrowsers(1, "rlm"),
+  ...inBrowsers(0.5, "models"),
+  ...(long ? [{ name: "a local model", ...e2e("local-model") }] : []),
   ...inBrowsers(1, "speculate", ...either(["--rounds", "20"])),
   ...inBrowsers(1, "packages"),
   ...inBrowsers(1, "packages", "--shared", ...either(["--all"])),

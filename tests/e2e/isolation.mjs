@@ -7,6 +7,7 @@
 // other network API, no forged results.
 import { createHash } from "node:crypto";
 import { createServer } from "node:http";
+import { frameHash } from "../../dist/assets.js";
 import { CROSS_ORIGIN_ISOLATED, listen } from "../../scripts/serve.mjs";
 import {
   ABUSES,
@@ -38,6 +39,7 @@ try {
   await lifeOnThePage();
   await sharedMemory();
   await blockingIsRefused();
+  await policies();
   await behindTheBackend();
   score.add("nothing is thrown into the page", host.uncaught);
 } catch (error) {
@@ -273,6 +275,50 @@ async function lifeOnThePage() {
     return longest < 500 ? [] : [`the page stood still for ${Math.round(longest)} ms`];
   });
   await page.close();
+}
+
+// ---- the page's own policy ----
+
+/** Checks the strictest policy that a page may have, and what is told when it allows too little. */
+async function policies() {
+  const scripts = `script-src 'self' 'wasm-unsafe-eval'`;
+  const allowed = `${scripts} '${frameHash}'; worker-src blob:; connect-src 'self'; require-trusted-types-for 'script'`;
+  const cases = {
+    "the strictest policy is enough": [`${allowed}; trusted-types sandglass`, "2"],
+    "without the frame's hash": [`${scripts}; worker-src blob:; connect-src 'self'`, "boot_failed", "frameHash"],
+    "without workers": [`${scripts} '${frameHash}'; worker-src 'none'; connect-src 'self'`, "boot_failed"],
+    ...(name === "chromium" && {
+      "without the policy of Trusted Types": [
+        `${allowed}; trusted-types other`,
+        "boot_failed",
+        "trusted-types sandglass",
+      ],
+    }),
+  };
+  for (const [what, [policy, ...wanted]] of Object.entries(cases)) {
+    await test(`policy: ${what}`, async () => {
+      const site = await serve(root, { headers: { "Content-Security-Policy": `default-src 'none'; ${policy}` } });
+      const page = await host.browser.newPage();
+      await page.goto(`${site.url}/tests/e2e/page.html`);
+      const { told, ms } = await page.evaluate(async () => {
+        const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+        const begin = performance.now();
+        const run = async () => {
+          const sandbox = await createSandbox();
+          await sandbox.initialize(null);
+          return (await sandbox.execute("1 + 1")).result;
+        };
+        const told = await run().catch((error) => `${error.code}: ${error.message}`);
+        return { told, ms: performance.now() - begin };
+      });
+      await page.close();
+      await site.close();
+      const problems = wanted.filter((part) => !told.includes(part)).map((part) => `not ${part}: ${told}`);
+      // A frame that does not answer is given up after 20 s. What is known is told before.
+      if (wanted[0] === "boot_failed" && ms > 19_000) problems.push(`it was told after ${ms} ms`);
+      return problems;
+    });
+  }
 }
 
 // ---- waiting by shared memory ----

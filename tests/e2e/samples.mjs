@@ -52,6 +52,7 @@ export function differences(printed, expected) {
 const ENTRIES = {
   sandglass: "/pyodide-glue/index.js",
   "sandglass/rlm": "/pyodide-glue/rlm.js",
+  "sandglass/models": "/pyodide-glue/models.js",
   "sandglass/display": "/dist/display.js",
 };
 

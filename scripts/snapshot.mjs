@@ -20,8 +20,8 @@ export async function makeSnapshot(wasm, level) {
     const page = await browser.newPage();
     await page.goto(`${site.url}/tests/e2e/page.html`);
     const text = await page.evaluate(async () => {
-      // On a line as slow as this, the first guest makes a snapshot instead of fetching one.
-      Object.defineProperty(navigator, "connection", { value: { downlink: 0 } });
+      // The first guest makes a snapshot instead of fetching one.
+      Object.defineProperty(navigator, "connection", { value: { saveData: true } });
       const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
       await createSandbox({ spares: 0 });
       const cache = await caches.open("sandglass-snapshots");

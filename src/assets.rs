@@ -18,8 +18,6 @@ use sandglass_core::error::Error;
 const SCRIPT: &str = "script";
 const PYODIDE: [&str; 2] = ["wasm", "stdlib"];
 const SNAPSHOT: &str = "snapshot";
-/// The speed of a line in Mbit/s from which fetching the package's snapshot takes less time than making one.
-const MIN_DOWNLINK: f64 = 10.0;
 
 thread_local! {
     static LOADING: RefCell<HashMap<String, File>> = RefCell::default();
@@ -78,10 +76,12 @@ impl Assets {
         Ok(files)
     }
 
-    /// The package's snapshot, for a page that has no other yet. `None` where the line is so slow that making one takes less time.
+    /// The package's snapshot, for a page that has no other yet. `None` where data is to be saved, or the browser tells that the line is slow
+    /// (`3g` or less): making one takes less time there.
     pub(super) async fn snapshot(&self, base: &str, glue: &Glue) -> Result<Option<JsValue>, Error> {
         let connection = get(&get(&js_sys::global(), "navigator"), "connection");
-        if get(&connection, "downlink").as_f64().is_some_and(|speed| speed < MIN_DOWNLINK) {
+        let kind = get(&connection, "effectiveType").as_string();
+        if kind.is_some_and(|kind| kind != "4g") || get(&connection, "saveData").is_truthy() {
             return Ok(None);
         }
         let file = self.snapshot.get_or_init(|| load_one(base, SNAPSHOT, glue));
@@ -90,7 +90,11 @@ impl Assets {
 
     /// Waits until all files are verified to be those of this release.
     pub(super) async fn verified(&self) -> Result<(), Error> {
-        for file in [&self.script].into_iter().chain(&self.pyodide).chain(self.snapshot.get()) {
+        for file in [&self.script]
+            .into_iter()
+            .chain(&self.pyodide)
+            .chain(self.snapshot.get())
+        {
             file.verified().await?;
         }
         Ok(())

@@ -225,7 +225,10 @@ async fn lock(settings: &Settings, base: &str, glue: &Glue) -> Result<Rc<Lock>, 
     let text = async { JsFuture::from(response.text()?).await };
     let text = text.await.map_err(|error| failed(&describe(&error)))?;
     let text = text.as_string().unwrap_or_default();
-    let release = format!("{CDN}{}/full/", get(&glue.platform(), "pyodide").as_string().unwrap_or_default());
+    let release = format!(
+        "{CDN}{}/full/",
+        get(&glue.platform(), "pyodide").as_string().unwrap_or_default()
+    );
     let wheels = settings.package_base_url.as_deref();
     let wheels = wheels.or(settings.lock_file_url.is_none().then_some(&release));
     let lock = Rc::new(Lock::parse(&url, wheels, &text)?);

@@ -202,7 +202,9 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
     on_guest(&|driver, held| {
         held.maker.replace(maker.take());
         driver.progress("python");
-        held.with_guest(driver, |guest| guest.furnish(&pyodide, snapshot.as_ref(), packed.as_ref()));
+        held.with_guest(driver, |guest| {
+            guest.furnish(&pyodide, snapshot.as_ref(), packed.as_ref())
+        });
     });
     assets.verified().await
 }

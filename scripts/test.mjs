@@ -155,6 +155,7 @@ const SUITES = [
   { name: "samples of documents", ...e2e("docs", "--browser", "chromium"), needs: ["build", "rust build"] },
   { name: "site of documents", ...e2e("site", "--browser", "chromium") },
   { name: "react", ...e2e("react", "--browser", "chromium") },
+  { name: "examples", ...e2e("examples", ...either([], ["--only", "vite build|script"])) },
 ];
 
 const only = options.only?.split(",") ?? [""];

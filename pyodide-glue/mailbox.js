@@ -15,7 +15,7 @@ const MAILBOX_BYTES = 1 << 20;
 
 // Taken before any guest code runs: lockDown removes them.
 const { load, notify, store, wait } = Atomics;
-const askForMore = self.postMessage?.bind(self);
+const askForMore = globalThis.postMessage?.bind(globalThis);
 
 /** Makes the memory of a mailbox; undefined where this context may not share memory with its workers. */
 export function createMailbox() {
@@ -25,7 +25,7 @@ export function createMailbox() {
 /**
  * Makes the writing end, for the thread that started the worker: the frame's, or the page's.
  * @param {SharedArrayBuffer} mailbox
- * @param {Worker} worker
+ * @param {Pick<Worker, "addEventListener">} worker
  */
 export function createMailboxWriter(mailbox, worker) {
   const state = new Int32Array(mailbox, 0, 3);

@@ -28,12 +28,19 @@ const glue = {
   takeRequest,
   startWorker,
   readMetadata,
+  /** Reads the supervisor, where it cannot be fetched. @type {(() => Promise<BufferSource>) | undefined} */
+  supervisor: undefined,
 };
+
+/** Adds functions for another place than a page, or replaces a page's: `node.js` does. @param {object} functions */
+export function provide(functions) {
+  Object.assign(glue, functions);
+}
 
 /** Resolves when the supervisor can be called, to the functions that it needs. */
 export async function load() {
   try {
-    await init();
+    await (glue.supervisor ? init({ module_or_path: glue.supervisor() }) : init());
   } catch (error) {
     const what = `the supervisor (pkg/sandglass_bg.wasm) could not be loaded; serve the package's pkg/ beside its entry`;
     throw new SandboxError("asset_failed", `${what}: ${error}`);

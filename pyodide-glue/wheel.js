@@ -3,7 +3,7 @@
 /** @typedef {{ name: string, size: number, isLink: boolean, read: () => Promise<Uint8Array> }} Member */
 
 // Taken before any guest code runs: lockDown removes them, or guest code may replace them.
-const { Blob, DataView, DecompressionStream, TextDecoder, Uint8Array } = self;
+const { Blob, DataView, DecompressionStream, TextDecoder, Uint8Array } = globalThis;
 const { min, max } = Math;
 
 const END = 0x06054b50;

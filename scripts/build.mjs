@@ -52,6 +52,10 @@ async function guest() {
     script("worker.js", { banner: { js: '"use strict";self.importScripts = () => { throw null; };' } }).then((text) =>
       writeFile(join(dist, "guest.js"), text),
     ),
+    // The process of a guest on Node, Deno or Bun: a module, which all three run.
+    script("process-script.js", { format: "esm", platform: "node", legalComments: "none" }).then((text) =>
+      writeFile(join(dist, "process.mjs"), text),
+    ),
     ...copied.map((file) => copyFile(join(pyodide, file), join(dist, file))),
     readFile(join(pyodide, wasm)).then((bytes) => writeFile(join(dist, wasm), addFrames(bytes))),
   ]);
@@ -97,7 +101,8 @@ async function script(entry, options) {
     minify: !dev,
     logLevel: "silent",
     // Pyodide derives addresses from its own, and a blob has none. Nothing is fetched from this address.
-    define: { "import.meta.url": '"https://guest.invalid/guest.js"' },
+    // Pyodide must not see Bun either, whose workers cannot lose that name: it is to behave as in a browser.
+    define: { "import.meta.url": '"https://guest.invalid/guest.js"', Bun: "undefined" },
     // Pyodide imports these on Node only.
     external: ["node:*", "ws"],
     plugins: [

@@ -509,12 +509,12 @@ function whyNot(test, backend, places) {
 /**
  * Runs the cases of these files, and calls `report` for each.
  * @param {string[]} files
- * @param {{ only: string, lanes: number, backend: string, places: string[], server?: { url: string, apiKey: string } }} options
- *   `places`: places of where.js, which leave out cases; `server`: the server that runs the guests
+ * @param {{ only: string, lanes: number, backend: string, places: string[], server?: { url: string, apiKey: string }, isolation?: string }} options
+ *   `places`: places of where.js, which leave out cases; `server`: the server that runs the guests; `isolation`: the option
  * @param {(line: { name: string, problems: string[], skipped?: string, ms: number }) => void} report
  */
-export async function run(files, { only, lanes, backend, places, server }, report) {
-  place = server ? { backend: server } : {};
+export async function run(files, { only, lanes, backend, places, server, isolation }, report) {
+  place = server ? { backend: server } : isolation ? { isolation } : {};
   const tests = await load(files, only);
   const reasons = new Map(tests.map((test) => [test, whyNot(test, backend, places)]));
   for (const [test, skipped] of reasons) if (skipped) report({ name: test.name, problems: [], skipped, ms: 0 });

@@ -1,0 +1,62 @@
+// Processes of guests, for a host on Node, Deno or Bun: starts one and passes messages between its pipes and the ports that
+// the supervisor holds.
+// Decisions: docs/internals/guest-in-a-process.md.
+
+import { spawn } from "node:child_process";
+import { LANES, createReader, createWriter } from "./pipe.js";
+
+/** @import { Parts } from "./start-worker.js" */
+
+/** @typedef {{ program: string, args: string[], env: Record<string, string | undefined>, filter?: Uint8Array }} Command */
+
+/** The most characters of a failure that the process wrote to its standard error. */
+const MAX_WORDS = 2000;
+
+/**
+ * Starts the process of a guest. A failure is reported to `control`, as a worker's is.
+ * @param {Command} command  with a filter of system calls, which the program reads from its descriptor 3
+ * @param {Blob} script  the worker's script, dist/guest.js
+ * @param {MessagePort} port  the private way between worker and host
+ * @param {MessagePort} control
+ * @returns {{ terminate(): void }}
+ */
+export function startProcess({ program, args, env, filter }, script, port, control) {
+  const child = spawn(program, args, { env, stdio: ["pipe", "pipe", "pipe", ...(filter ? ["pipe"] : [])] });
+  const { stdin, stdout, stderr } = child;
+  let words = "";
+  const fail = (/** @type {unknown} */ why) => {
+    child.kill("SIGKILL");
+    control.postMessage(`its process has ended: ${why}`);
+  };
+  const write = createWriter((pieces) => pieces.forEach((piece) => stdin.write(piece)), fail);
+  const read = createReader((lane, value) => {
+    if (lane === LANES.port) return port.postMessage(value);
+    if (lane !== LANES.control || (value !== null && typeof value !== "string")) throw new RangeError("no such lane");
+    control.postMessage(value);
+  });
+  stdout.on("data", (chunk) => {
+    try {
+      read(chunk);
+    } catch (error) {
+      stdout.removeAllListeners("data").resume();
+      fail(error);
+    }
+  });
+  stderr.setEncoding("utf8").on("data", (text) => (words = (words + text).slice(-MAX_WORDS)));
+  stdin.on("error", () => {}); // "close" reports the end
+  child.on("error", fail);
+  child.on("close", (code, signal) => fail(words.trim() || (signal ?? `exit code ${code}`)));
+
+  if (filter) child.stdio[3].end(filter);
+  script.text().then((text) => write(LANES.script, text));
+  port.onmessage = ({ data }) => write(LANES.port, data);
+  control.onmessage = ({ data }) => write(LANES.control, giveControl(data));
+  return { terminate: () => void child.kill("SIGKILL") };
+}
+
+/** A message of `control` as a value of a pipe. `process-script.js` reads it. @param {Parts | [string, Uint8Array?]} message */
+function giveControl(message) {
+  if (Array.isArray(message)) return ["message", message[0], ...(message[1] ? [message[1]] : [])];
+  const { pyodide, files, snapshot, proven } = message;
+  return ["parts", pyodide.wasm, pyodide.stdlib, JSON.stringify(files), snapshot ?? null, proven ? "proven" : ""];
+}

@@ -12,12 +12,14 @@ import { startProcess } from "./process.js";
 import { filterFor } from "./seccomp.js";
 
 /** @typedef {import("./process.js").Command} Command */
-/** @typedef {"node" | "deno" | "bun"} Engine */
+/** A program that can run a guest. @typedef {{ kind: "node" | "deno", path: string }} Engine */
 
 const run = promisify(execFile);
 /** The time for a trial run, in milliseconds. */
 const TRIAL_MS = 30_000;
-const SCRIPT = new URL("../dist/process.mjs", import.meta.url);
+const SCRIPT = fileURLToPath(new URL("../dist/process.mjs", import.meta.url));
+/** The first version of Node.js that calls its permissions by their final name. */
+const [PERMISSIONS_MAJOR, PERMISSIONS_MINOR] = [22, 13];
 /** The paths of the engine and its script in bubblewrap. */
 const [INSIDE_ENGINE, INSIDE_SCRIPT] = ["/guest/engine", "/guest/process.mjs"];
 const NO_EVAL = "--disallow-code-generation-from-strings";
@@ -38,14 +40,14 @@ export function createProcesses() {
 
     /** Finds what confines a process here. A failure is forgotten, because something may be installed meanwhile. */
     prepare() {
-      preparing ??= choose().then(
+      preparing ??= confine().then(
         ({ name, command }) => {
           confined = command;
           processes.confinement = name;
         },
         (error) => {
           preparing = undefined;
-          throw error.message;
+          throw error;
         },
       );
       return preparing;
@@ -61,13 +63,17 @@ export function createProcesses() {
   return processes;
 }
 
-/** @returns {Promise<{ name: string, command: Command }>} */
-async function choose() {
+/**
+ * The command that starts a confined process, and the name of its wall. Rejects when there is no wall here.
+ * @param {string} [script]  what the process runs
+ * @returns {Promise<{ name: string, command: Command }>}
+ */
+export async function confine(script = SCRIPT) {
   const failures = [];
   for (const way of [inBubblewrap, inDeno]) {
     try {
-      const found = await way();
-      if (found) return found;
+      const command = await way(script);
+      if (command) return { name: way === inDeno ? "deno" : "bubblewrap", command };
     } catch (error) {
       const { message, stderr } = /** @type {Error & { stderr?: string }} */ (error);
       failures.push((stderr || message).trim().slice(0, 500));
@@ -76,35 +82,42 @@ async function choose() {
   throw new Error([MISSING, ...failures].join("\n"));
 }
 
-/** The program that runs this code. @returns {Engine} */
-const ownEngine = () => ("Deno" in globalThis ? "deno" : "Bun" in globalThis ? "bun" : "node");
+/** The process without a wall. @returns {Command} */
+function unconfined() {
+  const { kind, path } = findEngine();
+  return {
+    program: path,
+    args: kind === "deno" ? ["run", "--quiet", "--allow-all", SCRIPT] : [SCRIPT],
+    env: surroundings(),
+  };
+}
+
+/** The program that runs this code, unless it is Bun: its engine does not take Pyodide's wasm. @returns {Engine} */
+function findEngine() {
+  if ("Deno" in globalThis) return { kind: "deno", path: process.execPath };
+  if (!("Bun" in globalThis)) return { kind: "node", path: process.execPath };
+  const [node, deno] = [which("node"), findDeno()];
+  if (node) return { kind: "node", path: node };
+  if (deno) return { kind: "deno", path: deno };
+  throw new Error("Bun's engine cannot run Python: install Node.js or Deno beside it");
+}
 
 /**
- * The arguments that run the script. Where an engine has permissions of its own, the guest gets none.
- * @param {Engine} engine @param {string} script
+ * The arguments that run a script. Where an engine has permissions of its own, the guest gets none.
+ * @param {"node" | "deno"} kind @param {string} version  as the engine tells it @param {string} script
  */
-function argumentsOf(engine, script) {
-  if (engine === "bun") return ["run", "--no-install", script];
-  if (engine === "deno") {
+function argumentsOf(kind, version, script) {
+  if (kind === "deno") {
     const nothing = ["--no-prompt", "--no-config", "--no-lock", "--no-remote", "--no-npm"];
     return ["run", "--quiet", ...nothing, `--v8-flags=${NO_EVAL}`, script];
   }
-  const permission = ["--permission", "--experimental-permission"].find((flag) =>
-    process.allowedNodeEnvironmentFlags.has(flag),
-  );
-  const nothing = permission ? [permission, "--allow-worker", `--allow-fs-read=${script}`] : [];
-  return ["--no-warnings", NO_EVAL, ...nothing, script];
+  const [major, minor] = version.replace("v", "").split(".").map(Number);
+  const isNamed = major > PERMISSIONS_MAJOR || (major === PERMISSIONS_MAJOR && minor >= PERMISSIONS_MINOR);
+  const permissions = isNamed && !(major === 23 && minor < 5) ? "--permission" : "--experimental-permission";
+  return ["--no-warnings", NO_EVAL, permissions, "--allow-worker", `--allow-fs-read=${script}`, script];
 }
 
-/** The process without a wall. @returns {Command} */
-function unconfined() {
-  const engine = ownEngine();
-  const script = fileURLToPath(SCRIPT);
-  const args = engine === "deno" ? ["run", "--quiet", "--allow-all", script] : [script];
-  return { program: process.execPath, args, env: surroundings() };
-}
-
-/** The variables that Deno needs to find its cache; no other program needs any. */
+/** The variables by which Deno finds its cache. No other program needs any. */
 function surroundings() {
   const names = ["HOME", "DENO_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA", "USERPROFILE", "SystemRoot"];
   return Object.fromEntries(names.flatMap((name) => (process.env[name] ? [[name, process.env[name]]] : [])));
@@ -112,35 +125,35 @@ function surroundings() {
 
 /** Finds a program. @param {string} name */
 function which(name) {
+  const file = process.platform === "win32" ? `${name}.exe` : name;
   const folders = (process.env.PATH ?? "").split(delimiter).filter(Boolean);
-  return folders.map((folder) => join(folder, name)).find((path) => existsSync(path));
+  return folders.map((folder) => join(folder, file)).find((path) => existsSync(path));
 }
 
-async function inBubblewrap() {
+/** @param {string} script @returns {Promise<Command | undefined>} */
+async function inBubblewrap(script) {
   const bwrap = process.platform === "linux" && which("bwrap");
   if (!bwrap) return undefined;
-  const engine = ownEngine();
-  const libraries = await librariesOf(process.execPath);
+  const { kind, path } = findEngine();
   const filter = filterFor(process.arch);
   const around = [
     ...["--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"],
     ...["--new-session", "--die-with-parent", "--hostname", "sandglass", "--clearenv"],
-    ...libraries.flatMap((library) => ["--ro-bind", library, library]),
+    ...(await librariesOf(path)).flatMap((library) => ["--ro-bind", library, library]),
     // Not the path itself: Deno rewrites the arguments of a program that gets it.
-    ...["--ro-bind", `${dirname(process.execPath)}/./${basename(process.execPath)}`, INSIDE_ENGINE],
-    ...["--ro-bind", fileURLToPath(SCRIPT), INSIDE_SCRIPT],
+    ...["--ro-bind", `${dirname(path)}/./${basename(path)}`, INSIDE_ENGINE, "--ro-bind", script, INSIDE_SCRIPT],
     // Debian's Node.js has a part of its own library there.
-    ...(engine === "node" ? ["--ro-bind-try", "/usr/share/nodejs", "/usr/share/nodejs"] : []),
-    ...(engine === "deno" ? ["--size", `${1 << 20}`, "--tmpfs", "/tmp", "--setenv", "DENO_DIR", "/tmp"] : []),
+    ...(kind === "node" ? ["--ro-bind-try", "/usr/share/nodejs", "/usr/share/nodejs"] : []),
+    ...(kind === "deno" ? ["--size", `${1 << 20}`, "--tmpfs", "/tmp", "--setenv", "DENO_DIR", "/tmp"] : []),
     ...["--proc", "/proc", "--remount-ro", "/", "--chdir", "/"],
   ];
-  await run(bwrap, [...around, "--", INSIDE_ENGINE, "--version"], { env: {}, timeout: TRIAL_MS });
+  const trial = await run(bwrap, [...around, "--", INSIDE_ENGINE, "--version"], { env: {}, timeout: TRIAL_MS });
   const args = [
     ...around,
     ...(filter ? ["--seccomp", "3"] : []),
-    ...["--", INSIDE_ENGINE, ...argumentsOf(engine, INSIDE_SCRIPT)],
+    ...["--", INSIDE_ENGINE, ...argumentsOf(kind, trial.stdout, INSIDE_SCRIPT)],
   ];
-  return { name: "bubblewrap", command: { program: bwrap, args, env: {}, filter } };
+  return { program: bwrap, args, env: {}, filter };
 }
 
 /** The libraries that a program is linked with, and its loader. @param {string} program */
@@ -153,22 +166,25 @@ async function librariesOf(program) {
   }
 }
 
-async function inDeno() {
-  const deno = ownEngine() === "deno" ? process.execPath : (which("deno") ?? installedDeno());
+/** @param {string} script @returns {Promise<Command | undefined>} */
+async function inDeno(script) {
+  const deno = findDeno();
   if (!deno) return undefined;
   const env = surroundings();
-  await run(deno, ["--version"], { env, timeout: TRIAL_MS });
-  return { name: "deno", command: { program: deno, args: argumentsOf("deno", fileURLToPath(SCRIPT)), env } };
+  const { stdout } = await run(deno, ["--version"], { env, timeout: TRIAL_MS });
+  return { program: deno, args: argumentsOf("deno", stdout, script), env };
 }
 
-/** The program of the npm package "deno". */
-function installedDeno() {
+/** Deno: the one that runs this code, a program in the PATH, or that of the npm package "deno". */
+function findDeno() {
+  const found = "Deno" in globalThis ? process.execPath : which("deno");
+  if (found) return found;
   const { platform, arch } = process;
   const name = `@deno/${platform}-${arch}${platform === "linux" ? "-glibc" : ""}`;
   const file = platform === "win32" ? "deno.exe" : "deno";
   for (const from of [import.meta.url, join(process.cwd(), "package.json")]) {
     try {
-      return join(createRequire(from).resolve(`${name}/package.json`), "..", file);
+      return join(dirname(createRequire(from).resolve(`${name}/package.json`)), file);
     } catch {} // not installed there
   }
   return undefined;

@@ -35,6 +35,17 @@ const PRELUDE = `"use strict";
   };
   for (const name of ["process", "require", "module", "exports", "Deno", "Bun"])
     Reflect.deleteProperty(globalThis, name); // Bun keeps its own
+  // Deno tells the global object of a rejection that nobody handles, and ends the worker unless that is prevented.
+  const { dispatchEvent } = EventTarget.prototype;
+  const dispatch = (event) =>
+    event.type === "unhandledrejection" ? event.preventDefault() : dispatchEvent.call(globalThis, event);
+  Object.defineProperty(globalThis, "dispatchEvent", { value: dispatch });
+  // Its ports look this one up when they are used.
+  Object.defineProperty(globalThis, "queueMicrotask", { value: globalThis.queueMicrotask });
+  // It loads parts of them when they are first used, which has to be before lockdown.js runs.
+  const { port1, port2 } = new MessageChannel();
+  port1.onmessage = () => port1.close();
+  port2.postMessage(null);
   // lockdown.js removes these from what the global object inherits, and Deno's ports need them.
   for (const name of ["addEventListener", "removeEventListener", "dispatchEvent"])
     Object.defineProperty(MessagePort.prototype, name, { value: EventTarget.prototype[name] });
@@ -47,7 +58,9 @@ function createWorker(script) {
   return {
     /** @param {string} type @param {(event: any) => void} listener */
     addEventListener(type, listener) {
-      worker.on(type, (value) => listener(type === "error" ? { message: `${value}`, preventDefault() {} } : { data: value }));
+      worker.on(type, (value) =>
+        listener(type === "error" ? { message: `${value}`, preventDefault() {} } : { data: value }),
+      );
     },
     /** @param {unknown} message @param {any} [moved] */
     postMessage: (message, moved) => worker.postMessage(message, moved),

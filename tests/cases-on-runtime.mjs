@@ -34,15 +34,22 @@ try {
   const options = { only, lanes: LANES, backend: "browser", places: all || only ? [] : [runtime], isolation };
   let isFinished = false;
   const script = await bundle("case-process.js");
-  const { code, said } = await runScript(found, [script, JSON.stringify({ site: site.url, files, options })], (line) => {
-    if (!line.startsWith("{")) return console.log(line);
-    const { name, problems, skipped, ms, finished } = JSON.parse(line);
-    if (finished) isFinished = true;
-    else if (skipped) score.skip(name, skipped);
-    else score.add(name, problems, ms);
-    if (process.env.VERBOSE) console.log(`  ${name} ${ms} ms`);
-  });
-  score.add("all cases ran, and the process ended by itself", isFinished && code === 0 ? [] : [`it ended with ${code}`, said]);
+  const { code, said } = await runScript(
+    found,
+    [script, JSON.stringify({ site: site.url, files, options })],
+    (line) => {
+      if (!line.startsWith("{")) return console.log(line);
+      const { name, problems, skipped, ms, finished } = JSON.parse(line);
+      if (finished) isFinished = true;
+      else if (skipped) score.skip(name, skipped);
+      else score.add(name, problems, ms);
+      if (process.env.VERBOSE) console.log(`  ${name} ${ms} ms`);
+    },
+  );
+  score.add(
+    "all cases ran, and the process ended by itself",
+    isFinished && code === 0 ? [] : [`it ended with ${code}`, said],
+  );
 } catch (error) {
   score.fail("the cases could not be run", [String(/** @type {Error} */ (error).stack ?? error)]);
 } finally {

@@ -48,7 +48,7 @@ export async function bundle(name) {
       {
         name: "site",
         setup(build) {
-          const entry = join(root, "pyodide-glue/node.js");
+          const entry = join(root, process.env.HACK ?? "pyodide-glue/node.js");
           build.onResolve({ filter: /^\/pyodide-glue\/index\.js$/ }, () => ({ path: entry, external: true }));
           build.onResolve({ filter: /^\/pyodide-glue\/rlm\.js$/ }, () => ({
             path: join(root, "pyodide-glue/node-rlm.js"),
@@ -69,10 +69,15 @@ export async function bundle(name) {
  * @param {{ program: string, args: string[] }} runtime
  * @param {string[]} args  the script's path and arguments
  * @param {(line: string) => void} hear  gets each line of output
- * @param {Record<string, string>} [env]
+ * @param {Record<string, string>} [env]  more variables
+ * @param {string} [cwd]
  */
-export async function runScript({ program, args: first }, args, hear, env) {
-  const child = spawn(program, [...first, ...args], { stdio: ["ignore", "pipe", "pipe"], env: { ...process.env, ...env } });
+export async function runScript({ program, args: first }, args, hear, env, cwd) {
+  const child = spawn(program, [...first, ...args], {
+    stdio: ["ignore", "pipe", "pipe"],
+    cwd,
+    env: { ...process.env, ...env },
+  });
   createInterface({ input: child.stdout }).on("line", hear);
   let said = "";
   child.stderr.setEncoding("utf8").on("data", (text) => (said = (said + text).slice(-4000)));

@@ -126,6 +126,7 @@ function surroundings() {
 /** Finds a program. @param {string} name */
 function which(name) {
   const file = process.platform === "win32" ? `${name}.exe` : name;
+  /** @type {string[]} */
   const folders = (process.env.PATH ?? "").split(delimiter).filter(Boolean);
   return folders.map((folder) => join(folder, file)).find((path) => existsSync(path));
 }

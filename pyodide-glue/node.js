@@ -12,7 +12,7 @@ import { load, provide } from "./supervisor.js";
 
 export { SandboxError } from "./supervisor.js";
 
-/** Reads a file of the package. @param {string | URL} url */
+/** Reads a file of the package. @param {string | URL} url @returns {Promise<Uint8Array<ArrayBuffer>>} */
 const read = (url) => readFile(fileURLToPath(url));
 
 provide({

@@ -58,7 +58,7 @@ function createWorker(script) {
   return {
     /** @param {string} type @param {(event: any) => void} listener */
     addEventListener(type, listener) {
-      worker.on(type, (value) =>
+      worker.on(type, (/** @type {unknown} */ value) =>
         listener(type === "error" ? { message: `${value}`, preventDefault() {} } : { data: value }),
       );
     },

@@ -34,7 +34,7 @@ export function startProcess({ program, args, env, filter }, script, port, contr
     if (lane !== LANES.control || (value !== null && typeof value !== "string")) throw new RangeError("no such lane");
     control.postMessage(value);
   });
-  stdout.on("data", (chunk) => {
+  stdout.on("data", (/** @type {Uint8Array} */ chunk) => {
     try {
       read(chunk);
     } catch (error) {
@@ -42,10 +42,12 @@ export function startProcess({ program, args, env, filter }, script, port, contr
       fail(error);
     }
   });
-  stderr.setEncoding("utf8").on("data", (text) => (words = (words + text).slice(-MAX_WORDS)));
+  stderr.setEncoding("utf8").on("data", (/** @type {string} */ text) => (words = (words + text).slice(-MAX_WORDS)));
   stdin.on("error", () => {}); // "close" reports the end
   child.on("error", fail);
-  child.on("close", (code, signal) => fail(words.trim() || (signal ?? `exit code ${code}`)));
+  child.on("close", (/** @type {number | null} */ code, /** @type {string | null} */ signal) =>
+    fail(words.trim() || (signal ?? `exit code ${code}`)),
+  );
 
   if (filter) child.stdio[3].end(filter);
   script.text().then((text) => write(LANES.script, text));

@@ -14,7 +14,7 @@ const { values } = parseArgs({
   options: {
     runtime: { type: "string", default: "node" },
     program: { type: "string" },
-    isolation: { type: "string", default: "process" },
+    isolation: { type: "string" },
     only: { type: "string", default: "" },
     all: { type: "boolean", default: false },
   },

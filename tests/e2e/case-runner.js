@@ -300,6 +300,7 @@ const THROWN = {
   DOMException: () => new DOMException("it was too late", "TimeoutError"),
   // Its constructor is another page's `Error`.
   "error of a frame": () => {
+    if (!globalThis.document) return new RangeError("out of reach"); // outside of browsers
     const frame = document.createElement("iframe");
     document.body.append(frame);
     const error = new /** @type {any} */ (frame.contentWindow).RangeError("out of reach");

@@ -33,7 +33,8 @@ try {
   await score.test("a process in bubblewrap reaches nothing", () => escape("bubblewrap", PATH));
   // Without a PATH, bubblewrap is not found, and Deno is that of the npm package.
   if (deno) await score.test("a process with Deno's permissions reaches nothing", () => escape("deno", ""));
-  else score.skip("a process with Deno's permissions reaches nothing", "the npm package of Deno is not for this machine");
+  else
+    score.skip("a process with Deno's permissions reaches nothing", "the npm package of Deno is not for this machine");
   if (deno) await score.test("Deno in bubblewrap reaches nothing", () => escapeFrom(deno));
   await score.test("the targets can be reached without a wall", unconfined);
   for (const [name, bytes] of Object.entries(FORGERIES()))
@@ -86,7 +87,11 @@ async function attack(command) {
   const { reached, refused } = await runAttacks(command);
   if (process.env.VERBOSE) console.log(refused);
   const few = Object.keys(refused).length < 20;
-  return [...reached, ...hits.splice(0).map((hit) => `the canary saw ${hit}`), ...(few ? ["few attacks were tried"] : [])];
+  return [
+    ...reached,
+    ...hits.splice(0).map((hit) => `the canary saw ${hit}`),
+    ...(few ? ["few attacks were tried"] : []),
+  ];
 }
 
 /** @param {import("../../pyodide-glue/process.js").Command} command */
@@ -123,10 +128,7 @@ function FORGERIES() {
     "a value of no kind": [6, 0, 0, 0, 0, 9, 0, 0, 0, 0],
     "more than its value": [8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 7],
     "parts to the host's control": [11, 0, 0, 0, 1, 4, 1, 0, 0, 0, 0, 0, 0, 0, 0],
-    "lists without end": [
-      ...[31, 0, 0, 0, 0],
-      ...Array.from({ length: 6 }, () => [4, 1, 0, 0, 0]).flat(),
-    ],
+    "lists without end": [...[31, 0, 0, 0, 0], ...Array.from({ length: 6 }, () => [4, 1, 0, 0, 0]).flat()],
   };
 }
 
@@ -150,7 +152,8 @@ async function forge(bytes) {
 async function refusal() {
   const copy = join(folder, "package");
   await mkdir(copy);
-  for (const part of ["package.json", "pyodide-glue", "pkg", "dist"]) await cp(join(root, part), join(copy, part), { recursive: true });
+  for (const part of ["package.json", "pyodide-glue", "pkg", "dist"])
+    await cp(join(root, part), join(copy, part), { recursive: true });
   const script = join(copy, "try.mjs");
   await writeFile(
     script,

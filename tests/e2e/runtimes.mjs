@@ -48,7 +48,7 @@ export async function bundle(name) {
       {
         name: "site",
         setup(build) {
-          const entry = join(root, process.env.HACK ?? "pyodide-glue/node.js");
+          const entry = join(root, "pyodide-glue/node.js");
           build.onResolve({ filter: /^\/pyodide-glue\/index\.js$/ }, () => ({ path: entry, external: true }));
           build.onResolve({ filter: /^\/pyodide-glue\/rlm\.js$/ }, () => ({
             path: join(root, "pyodide-glue/node-rlm.js"),

@@ -17,7 +17,8 @@ import { filterFor } from "./seccomp.js";
 const run = promisify(execFile);
 /** The time for a trial run, in milliseconds. */
 const TRIAL_MS = 30_000;
-const SCRIPT = fileURLToPath(new URL("../dist/process.mjs", import.meta.url));
+/** The script of a guest's process. Found when it is needed, because a bundle may not know its own address. */
+const ownScript = () => fileURLToPath(new URL("../dist/process.mjs", import.meta.url));
 /** The first version of Node.js that calls its permissions by their final name. */
 const [PERMISSIONS_MAJOR, PERMISSIONS_MINOR] = [22, 13];
 /** The paths of the engine and its script in bubblewrap. */
@@ -68,7 +69,7 @@ export function createProcesses() {
  * @param {string} [script]  what the process runs
  * @returns {Promise<{ name: string, command: Command }>}
  */
-export async function confine(script = SCRIPT) {
+export async function confine(script = ownScript()) {
   const failures = [];
   for (const way of [inBubblewrap, inDeno]) {
     try {
@@ -87,7 +88,7 @@ function unconfined() {
   const { kind, path } = findEngine();
   return {
     program: path,
-    args: kind === "deno" ? ["run", "--quiet", "--allow-all", SCRIPT] : [SCRIPT],
+    args: kind === "deno" ? ["run", "--quiet", "--allow-all", ownScript()] : [ownScript()],
     env: surroundings(),
   };
 }

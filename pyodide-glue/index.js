@@ -6,7 +6,7 @@ import { load } from "./supervisor.js";
 
 /** @import { Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
 
-export { SandboxError } from "./supervisor.js";
+export { SandboxError } from "./sandbox-error.js";
 
 let isFirst = true;
 
@@ -16,11 +16,11 @@ let isFirst = true;
  * @returns {Promise<Sandbox>}
  */
 export async function createSandbox(options) {
-  if (!isFirst) return startSandbox(await load(), options);
+  if (!isFirst) return startSandbox(await load(options), options);
   isFirst = false;
   prefetch(options);
   try {
-    return await startSandbox(await load(), options);
+    return await startSandbox(await load(options), options);
   } finally {
     discardPrefetched();
   }

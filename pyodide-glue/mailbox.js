@@ -19,7 +19,7 @@ const askForMore = globalThis.postMessage?.bind(globalThis);
 
 /** Makes the memory of a mailbox; undefined where this context may not share memory with its workers. */
 export function createMailbox() {
-  return self.crossOriginIsolated ? new SharedArrayBuffer(MAILBOX_BYTES) : undefined;
+  return globalThis.crossOriginIsolated ? new SharedArrayBuffer(MAILBOX_BYTES) : undefined;
 }
 
 /**

@@ -10,16 +10,19 @@ import { load, provide } from "./supervisor.js";
 
 /** @import { Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
 
-export { SandboxError } from "./supervisor.js";
+export { SandboxError } from "./sandbox-error.js";
 
-/** Reads a file of the package. @param {string | URL} url @returns {Promise<Uint8Array<ArrayBuffer>>} */
-const read = (url) => readFile(fileURLToPath(url));
+/**
+ * Reads a file of the package by its address; undefined leaves an address of the web to `fetch`.
+ * @param {string} url
+ * @returns {Promise<Uint8Array<ArrayBuffer>> | undefined}
+ */
+const read = (url) => (url.startsWith("file:") ? readFile(fileURLToPath(url)) : undefined);
 
 provide({
   processes: createProcesses(),
-  supervisor: () => read(new URL("../pkg/sandglass_bg.wasm", import.meta.url)),
-  /** A file by its address, as `fetch` would answer; undefined leaves an address of the web to `fetch`. @param {string} url */
-  takeRequest: (url) => (url.startsWith("file:") ? read(url).then((bytes) => new Response(bytes)) : undefined),
+  read,
+  takeRequest: (url) => read(url)?.then((bytes) => new Response(bytes)),
 });
 
 /**
@@ -28,5 +31,5 @@ provide({
  * @returns {Promise<Sandbox>}
  */
 export async function createSandbox(options) {
-  return startSandbox(await load(), options);
+  return startSandbox(await load(options), options);
 }

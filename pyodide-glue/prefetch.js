@@ -2,13 +2,13 @@
 // requests its files.
 // Decisions: docs/internals/guest-in-a-browser.md.
 
+import { assetUrl } from "./assets.js";
 import { createFrame } from "./frame.js";
 
 /** @import { SandboxOptions } from "../pkg/sandglass.js" */
 /** @import { Frame } from "./frame.js" */
 
-export const ASSETS_URL = new URL("../dist/", import.meta.url).href;
-const FILES = ["guest.js", "pyodide.asm.wasm", "python_stdlib.zip"];
+const FIRST = ["script", "wasm", "stdlib"];
 
 /** @type {Frame | undefined} */
 let frame;
@@ -17,15 +17,15 @@ const requests = new Map();
 
 /** Begins the work for a sandbox of these options, which nobody has checked yet. @param {SandboxOptions} [options] */
 export function prefetch(options) {
-  const { isolation = "frame", assetsUrl = ASSETS_URL } = Object(options);
+  const { isolation = "frame", assetsUrl } = Object(options);
   if (isolation === "frame" && globalThis.document) frame = createFrame();
   // In a context that is not secure, a request has to name the file's hash.
   if (!globalThis.crypto?.subtle) return;
-  const base = `${assetsUrl}`.replace(/\/?$/, "/");
-  for (const file of FILES) {
-    const request = fetch(base + file);
+  for (const asset of FIRST) {
+    const url = assetUrl(asset, typeof assetsUrl === "string" ? assetsUrl : undefined);
+    const request = fetch(url);
     request.catch(() => {}); // the taker hears of the failure
-    requests.set(base + file, request);
+    requests.set(url, request);
   }
 }
 

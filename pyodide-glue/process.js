@@ -15,7 +15,7 @@ const MAX_WORDS = 2000;
 /**
  * Starts the process of a guest. A failure is reported to `control`, as a worker's is.
  * @param {Command} command  with a filter of system calls, which the program reads from its descriptor 3
- * @param {Blob} script  the worker's script, dist/guest.js
+ * @param {Blob} script  the worker's script, dist/guest.txt
  * @param {MessagePort} port  the private way between worker and host
  * @param {MessagePort} control
  * @returns {{ terminate(): void }}

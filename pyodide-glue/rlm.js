@@ -5,7 +5,7 @@ import { load } from "./supervisor.js";
 
 /** @import { RlmEvent, RlmModelFunction, RlmOptions, RlmRun } from "../pkg/sandglass.js" */
 
-export { SandboxError } from "./supervisor.js";
+export { SandboxError } from "./sandbox-error.js";
 
 /**
  * Lets a model answer a task about a context of any size. The model writes Python, which runs in a sandbox, and may ask
@@ -15,7 +15,7 @@ export { SandboxError } from "./supervisor.js";
  * @returns {Promise<RlmRun>}
  */
 export async function runRlm(options) {
-  return startRlm(await load(), options);
+  return startRlm(await load(options?.sandbox), options);
 }
 
 /**

@@ -13,7 +13,7 @@ import { createMailbox, createMailboxWriter } from "./mailbox.js";
 
 /**
  * Starts a guest's worker.
- * @param {Blob} script  the worker's script, dist/guest.js
+ * @param {Blob} script  the worker's script, dist/guest.txt
  * @param {MessagePort} port  the private way between worker and host
  * @param {MessagePort} control  brings the worker's parts, then messages for a blocked worker; reports a failure of the
  * worker

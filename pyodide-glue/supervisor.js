@@ -2,20 +2,11 @@
 
 import init from "../pkg/sandglass.js";
 import { build, integrity, platform } from "../dist/assets.js";
-import { ASSETS_URL, openFrame, takeRequest } from "./prefetch.js";
+import { assetUrl } from "./assets.js";
+import { openFrame, takeRequest } from "./prefetch.js";
+import { SandboxError } from "./sandbox-error.js";
 import { startWorker } from "./start-worker.js";
 import { readMetadata } from "./wheel.js";
-
-/** The error of a sandbox that cannot do what it was asked to. `code` names the kind of error and never changes. */
-export class SandboxError extends Error {
-  name = "SandboxError";
-
-  /** @param {string} code @param {string} message */
-  constructor(code, message) {
-    super(message);
-    this.code = code;
-  }
-}
 
 /** JavaScript's functions for the supervisor. */
 const glue = {
@@ -23,27 +14,34 @@ const glue = {
   build,
   integrity,
   platform,
-  assetsUrl: ASSETS_URL,
+  assetUrl,
   openFrame,
   takeRequest,
   startWorker,
   readMetadata,
-  /** Reads the supervisor, where it cannot be fetched. @type {(() => Promise<BufferSource>) | undefined} */
-  supervisor: undefined,
+  /** Reads a file that cannot be fetched. @type {((url: string) => Promise<BufferSource> | undefined) | undefined} */
+  read: undefined,
+  /** The processes of guests, outside of pages. @type {object | undefined} */
+  processes: undefined,
 };
 
-/** Adds functions for another place than a page, or replaces a page's: `node.js` does. @param {object} functions */
+/** Adds functions for another place than a page, or replaces a page's: `node.js` does. @param {Partial<typeof glue>} functions */
 export function provide(functions) {
   Object.assign(glue, functions);
 }
 
-/** Resolves when the supervisor can be called, to the functions that it needs. */
-export async function load() {
+/**
+ * Resolves when the supervisor can be called, to the functions that it needs.
+ * @param {unknown} [options]  the sandbox's options, which nobody has checked yet
+ */
+export async function load(options) {
+  const { assetsUrl } = Object(options);
+  const url = assetUrl("supervisor", typeof assetsUrl === "string" ? assetsUrl : undefined);
   try {
-    await (glue.supervisor ? init({ module_or_path: glue.supervisor() }) : init());
+    await init({ module_or_path: glue.read?.(url) ?? url });
   } catch (error) {
-    const what = `the supervisor (pkg/sandglass_bg.wasm) could not be loaded; serve the package's pkg/ beside its entry`;
-    throw new SandboxError("asset_failed", `${what}: ${error}`);
+    const remedy = "see docs/bundlers.md for the way in which your bundler copies it, or pass assetsUrl";
+    throw new SandboxError("asset_failed", `${url}: the supervisor could not be loaded: ${error}; ${remedy}`);
   }
   return glue;
 }

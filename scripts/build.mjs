@@ -11,6 +11,13 @@ import { assemble } from "./wat.mjs";
 
 const dev = process.argv.includes("--dev");
 const dist = join(root, "dist");
+/** The files that guests are made of, in dist/, by their names in pyodide-glue/assets.js. */
+const FILES = {
+  script: "guest.txt",
+  wasm: "pyodide.asm.wasm",
+  stdlib: "python_stdlib.zip",
+  lock: "pyodide-lock.txt",
+};
 
 await mkdir(dist, { recursive: true });
 const built = await Promise.all([
@@ -33,6 +40,7 @@ async function supervisor() {
     const first = lines.findIndex((line) => /^(error|Error)/.test(line));
     throw new Error((first < 0 ? lines.slice(-40) : lines.slice(first, first + 40)).join("\n"));
   }
+  await copyFile(join(root, "pkg/sandglass_bg.wasm"), join(dist, "supervisor.wasm"));
   // wasm-pack's .gitignore would keep pkg/ out of the npm package.
   await rm(join(root, "pkg/.gitignore"), { force: true });
 }
@@ -40,8 +48,6 @@ async function supervisor() {
 // Makes the guest's code and files, and dist/assets.js, which lists them for pyodide-glue/index.js.
 async function guest() {
   const pyodide = join(root, "node_modules/pyodide");
-  const wasm = "pyodide.asm.wasm";
-  const copied = ["python_stdlib.zip", "pyodide-lock.json"];
   const [frame] = await Promise.all([
     // Kept as a text, because the script is inline in the frame's document.
     script("frame-script.js"),
@@ -50,18 +56,19 @@ async function guest() {
     // TypeError about a call of a non-function, V8 would parse the whole script again. The directive must come first: in
     // sloppy code, V8 gives functions to whoever reads a stack (`CallSite.getFunction`).
     script("worker.js", { banner: { js: '"use strict";self.importScripts = () => { throw null; };' } }).then((text) =>
-      writeFile(join(dist, "guest.js"), text),
+      writeFile(join(dist, FILES.script), text),
     ),
     // The process of a guest on Node, Deno or Bun: a module, which all three run.
     script("process-script.js", { format: "esm", platform: "node", legalComments: "none" }).then((text) =>
       writeFile(join(dist, "process.mjs"), text),
     ),
-    ...copied.map((file) => copyFile(join(pyodide, file), join(dist, file))),
-    readFile(join(pyodide, wasm)).then((bytes) => writeFile(join(dist, wasm), addFrames(bytes))),
+    copyFile(join(pyodide, "python_stdlib.zip"), join(dist, FILES.stdlib)),
+    copyFile(join(pyodide, "pyodide-lock.json"), join(dist, FILES.lock)),
+    readFile(join(pyodide, "pyodide.asm.wasm")).then((bytes) => writeFile(join(dist, FILES.wasm), addFrames(bytes))),
   ]);
 
   const integrity = await Promise.all(
-    ["guest.js", wasm, ...copied].map(async (file) => [file, await digest(join(dist, file))]),
+    Object.entries(FILES).map(async ([asset, file]) => [asset, await digest(join(dist, file))]),
   );
   // Pages with a Content-Security-Policy allow the frame's script by this hash.
   const frameHash = `sha256-${createHash("sha256").update(frame).digest("base64")}`;
@@ -72,7 +79,7 @@ async function guest() {
   const build = createHash("sha256").update(JSON.stringify(integrity));
   for (const file of sources) build.update(await readFile(join(python, file)));
   // The platform and versions that wheels must be built for.
-  const { info } = JSON.parse(await readFile(join(dist, "pyodide-lock.json"), "utf8"));
+  const { info } = JSON.parse(await readFile(join(dist, FILES.lock), "utf8"));
   const platform = { python: info.python, abi: info.abi_version };
   const constants = {
     build: build.digest("hex"),

@@ -59,7 +59,7 @@ async function demo() {
 /** Builds the package if it is older than its sources. */
 function build() {
   const sources = ["src", "pyodide-glue", "scripts/build.mjs", "Cargo.toml", "Cargo.lock", "package-lock.json"];
-  const results = ["pkg/sandglass.js", "pkg/sandglass_bg.wasm", "dist/guest.js", "dist/assets.js", "dist/index.d.ts"];
+  const results = ["pkg/sandglass.js", "dist/supervisor.wasm", "dist/guest.txt", "dist/assets.js", "dist/index.d.ts"];
   const newest = Math.max(...sources.flatMap(filesBelow).map(changed));
   if (Math.min(...results.map(changed)) > newest) return;
   const { status } = spawnSync(process.execPath, [join(root, "scripts/build.mjs")], {

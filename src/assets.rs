@@ -8,15 +8,16 @@ use std::rc::Rc;
 
 use js_sys::{Object, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
+use wasm_bindgen_futures::{JsFuture, future_to_promise};
 use web_sys::{Blob, Response, SubtleCrypto};
 
 use super::glue::{Glue, btoa, describe, fetch, get, object};
+use super::packages::disregard;
 use sandglass_core::error::Error;
 
-const GUEST: &str = "guest.js";
-/// The files, by the names that the glue uses.
-const PYODIDE: [(&str, &str); 2] = [("pyodide.asm.wasm", "wasm"), ("python_stdlib.zip", "stdlib")];
+/// The files by the names of `pyodide-glue/assets.js`.
+const SCRIPT: &str = "script";
+const PYODIDE: [&str; 2] = ["wasm", "stdlib"];
 
 thread_local! {
     static LOADING: RefCell<HashMap<String, File>> = RefCell::default();
@@ -48,14 +49,11 @@ pub(super) struct Assets {
 }
 
 impl Assets {
-    /// Begins to fetch the files below `base` that nobody has asked for yet.
+    /// Begins to fetch the files that nobody has asked for yet.
     pub(super) fn load(base: &str, glue: &Glue) -> Self {
         Self {
-            script: load_one(base, GUEST, glue),
-            pyodide: PYODIDE
-                .into_iter()
-                .map(|(file, _)| load_one(base, file, glue))
-                .collect(),
+            script: load_one(base, SCRIPT, glue),
+            pyodide: PYODIDE.map(|asset| load_one(base, asset, glue)).to_vec(),
         }
     }
 
@@ -68,9 +66,9 @@ impl Assets {
     /// Pyodide's files. Trust them no more than a guest, until [`Self::verified`] says that all are right.
     pub(super) async fn pyodide(&self) -> Result<Object, Error> {
         let files = Object::new();
-        for ((_, name), file) in PYODIDE.into_iter().zip(&self.pyodide) {
+        for (asset, file) in PYODIDE.into_iter().zip(&self.pyodide) {
             let blob = settle(&file.blob).await?;
-            let _ = Reflect::set(&files, &name.into(), &blob); // a fresh object takes any property
+            let _ = Reflect::set(&files, &asset.into(), &blob); // a fresh object takes any property
         }
         Ok(files)
     }
@@ -95,12 +93,24 @@ pub(super) fn forget() {
 }
 
 /// Fetches one file. A failure is forgotten, so that the next sandbox tries again.
-fn load_one(base: &str, name: &'static str, glue: &Glue) -> File {
-    let url = format!("{base}{name}");
+fn load_one(base: &str, asset: &'static str, glue: &Glue) -> File {
+    let url = match glue.asset_url(asset, base) {
+        Ok(url) => url,
+        Err(why) => {
+            let blob = Promise::reject(&why);
+            disregard(blob.clone()); // those who wait for the file hear of it
+            return File {
+                url: asset.into(),
+                integrity: JsValue::UNDEFINED,
+                blob,
+                verified: Rc::default(),
+            };
+        }
+    };
     if let Some(file) = LOADING.with_borrow(|loading| loading.get(&url).cloned()) {
         return file;
     }
-    let integrity = get(&glue.integrity(), name);
+    let integrity = get(&glue.integrity(), asset);
     let request = glue.take_request(&url);
     let file = File {
         url: url.as_str().into(),
@@ -124,9 +134,7 @@ fn promise(url: &str, work: impl Future<Output = Result<JsValue, JsValue>> + 'st
             _ => format!("{url}: {}; no guest was started", describe(&problem)).into(),
         })
     });
-    let settled = promise.clone();
-    // Those who wait for the file hear of the failure; the page must not report it as an unhandled rejection.
-    spawn_local(async move { drop(JsFuture::from(settled).await) });
+    disregard(promise.clone()); // those who wait for the file hear of the failure
     promise
 }
 
@@ -148,12 +156,51 @@ async fn download(url: String, integrity: JsValue, begun: Option<Promise>) -> Re
         None => object(&[("integrity", &integrity)]),
     };
     let response = async { JsFuture::from(begun.map_or_else(|| fetch(&url, &init), Ok)?).await };
-    let response: Response = response.await.map_err(|error| failed(&error))?.unchecked_into();
-    if !response.ok() {
-        return Err(format!("the server answered {}", response.status()).into());
+    let response = response.await.map_err(|error| failed(&other_origin(&url, &error)))?;
+    let response: Response = response.unchecked_into();
+    if let Some(problem) = wrong_answer(&response) {
+        return Err(format!("{problem}. {}", remedy(&url)).into());
     }
     let blob = async { JsFuture::from(response.blob()?).await };
     blob.await.map_err(|error| failed(&error))
+}
+
+/// The reason why an answer cannot be the file. Servers answer with their start page where an application has taken over all addresses.
+fn wrong_answer(response: &Response) -> Option<String> {
+    if !response.ok() {
+        return Some(format!("the server answered {}", response.status()));
+    }
+    let kind = response
+        .headers()
+        .get("content-type")
+        .ok()
+        .flatten()
+        .unwrap_or_default();
+    kind.contains("text/html")
+        .then(|| "the server answered with a web page (text/html), so the file is not there".to_owned())
+}
+
+/// The advice for a file that is not where the bundle looks for it.
+fn remedy(url: &str) -> &'static str {
+    if url.contains("/.vite/") {
+        "Vite moved the package's code away from its files: set optimizeDeps: { exclude: [\"sandglass\"] } in vite.config.js"
+    } else {
+        "If your bundler does not copy the files of packages, copy node_modules/sandglass/dist into your site and pass its address by the \
+         option assetsUrl"
+    }
+}
+
+/// The reason of a failed request. Browsers do not tell code that CORS was the reason.
+fn other_origin(url: &str, error: &JsValue) -> JsValue {
+    let origin = |url: &str| web_sys::Url::new(url).map(|url| url.origin());
+    let own = get(&get(&js_sys::global(), "location"), "href").as_string();
+    match (own.map(|own| origin(&own)), origin(url)) {
+        (Some(Ok(own)), Ok(other)) if own != other => {
+            let hint = format!("its server must allow pages of {own} to read it: Access-Control-Allow-Origin");
+            format!("{}; {hint}", describe(error)).into()
+        }
+        _ => error.clone(),
+    }
 }
 
 /// Checks the SHA-256 of a file.

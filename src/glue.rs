@@ -12,10 +12,10 @@ extern "C" {
     #[derive(Clone)]
     pub type Glue;
 
-    /// The address of the assets, unless `assetsUrl` says otherwise.
-    #[wasm_bindgen(method, getter, js_name = assetsUrl)]
-    pub(super) fn assets_url(this: &Glue) -> String;
-    /// The SHA-256 of every asset, as subresource integrity metadata, by its name.
+    /// The address of a file of the package: in the folder `base`, or where the package itself is when that is empty.
+    #[wasm_bindgen(method, catch, js_name = assetUrl)]
+    pub(super) fn asset_url(this: &Glue, asset: &str, base: &str) -> Result<String, JsValue>;
+    /// The SHA-256 of every asset, as subresource integrity metadata.
     #[wasm_bindgen(method, getter)]
     pub(super) fn integrity(this: &Glue) -> Object;
     /// The hash of the files that guests are made of.

@@ -23,7 +23,8 @@ const SOON_MS: u32 = 30;
 const FRAME_IS_BLOCKED: &str = "its frame does not run. Does the page have a Content-Security-Policy? The frame inherits \
     it: allow its script in script-src (its hash is `frameHash` in dist/assets.js) with 'wasm-unsafe-eval', and worker-src blob:";
 
-pub(super) const NO_PROCESSES: &str = "this is the package's entry for browsers; import \"sandglass\", with the export condition \"node\"";
+pub(super) const NO_PROCESSES: &str =
+    "this is the package's entry for browsers; import \"sandglass\", with the export condition \"node\"";
 
 /// A guest. [`Guest::open`] makes its frame, [`Guest::launch`] starts its worker, [`Guest::furnish`] starts Python in the worker, and
 /// [`Guest::adopt`] gives the guest an owner who hears its messages. Dropping a guest ends it.

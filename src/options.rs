@@ -41,7 +41,10 @@ impl Isolation {
             (Some("process"), false) => Ok(Self::Process),
             (Some("none"), false) => Ok(Self::Unconfined),
             (_, true) => Err(Error::invalid(name, "must be \"frame\" or \"worker\"")),
-            (_, false) => Err(Error::invalid(name, "must be \"process\" or \"none\" outside of browsers")),
+            (_, false) => Err(Error::invalid(
+                name,
+                "must be \"process\" or \"none\" outside of browsers",
+            )),
         }
     }
 
@@ -109,9 +112,9 @@ impl Options {
         Ok(options)
     }
 
-    /// The address of the assets.
-    pub(super) fn assets_url(&self, glue: &Glue) -> String {
-        self.assets_url.clone().unwrap_or_else(|| glue.assets_url())
+    /// The folder of the package's files. Empty: each is where the package itself is.
+    pub(super) fn assets_base(&self) -> String {
+        self.assets_url.clone().unwrap_or_default()
     }
 
     /// Refuses options that only guests of the page support.
@@ -146,9 +149,8 @@ impl Options {
             "predictions" => self.predictions = is_on(name, value)?,
             "budget" => self.budget = budget::Given::parse(value)?,
             "assetsUrl" => {
-                let url = value
-                    .as_string()
-                    .ok_or_else(|| Error::invalid(name, "must be a string"))?;
+                let url = value.as_string().filter(|url| !url.is_empty());
+                let url = url.ok_or_else(|| Error::invalid(name, "must be the address of a folder"))?;
                 self.assets_url = Some(if url.ends_with('/') { url } else { url + "/" });
             }
             "onLLMQuery" => self.on_llm_query = Some(function(name, value)?),

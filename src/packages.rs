@@ -173,8 +173,13 @@ thread_local! {
 
 /// Reads a lock file, and keeps it.
 async fn lock(settings: &Settings, base: &str, glue: &Glue) -> Result<Rc<Lock>, Error> {
-    const OWN: &str = "pyodide-lock.json";
-    let url = settings.lock_file_url.clone().unwrap_or_else(|| format!("{base}{OWN}"));
+    const OWN: &str = "lock";
+    let url = match &settings.lock_file_url {
+        Some(url) => url.clone(),
+        None => glue
+            .asset_url(OWN, base)
+            .map_err(|error| Error::AssetFailed(describe(&error)))?,
+    };
     let key = (url.clone(), settings.package_base_url.clone());
     if let Some(lock) = LOCKS.with_borrow(|locks| locks.get(&key).cloned()) {
         return Ok(lock);

@@ -56,7 +56,7 @@ impl Claim {
     pub(super) fn new(glue: &Glue, options: &Options) -> Self {
         let number = LAST_CLAIM.get() + 1;
         LAST_CLAIM.set(number);
-        let kind = (options.isolation, options.assets_url(glue));
+        let kind = (options.isolation, options.assets_base());
         let claim = Self {
             number,
             spares: options.limits.spares,

@@ -81,7 +81,7 @@ impl Driver {
         self.progress("assets");
         let this = self.of_generation(held.generation);
         let isolation = self.options.isolation;
-        let base = self.options.assets_url(&self.glue);
+        let base = self.options.assets_base();
         let glue = self.glue.clone();
         spawn_local(async move {
             let started = start(&base, &glue, isolation, &this).await;
@@ -180,7 +180,9 @@ impl GuestSlot {
 /// is safe, because the guest exchanges no messages until then. Elsewhere verification comes first.
 async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn(&Act<'_>)) -> Result<(), Error> {
     if isolation == Isolation::Process {
-        let processes = glue.processes().ok_or_else(|| Error::BootFailed(NO_PROCESSES.to_owned()))?;
+        let processes = glue
+            .processes()
+            .ok_or_else(|| Error::BootFailed(NO_PROCESSES.to_owned()))?;
         let prepared = JsFuture::from(processes.prepare()).await;
         prepared.map_err(|missing| Error::BackendUnavailable(describe(&missing)))?;
     }

@@ -76,7 +76,7 @@ impl Driver {
         };
         let (glue, options) = (self.glue.clone(), self.options.clone());
         async move {
-            let base = options.assets_url(&glue);
+            let base = options.assets_base();
             packages::find(&options.packages, &base, &glue, wanted, &there, Rc::new(progress)).await
         }
     }

@@ -209,7 +209,7 @@ impl Driver {
             return self.take_snapshot(&held, &data, event);
         }
         if self.take_all(generation, events) {
-            snapshot::prove(&self.options.assets_url(&self.glue));
+            snapshot::prove(&self.options.assets_base());
             held.maker.take();
             self.progress("ready");
         }
@@ -270,7 +270,7 @@ impl Driver {
                         &object(&[("stage", &"cold".into()), ("reason", &reason.into())]),
                     );
                 }
-                snapshot::keep(&self.options.assets_url(&self.glue), &self.glue, blob);
+                snapshot::keep(&self.options.assets_base(), &self.glue, blob);
                 held.maker.take();
             }
             _ => {

@@ -4,7 +4,7 @@ import { createServer } from "node:http";
 import { join } from "node:path";
 import { listen, root } from "./harness.mjs";
 
-/** Faults of a server that delivers a file. @type {Record<string, (body: Buffer) => { status?: number, body: Buffer } | "hang up">} */
+/** Faults of a server that delivers a file. @type {Record<string, (body: Buffer) => { status?: number, body: Buffer, type?: string } | "hang up">} */
 const FAULTS = {
   missing: () => ({ status: 404, body: Buffer.from("not found") }),
   truncated: (body) => ({ body: body.subarray(0, body.length / 2) }),
@@ -13,7 +13,7 @@ const FAULTS = {
     copy[copy.length >> 1] ^= 1;
     return { body: copy };
   },
-  "another page": () => ({ body: Buffer.from("<!doctype html><title>Welcome</title>") }),
+  "another page": () => ({ body: Buffer.from("<!doctype html><title>Welcome</title>"), type: "text/html" }),
   "cut off": () => "hang up",
 };
 
@@ -32,13 +32,13 @@ export async function testAssets(page, score, only) {
     if (made === "hang up") return void response.destroy();
     response.writeHead(made?.status ?? (made ? 200 : 404), {
       "Access-Control-Allow-Origin": "*",
-      "Content-Type": name.endsWith(".wasm") ? "application/wasm" : "application/octet-stream",
+      "Content-Type": made?.type ?? (name.endsWith(".wasm") ? "application/wasm" : "application/octet-stream"),
     });
     response.end(made?.body);
   });
   const { url, close } = await listen(server);
-  const create = () =>
-    page.evaluate(async (assetsUrl) => {
+  const create = (from = page) =>
+    from.evaluate(async (assetsUrl) => {
       const { createSandbox, SandboxError } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
       try {
         const sandbox = await createSandbox({ assetsUrl });
@@ -55,16 +55,27 @@ export async function testAssets(page, score, only) {
   const cases = [
     ...Object.keys(FAULTS).map((fault) => ({ file: "pyodide.asm.wasm", fault })),
     { file: "python_stdlib.zip", fault: "damaged" },
-    { file: "guest.js", fault: "missing" },
-    { file: "guest.js", fault: "damaged" },
+    { file: "guest.txt", fault: "missing" },
+    { file: "guest.txt", fault: "damaged" },
   ];
   for (const one of cases) {
     const name = `assets: ${one.file} that is ${one.fault} is refused by name`;
     if (!name.includes(only)) continue;
     now = one;
     const { ours, code, message } = await create();
-    const right = ours && code === "asset_failed" && message.includes(one.file);
+    const named = one.fault === "another page" ? "a web page" : one.file;
+    const right = ours && code === "asset_failed" && message.includes(one.file) && message.includes(named);
     score.add(name, right ? [] : [`got ${code}: ${message}`]);
+  }
+  const missing = "assets: a supervisor that is missing is refused by name";
+  if (missing.includes(only)) {
+    now = { file: "supervisor.wasm", fault: "missing" };
+    const fresh = await page.browser().newPage(); // a page loads the supervisor once
+    await fresh.goto(page.url());
+    const { ours, code, message } = await create(fresh);
+    await fresh.close();
+    const right = ours && code === "asset_failed" && message.includes("supervisor.wasm");
+    score.add(missing, right ? [] : [`got ${code}: ${message}`]);
   }
   now = {};
   const name = "assets: once they are good, the next sandbox starts";

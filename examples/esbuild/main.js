@@ -1,0 +1,11 @@
+import { createSandbox } from "sandglass";
+
+async function main() {
+  // esbuild copies no files: `npm run build` does, to this address.
+  const sandbox = await createSandbox({ assetsUrl: "/sandglass/" });
+  await sandbox.initialize("Sand runs through a glass.");
+  const { result, error } = await sandbox.execute("len(context.split())");
+  document.querySelector("#result").textContent = error ?? `Python counts ${result} words.`;
+}
+
+main().catch((error) => (document.querySelector("#result").textContent = error));

@@ -177,17 +177,18 @@ async function inDeno(script) {
   return { program: deno, args: argumentsOf("deno", stdout, script), env };
 }
 
-/** Deno: the one that runs this code, a program in the PATH, or that of the npm package "deno". */
+/** Deno: the one that runs this code, that of the npm package "deno", or a program in the PATH. */
 function findDeno() {
-  const found = "Deno" in globalThis ? process.execPath : which("deno");
-  if (found) return found;
+  if ("Deno" in globalThis) return process.execPath;
   const { platform, arch } = process;
   const name = `@deno/${platform}-${arch}${platform === "linux" ? "-glibc" : ""}`;
-  const file = platform === "win32" ? "deno.exe" : "deno";
   for (const from of [import.meta.url, join(process.cwd(), "package.json")]) {
     try {
-      return join(dirname(createRequire(from).resolve(`${name}/package.json`)), file);
+      // The package's own command is a script, which would leave Deno behind when it is killed.
+      const wrapper = createRequire(from).resolve("deno/package.json");
+      const folder = dirname(createRequire(wrapper).resolve(`${name}/package.json`));
+      return join(folder, platform === "win32" ? "deno.exe" : "deno");
     } catch {} // not installed there
   }
-  return undefined;
+  return which("deno");
 }

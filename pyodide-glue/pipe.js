@@ -3,6 +3,7 @@
 // A message is its size as a 32-bit number, its lane (one byte), and a value. A value is its kind (one byte), a 32-bit
 // number, and as many bytes of text, bytes or a Blob, or as many values of a list. So a guest that writes its own bytes can
 // send what it could post anyway, and nothing else.
+// Decisions: docs/internals/guest-in-a-process.md.
 
 /** A value that crosses: nothing else than these. @typedef {null | string | Uint8Array | Blob | Value[]} Value */
 

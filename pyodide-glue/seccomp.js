@@ -1,5 +1,6 @@
 // The filter of system calls for a guest's process in bubblewrap: a second wall behind the namespaces. It refuses new
 // processes, sockets, more namespaces and mounts, and parts of the kernel that often had security holes.
+// Decisions: docs/internals/guest-in-a-process.md.
 
 const EPERM = 1;
 const ENOSYS = 38;

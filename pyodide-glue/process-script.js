@@ -69,7 +69,7 @@ function createWorker(script) {
 
 const { port1: port, port2: workersPort } = new MessageChannel();
 const { port1: control, port2: workersControl } = new MessageChannel();
-// The host reads what it asked for, so this end waits for it: a guest's output cannot pile up here.
+// These writes wait for the host, so that output cannot pile up here.
 const write = createWriter((pieces) => pieces.forEach((piece) => process.stdout.write(piece)), end);
 port.onmessage = ({ data }) => write(LANES.port, data);
 control.onmessage = ({ data }) => write(LANES.control, data);

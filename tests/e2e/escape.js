@@ -5,6 +5,8 @@ import process from "node:process";
 const { port, pid, file, secret } = /** @type {{ port: number, pid: number, file: string, secret: string }} */ (
   /** @type {any} */ (globalThis).TARGETS
 );
+if (process.argv[2] === "stop") process.exit(0); // forked by itself, where nothing confines it
+
 process.on("uncaughtException", () => {}); // of Deno's sockets, which report their refusal so
 /** @type {string[]} */
 const reached = [];
@@ -42,6 +44,13 @@ for (const path of ["/tmp/sandglass-escape", "/sandglass-escape", "/dev/shm/sand
   await attempt(`writes ${path}`, () => (fs.writeFileSync(path, "x"), path.startsWith("/tmp") && Deno ? "" : path));
 await attempt("changes its own script", () => (fs.appendFileSync(process.argv[1], " "), "done"));
 
+for (let fd = 3; fd < 40; fd += 1)
+  await attempt(`reads descriptor ${fd}`, () => {
+    const bytes = new Uint8Array(100);
+    const size = fs.readSync(fd, bytes, 0, 100, 0);
+    return new TextDecoder().decode(bytes.subarray(0, size)).includes(secret);
+  });
+
 await attempt("fetches", async () => (await fetch(`${url}/fetch`)).status);
 await attempt("opens a socket", async () => {
   const net = await load("node:net");
@@ -73,7 +82,7 @@ await attempt("starts a program", async () => {
 });
 await attempt("starts a shell", async () => (await load("node:child_process")).execSync("id"));
 await attempt("forks", async () => {
-  const child = (await load("node:child_process")).fork(process.argv[1]);
+  const child = (await load("node:child_process")).fork(process.argv[1], ["stop"]);
   return new Promise((resolve, reject) => child.on("error", reject).on("spawn", () => resolve("spawned")));
 });
 await attempt("uses the process binding", () => {

@@ -1,12 +1,11 @@
 // What holds outside of browsers: JavaScript that has taken over a guest's process, bytes that are no messages, and machines
 // without a wall.
 //   node tests/e2e/runtimes-attacks.mjs [--only part-of-a-name]
-import { spawn } from "node:child_process";
+import { closeSync, openSync } from "node:fs";
 import { cp, mkdir, mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
-import { dirname, join } from "node:path";
+import { join } from "node:path";
 import { parseArgs } from "node:util";
-import { confine } from "../../pyodide-glue/confinement.js";
 import { startProcess } from "../../pyodide-glue/process.js";
 import { listen } from "../../scripts/serve.mjs";
 import { root, Score } from "./harness.mjs";
@@ -27,15 +26,16 @@ const canary = await listen(
   }),
 );
 const PATH = process.env.PATH ?? "";
+const node = { program: process.execPath, args: [] };
 const deno = findRuntime("deno");
 
 try {
-  await score.test("a process in bubblewrap reaches nothing", () => escape("bubblewrap", PATH));
+  await score.test("a process in bubblewrap reaches nothing", () => escape(node, "bubblewrap", PATH));
   // Without a PATH, bubblewrap is not found, and Deno is that of the npm package.
-  if (deno) await score.test("a process with Deno's permissions reaches nothing", () => escape("deno", ""));
+  if (deno) await score.test("a process with Deno's permissions reaches nothing", () => escape(node, "deno", ""));
   else
     score.skip("a process with Deno's permissions reaches nothing", "the npm package of Deno is not for this machine");
-  if (deno) await score.test("Deno in bubblewrap reaches nothing", () => escapeFrom(deno));
+  if (deno) await score.test("Deno in bubblewrap reaches nothing", () => escape(deno, "bubblewrap", PATH));
   await score.test("the targets can be reached without a wall", unconfined);
   for (const [name, bytes] of Object.entries(FORGERIES()))
     await score.test(`a process that writes ${name} is ended`, () => forge(bytes));
@@ -60,60 +60,61 @@ async function attacker() {
   return script;
 }
 
-/** @param {string} wall @param {string} path  the PATH @returns {Promise<string[]>} */
-async function escape(wall, path) {
-  process.env.PATH = path;
-  const { name, command } = await confine(await attacker()).finally(() => (process.env.PATH = PATH));
-  return [...(name === wall ? [] : [`the wall is ${name}`]), ...(await attack(command))];
-}
-
-/** The same with another runtime as the host. @param {{ program: string, args: string[] }} runtime */
-async function escapeFrom(runtime) {
-  const code = `import { confine } from ${JSON.stringify(join(root, "pyodide-glue/confinement.js"))};
-    const { name, command } = await confine(${JSON.stringify(await attacker())});
-    console.log(JSON.stringify({ name, command: { ...command, filter: [...(command.filter ?? [])] } }));`;
+/**
+ * Lets the attacker run behind a wall.
+ * @param {{ program: string, args: string[] }} runtime  the host
+ * @param {string} wall  the wall that is expected
+ * @param {string} path  the PATH
+ * @returns {Promise<string[]>}
+ */
+async function escape(runtime, wall, path) {
   const script = join(folder, "host.mjs");
-  await writeFile(script, code);
+  const glue = (/** @type {string} */ name) => JSON.stringify(join(root, "pyodide-glue", name));
+  await writeFile(
+    script,
+    `import process from "node:process";
+    import { confine } from ${glue("confinement.js")};
+    import { startProgram } from ${glue("process.js")};
+    const { name, command } = await confine(${JSON.stringify(await attacker())});
+    const child = startProgram(command);
+    let [said, failed] = ["", ""];
+    child.stdout.on("data", (text) => (said += text));
+    child.stderr.on("data", (text) => (failed += text));
+    child.on("close", () => console.log(JSON.stringify({ name, said, failed })));`,
+  );
   let line = "";
-  const { said } = await runScript(runtime, [script], (text) => (line += text));
-  if (!line) return [said];
-  const { name, command } = JSON.parse(line);
-  command.filter = Uint8Array.from(command.filter);
-  return [...(name === "bubblewrap" ? [] : [`the wall is ${name}`]), ...(await attack(command))];
-}
-
-/** @param {import("../../pyodide-glue/process.js").Command} command */
-async function attack(command) {
-  const { reached, refused } = await runAttacks(command);
+  const left = openSync(join(folder, "secret.txt"), "r");
+  const options = { env: { PATH: path }, more: ["ignore", "ignore", left] };
+  const { said: failure } = await runScript(runtime, [script], (text) => (line += text), options);
+  closeSync(left);
+  if (!line) return [failure];
+  const { name, said, failed } = JSON.parse(line);
+  if (!said.startsWith("{")) return [`the attacker ended early: ${said}${failed}`];
+  const { reached, refused } = JSON.parse(said);
   if (process.env.VERBOSE) console.log(refused);
-  const few = Object.keys(refused).length < 20;
   return [
+    ...(name === wall ? [] : [`the wall is ${name}`]),
     ...reached,
     ...hits.splice(0).map((hit) => `the canary saw ${hit}`),
-    ...(few ? ["few attacks were tried"] : []),
+    ...(Object.keys(refused).length < 20 ? ["few attacks were tried"] : []),
   ];
-}
-
-/** @param {import("../../pyodide-glue/process.js").Command} command */
-async function runAttacks({ program, args, env, filter }) {
-  const child = spawn(program, args, { env, stdio: ["ignore", "pipe", "pipe", ...(filter ? ["pipe"] : [])] });
-  if (filter) /** @type {any} */ (child.stdio[3]).end(filter);
-  let [said, failed] = ["", ""];
-  child.stdout?.on("data", (text) => (said += text));
-  child.stderr?.on("data", (text) => (failed += text));
-  await new Promise((resolve) => child.on("close", resolve));
-  if (!said.startsWith("{")) throw new Error(`the attacker ended early: ${said}${failed}`);
-  return JSON.parse(said);
 }
 
 /** Makes sure that the attacks are real: without a wall they reach their targets. */
 async function unconfined() {
-  const { reached } = await runAttacks({ program: process.execPath, args: [await attacker()], env: process.env });
-  const wanted = ["reads", "sees the environment", "writes", "fetches", "opens a socket", "starts a program", "forks"];
+  let said = "";
+  const left = openSync(join(folder, "secret.txt"), "r");
+  const options = { more: ["ignore", "ignore", left] };
+  const runtime = { program: process.execPath, args: [] };
+  await runScript(runtime, [await attacker()], (line) => (said += line), options);
+  closeSync(left);
+  const { reached } = JSON.parse(said);
+  const wanted = [
+    ...["reads /", "sees the environment", "writes", "reads descriptor", "fetches", "opens a socket"],
+    ...["starts a program", "forks"],
+  ];
   const missing = wanted.filter((name) => !reached.some((/** @type {string} */ line) => line.startsWith(name)));
-  await rm("/tmp/sandglass-escape", { force: true });
-  await rm("/sandglass-escape", { force: true });
-  await rm("/dev/shm/sandglass-escape", { force: true });
+  for (const path of ["/tmp", "/", "/dev/shm"]) await rm(join(path, "sandglass-escape"), { force: true });
   return [...missing.map((name) => `not reached: ${name}`), ...(hits.splice(0).length > 0 ? [] : ["no hit"])];
 }
 
@@ -168,7 +169,10 @@ async function refusal() {
   );
   const lines = /** @type {string[]} */ ([]);
   const runtime = { program: process.execPath, args: [] };
-  const { code, said } = await runScript(runtime, [script], (line) => lines.push(line), { PATH: "" }, dirname(script));
+  const { code, said } = await runScript(runtime, [script], (line) => lines.push(line), {
+    env: { PATH: "" },
+    cwd: copy,
+  });
   const text = lines.join("\n");
   const isRefused = /^backend_unavailable: .*npm install deno.*bubblewrap.*isolation: "none"/s.test(text);
   return [

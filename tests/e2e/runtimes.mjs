@@ -69,12 +69,11 @@ export async function bundle(name) {
  * @param {{ program: string, args: string[] }} runtime
  * @param {string[]} args  the script's path and arguments
  * @param {(line: string) => void} hear  gets each line of output
- * @param {Record<string, string>} [env]  more variables
- * @param {string} [cwd]
+ * @param {{ env?: Record<string, string>, cwd?: string, more?: any[] }} [options]  `env`: more variables; `more`: more descriptors, as in `stdio`
  */
-export async function runScript({ program, args: first }, args, hear, env, cwd) {
+export async function runScript({ program, args: first }, args, hear, { env, cwd, more = [] } = {}) {
   const child = spawn(program, [...first, ...args], {
-    stdio: ["ignore", "pipe", "pipe"],
+    stdio: ["ignore", "pipe", "pipe", ...more],
     cwd,
     env: { ...process.env, ...env },
   });

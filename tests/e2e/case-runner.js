@@ -543,8 +543,12 @@ export async function run(files, { only, lanes, backend, places, server, isolati
           world.sandbox = await createSandbox({ ...makeOptions(test, world), ...place });
           held = { key, world };
         }
-        const late = sleep(CASE_SECONDS * 1000).then(() => [`it did not end within ${CASE_SECONDS} s`]);
-        problems = await Promise.race([runSteps(test, held.world), late]);
+        /** @type {ReturnType<typeof setTimeout> | undefined} */
+        let timer;
+        const late = new Promise((resolve) => {
+          timer = setTimeout(() => resolve([`it did not end within ${CASE_SECONDS} s`]), CASE_SECONDS * 1000);
+        });
+        problems = await Promise.race([runSteps(test, held.world), late]).finally(() => clearTimeout(timer));
       } catch (error) {
         problems = [`unexpected ${/** @type {Error} */ (error).stack ?? error}`];
       }

@@ -45,7 +45,7 @@ const PLACES = {
     why: "such pages differ in how Python waits, and in its stack",
   },
   node: {
-    runs: (test) => isOf(test, [...STACK, "history"]) || (isOf(test, PROCESS) && mayWait(test)),
+    runs: (test) => isOf(test, [...STACK, "history", "lifecycle", "stopping"]),
     why: "guests in processes differ in how Python waits and ends, in its stack, and in how messages and checkpoints cross",
   },
   deno: { runs: (test) => isOf(test, ["stopping"]), why: "it has the glue of Node.js" },

@@ -6,7 +6,7 @@ use wasm_bindgen::prelude::*;
 
 use super::arguments::{entries, function, one_of};
 use super::budget;
-use super::glue::{Glue, is_page};
+use super::glue::is_page;
 use super::packages;
 use super::remote::Backend;
 use sandglass_core::budget::BudgetLimits;

@@ -14,16 +14,26 @@ import { parseTrajectory } from "./trajectory.js";
  * @typedef {{ kind: "step", depth: number, number: number, prompts: number } & Step} StepBegins  `prompts`: number of questions that the step asks
  * @typedef {{ kind: "ran", depth: number, run: Ran }} StepEnds
  * @typedef {{ kind: "child", bootMs?: number }} Child  the sub-RLM's sandbox starts; with `bootMs`, it has started
- * @typedef {Ready | StepBegins | StepEnds | Child | { kind: "end", error?: string, final?: unknown }} DemoEvent
+ * @typedef {{ kind: "model", loadMs: number }} ModelLoaded  the model in this tab
+ * @typedef {{ kind: "asked", id: number, open: number }} Asked  `open`: number of unanswered questions, this one included
+ * @typedef {{ kind: "answered", id: number, ms: number, error?: string }} Answered
+ * @typedef {Ready | StepBegins | StepEnds | Child | ModelLoaded | Asked | Answered | { kind: "end", error?: string, final?: unknown }} DemoEvent
  *
  * @typedef {object} Host  functions that scripts/demo.mjs puts on `window`
  * @property {(event: DemoEvent) => Promise<void>} report
- * @property {(id: number, prompt: string, open: number) => Promise<string>} askModel  `open`: number of unanswered questions, this one included
+ * @property {(id: number, prompt: string) => Promise<string>} askModel
  * @property {(id: number) => Promise<void>} cancelModel
  */
 
 const host = /** @type {Window & Host} */ (/** @type {unknown} */ (window));
-const [root, child] = await Promise.all([recorded("trajectory.md"), recorded("child-trajectory.md")]);
+/** The address of the model that runs in this tab, if one does. */
+const localModel = new URLSearchParams(location.search).get("local-model");
+const [root, child] = await Promise.all([
+  recorded(localModel ? "local-trajectory.md" : "trajectory.md"),
+  recorded("child-trajectory.md"),
+]);
+/** Asks the sub-model: in this tab, or by scripts/demo.mjs, because CORS would block most endpoints here. */
+let ask = askHost;
 /** Counts of the questions to the sub-model since the page was opened. */
 const questions = { asked: 0, open: 0, failed: 0, error: "" };
 
@@ -41,6 +51,13 @@ async function start() {
 async function explore() {
   const text = asText(await (await load(`../${TEXT_FILE}`)).json());
   let begin = performance.now();
+  if (localModel) {
+    const { loadLocalModel } = await import("./local-model.js");
+    const local = await loadLocalModel(localModel);
+    ask = (_id, prompt, signal) => local(prompt, signal);
+    host.report({ kind: "model", loadMs: performance.now() - begin });
+    begin = performance.now();
+  }
   const sandbox = await createSandbox({ onLLMQuery, onRLMQuery });
   const bootMs = performance.now() - begin;
   begin = performance.now();
@@ -82,16 +99,28 @@ async function follow(sandbox, trajectory, depth) {
 /** @param {string} prompt @param {{ signal: AbortSignal }} info */
 async function onLLMQuery(prompt, { signal }) {
   const id = ++questions.asked;
-  signal.addEventListener("abort", () => host.cancelModel(id), { once: true });
+  const begin = performance.now();
+  const report = (/** @type {string} */ error = "") =>
+    host.report({ kind: "answered", id, ms: performance.now() - begin, ...(error && { error }) });
+  host.report({ kind: "asked", id, open: ++questions.open });
   try {
-    return await host.askModel(id, prompt, ++questions.open);
+    const answer = await ask(id, prompt, signal);
+    report();
+    return answer;
   } catch (error) {
     questions.failed++;
     questions.error = error instanceof Error ? error.message : String(error);
+    report(questions.error);
     throw error;
   } finally {
     questions.open--;
   }
+}
+
+/** @param {number} id @param {string} prompt @param {AbortSignal} signal */
+function askHost(id, prompt, signal) {
+  signal.addEventListener("abort", () => host.cancelModel(id), { once: true });
+  return host.askModel(id, prompt);
 }
 
 /**

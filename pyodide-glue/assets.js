@@ -10,6 +10,7 @@ const FILES = {
   script: ["guest.txt", () => new URL("../dist/guest.txt", import.meta.url)],
   wasm: ["pyodide.asm.wasm", () => new URL("../dist/pyodide.asm.wasm", import.meta.url)],
   stdlib: ["python_stdlib.zip", () => new URL("../dist/python_stdlib.zip", import.meta.url)],
+  snapshot: ["snapshot.bin", () => new URL("../dist/snapshot.bin", import.meta.url)],
   lock: ["pyodide-lock.txt", () => new URL("../dist/pyodide-lock.txt", import.meta.url)],
 };
 

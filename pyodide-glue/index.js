@@ -1,5 +1,6 @@
 // The package's entry: hands out sandboxes.
 
+import { frameHash as hash } from "../dist/assets.js";
 import { startSandbox } from "../pkg/sandglass.js";
 import { discardPrefetched, prefetch } from "./prefetch.js";
 import { load } from "./supervisor.js";
@@ -7,6 +8,9 @@ import { load } from "./supervisor.js";
 /** @import { Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
 
 export { SandboxError } from "./sandbox-error.js";
+
+/** The hash of the frames' script, for the `script-src` of a page's Content-Security-Policy. @type {string} */
+export const frameHash = hash;
 
 let isFirst = true;
 

@@ -84,14 +84,18 @@ process.stdin.on("data", read);
 process.stdin.on("end", end);
 write(LANES.control, null); // the script runs; see guest_frame.rs
 
+/** False on engines that lay out Python's table of functions in another way than the one that made the package's snapshot. */
+const takesPacked = parseInt(process.versions.node, 10) >= 22;
+
 /** A message of `control`, made of what `process.js` has sent. @param {any[]} value @returns {Parts | any[]} */
 function takeControl([kind, ...values]) {
   if (kind === "message") return values;
-  const [wasm, stdlib, files, snapshot, proven] = values;
+  const [wasm, stdlib, files, snapshot, packed, proven] = values;
   return {
     pyodide: { wasm, stdlib },
     files: JSON.parse(files),
     snapshot: snapshot ?? undefined,
+    packed: takesPacked ? (packed ?? undefined) : undefined,
     proven: proven === "proven",
   };
 }

@@ -31,7 +31,7 @@ export function startProgram({ program, args, env, filter }) {
   if (filter) stdio[3] = "pipe";
   try {
     const child = spawn(program, args, { env, stdio: Array.from(stdio, (way) => way ?? "ignore") });
-    if (filter) child.stdio[3].end(filter);
+    if (filter) /** @type {any} */ (child.stdio[3]).end(filter);
     return child;
   } finally {
     if (nothing !== undefined) closeSync(nothing);
@@ -98,6 +98,7 @@ export function startProcess(command, script, port, control) {
 /** A message of `control` as a value of a pipe. `process-script.js` reads it. @param {Parts | [string, Uint8Array?]} message */
 function giveControl(message) {
   if (Array.isArray(message)) return ["message", message[0], ...(message[1] ? [message[1]] : [])];
-  const { pyodide, files, snapshot, proven } = message;
-  return ["parts", pyodide.wasm, pyodide.stdlib, JSON.stringify(files), snapshot ?? null, proven ? "proven" : ""];
+  const { pyodide, files, snapshot, packed, proven } = message;
+  const sources = JSON.stringify(files);
+  return ["parts", pyodide.wasm, pyodide.stdlib, sources, snapshot ?? null, packed ?? null, proven ? "proven" : ""];
 }

@@ -17,6 +17,7 @@ import {
   makeSnapshot,
   readPages,
   readSnapshot,
+  unpackSnapshot,
 } from "./snapshot.js";
 
 /** @import { Encoding, GuestInfo, LostVariable, SurveyedVariable, WheelFile } from "../pkg/sandglass.js" */
@@ -49,17 +50,20 @@ const STATE_MS = 2000;
 /** Emscripten's numbers of an error, and of the devices /dev/tty and /dev/tty1. */
 const ENXIO = 60;
 const TERMINALS = [5, 6];
+/** The time in a snapshot, in milliseconds since 1970: the first day of 2026. */
+const SNAPSHOT_TIME = 1_767_225_600_000;
 const DAMAGED = "the snapshot that was kept is damaged";
 
 /**
- * Starts Python and its runtime. Makes a snapshot if no earlier guest of the same files has made one.
+ * Starts Python and its runtime: from the snapshot of an earlier guest of the page, else from that of the package, which is
+ * packed. Without either, makes one.
  * @param {Parts} parts
  * @param {Promise<WebAssembly.Module>} wasm
  * @param {ReturnType<typeof createBridge>} bridge
  * @param {ReturnType<typeof createDetector>} detector
  */
 export async function loadRuntime(
-  { pyodide: assets, files: sources, snapshot: given, proven },
+  { pyodide: assets, files: sources, snapshot: given, packed, proven },
   wasm,
   bridge,
   detector,
@@ -75,16 +79,29 @@ export async function loadRuntime(
   };
 
   let snapshot = given;
-  let started = given && (await load(wasm, detector, sources, readSnapshot(given), proven));
+  const reading = given?.arrayBuffer();
+  let started = reading && (await load(wasm, detector, sources, async () => readSnapshot(await reading), proven));
+  if (!started && packed) {
+    const unpack = async (/** @type {Promise<WebAssembly.Memory>} */ memory) => {
+      const whole = await unpackSnapshot(packed, memory);
+      snapshot = new Blob([whole]);
+      return readSnapshot(whole);
+    };
+    started = await load(wasm, detector, sources, unpack);
+  }
   if (!snapshot || !started) {
+    const goOn = standStill();
     const { pyodide, hash, fixSize } = /** @type {Loaded} */ (await load(wasm, detector, sources));
     const imported = "sandglass.browser.preload, sandglass.browser.guest";
     pyodide.runPython(`import ${imported}; del sandglass; import gc; gc.collect(); del gc`);
     cleanFreeMemory(pyodide, fixSize);
     snapshot = makeSnapshot(pyodide, hash);
-    started = /** @type {Loaded} */ (await load(wasm, detector, sources, readSnapshot(snapshot), true));
+    goOn();
+    const made = await snapshot.arrayBuffer();
+    started = /** @type {Loaded} */ (await load(wasm, detector, sources, async () => readSnapshot(made), true));
   }
-  const { pyodide, image, hash, grow, limitMemory, fixSize, libraries } = started;
+  const { pyodide, image, hash, grow, limitMemory, fixSize, libraries, setTimeZone } = started;
+  setTimeZone();
 
   const python = pyodide.pyimport("sandglass.browser.guest");
   python.connect(bridge.python);
@@ -148,6 +165,7 @@ export async function loadRuntime(
  * @property {(bytes: number) => void} limitMemory
  * @property {(fixed: boolean) => void} fixSize  keeps the memory from growing
  * @property {ReturnType<typeof createLibraries>} libraries
+ * @property {() => void} setTimeZone  has the C library ask for the time zone again
  */
 
 /**
@@ -155,11 +173,11 @@ export async function loadRuntime(
  * @param {Promise<WebAssembly.Module>} wasm
  * @param {ReturnType<typeof createDetector>} detector
  * @param {[string, string][]} files
- * @param {Promise<Image | undefined>} [reading]
+ * @param {(memory: Promise<WebAssembly.Memory>) => Promise<Image | undefined>} [read]  gets the fresh memory
  * @param {boolean} [proven]  whether a guest has started from this snapshot before
  * @returns {Promise<Loaded | undefined>}
  */
-async function load(wasm, detector, files, reading, proven) {
+async function load(wasm, detector, files, read, proven) {
   const { instantiateStreaming } = WebAssembly;
   /** @type {Image | undefined} */
   let image;
@@ -167,9 +185,14 @@ async function load(wasm, detector, files, reading, proven) {
   let grow = () => {};
   /** @type {Loaded["hash"]} */
   let hash = () => 0;
+  let setTimeZone = () => {};
   const libraries = createLibraries();
   let limit = Infinity;
   let fixed = false;
+  /** @type {PromiseWithResolvers<WebAssembly.Memory>} */
+  const fresh = Promise.withResolvers();
+  const reading = read?.(fresh.promise);
+  reading?.catch(() => {}); // awaited below
   // Pyodide calls this function for its module. Here it gets the compiled one, and the memory's size is set.
   WebAssembly.instantiateStreaming = /** @type {any} */ (
     async (/** @type {unknown} */ _response, /** @type {WebAssembly.Imports} */ imports) => {
@@ -187,10 +210,12 @@ async function load(wasm, detector, files, reading, proven) {
       const memory = /** @type {WebAssembly.Memory} */ (instance.exports.memory);
       detector.attach(memory);
       hash = createHash(memory);
+      setTimeZone = /** @type {() => void} */ (instance.exports.tzset);
       const sizeOf = () => memory.buffer.byteLength;
       // Emscripten asks for more than it needs, and takes what it gets.
       memory.grow = (pages) => growMemory.call(memory, Math.min(pages, (limit - sizeOf()) / WASM_PAGE));
-      image = await reading;
+      fresh.resolve(memory);
+      image = await reading?.catch(() => undefined);
       const missing = image ? image.size - sizeOf() : 0;
       if (missing > 0) memory.grow(missing / WASM_PAGE);
       return { instance, module };
@@ -231,13 +256,26 @@ async function load(wasm, detector, files, reading, proven) {
     boundStack(/** @type {any} */ (pyodide)._module);
     const limitMemory = (/** @type {number} */ bytes) => void (limit = Math.floor(bytes / WASM_PAGE) * WASM_PAGE);
     const fixSize = (/** @type {boolean} */ on) => void (fixed = on);
-    return { pyodide, image: /** @type {Image} */ (image), hash, grow, limitMemory, fixSize, libraries };
+    return { pyodide, image: /** @type {Image} */ (image), hash, grow, limitMemory, fixSize, libraries, setTimeZone };
   } catch (error) {
     if (reading && !image) return undefined;
     throw error;
   } finally {
     WebAssembly.instantiateStreaming = instantiateStreaming;
   }
+}
+
+/**
+ * Makes the clock stand still and chance repeat itself, so that every making of a snapshot gives the same bytes. Python's
+ * hash seed is among them. Returns a function that undoes it.
+ */
+function standStill() {
+  const [today, now, fill] = [Date.now, performance.now, crypto.getRandomValues];
+  Date.now = performance.now = () => SNAPSHOT_TIME;
+  crypto.getRandomValues = (bytes) => bytes;
+  return () => {
+    [Date.now, performance.now, crypto.getRandomValues] = [today, now, fill];
+  };
 }
 
 /** Tells Python the sizes of its stacks: of the thread, and of those that `callPromising` makes. @param {any} module */

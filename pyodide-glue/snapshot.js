@@ -7,7 +7,10 @@
 // zeros.
 // Decisions: docs/internals/guest-in-a-browser.md and docs/internals/saving-and-restoring.md.
 
+import { PAGE, PREFIX } from "./packing.js";
 import hasher from "./pages.wat";
+
+export { PAGE, unpackSnapshot } from "./packing.js";
 
 /**
  * @typedef {object} Image
@@ -19,12 +22,8 @@ import hasher from "./pages.wat";
  */
 /** Hashes `bytes` bytes, a multiple of 64, at an address. @typedef {(at: number, bytes: number) => number} Hash */
 
-/** The size of a page in bytes. A page is hashed as a whole, and saved when a byte of it has changed. */
-export const PAGE = 4096;
-
 // Taken before any guest code runs: lockDown removes them.
 const { Blob, Float64Array, Uint8Array } = self;
-const PREFIX = 24;
 /** The most bytes of a head. */
 const MAX_HEAD = 1 << 20;
 const hashing = new WebAssembly.Module(hasher);
@@ -85,12 +84,11 @@ export function makeSnapshot({ _module: { HEAPU8 }, _api }, hash) {
 }
 
 /**
- * Reads the parts of a snapshot. Resolves to undefined when the head is damaged; the pages are not checked.
- * @param {Blob} snapshot
- * @returns {Promise<Image | undefined>}
+ * Reads the parts of a snapshot. Returns undefined when the head is damaged; the pages are not checked.
+ * @param {ArrayBuffer} whole
+ * @returns {Image | undefined}
  */
-export async function readSnapshot(snapshot) {
-  const whole = await snapshot.arrayBuffer();
+export function readSnapshot(whole) {
   if (whole.byteLength < PREFIX) return undefined;
   const [known, size, count] = new Float64Array(whole, 0, 3);
   const length = size + 8 * count;

@@ -1,6 +1,7 @@
 // Starts a guest's worker: in the guest's frame, or in the page itself (`isolation: "worker"`).
 
 import { createMailbox, createMailboxWriter } from "./mailbox.js";
+import { trustedUrl } from "./trusted-types.js";
 
 /**
  * The parts that Python starts from.
@@ -8,6 +9,7 @@ import { createMailbox, createMailboxWriter } from "./mailbox.js";
  * @property {{ wasm: Blob, stdlib: Blob }} pyodide
  * @property {[string, string][]} files  the Python runtime: names and sources
  * @property {Blob} [snapshot]  memory to start from
+ * @property {Blob} [packed]  the package's snapshot, where there is no other
  * @property {boolean} proven  whether a guest has started from this snapshot before
  */
 
@@ -20,7 +22,7 @@ import { createMailbox, createMailboxWriter } from "./mailbox.js";
  */
 export function startWorker(script, port, control) {
   const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
-  const worker = new Worker(url);
+  const worker = new Worker(trustedUrl(url));
   worker.addEventListener("message", () => URL.revokeObjectURL(url), { once: true }); // the script runs
   tendWorker(worker, port, control);
   return worker;

@@ -1,11 +1,13 @@
 // npm run bench: the costs of Sandglass, beside its rivals, in one run and one browser.
-//   node scripts/bench.mjs [--browser chromium|firefox] [--quick] [--rivals jupyterlite]
+//   node scripts/bench.mjs [--browser chromium|firefox] [--quick] [--visits] [--rivals jupyterlite]
+//   --visits: first and later visits only
 import { existsSync } from "node:fs";
 import { cpus } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { megabytes } from "./processes.mjs";
 import { quantile } from "./bench/quantile.mjs";
+import { serveSlowly } from "./bench/line.mjs";
 import { launch } from "./browsers.mjs";
 import { root } from "./project.mjs";
 import { CROSS_ORIGIN_ISOLATED, serve } from "./serve.mjs";
@@ -15,6 +17,7 @@ const { values } = parseArgs({
     browser: { type: "string", default: "chromium" },
     quick: { type: "boolean", default: false },
     rivals: { type: "string", default: "" },
+    visits: { type: "boolean", default: false },
   },
 });
 const name = /** @type {"chromium" | "firefox"} */ (values.browser);
@@ -26,6 +29,8 @@ const headers = { ...CROSS_ORIGIN_ISOLATED, "Cache-Control": "max-age=3600" };
 const folders = { node_modules: join(root, "node_modules"), ...(await rivals(values.rivals)) };
 const server = await serve(root, { headers, folders });
 const browser = await launch(name);
+/** A line's speed in Mbit/s, for the benchmark of first visits. */
+const LINE = 20;
 /** Durations of main-thread tasks over 50 ms, by benchmark. @type {Map<string, number[]>} */
 const blocked = new Map();
 
@@ -38,6 +43,15 @@ try {
   table("A first visit, nothing cached: from createSandbox to the first result", first, "loadPyodide");
   const cold = { ...later, "cold start": first.loadPyodide ?? [] };
   table("A later visit; the cold start is loadPyodide's first visit", cold, "cold start");
+  await overLine(values.quick ? 1 : 5);
+  if (!values.visits) await onAPage(boots);
+} finally {
+  await browser.close();
+  await server.close();
+}
+
+/** All but the visits. @param {number} boots */
+async function onAPage(boots) {
   table("A second sandbox on a page", await run("secondSandbox", boots), "loadPyodide");
   table("After a guest had to be terminated, 10 MB of state", await run("recovery", values.quick ? 2 : 9));
   for (const gap of [100, 4]) {
@@ -76,9 +90,37 @@ try {
       );
     }
   }
-} finally {
-  await browser.close();
-  await server.close();
+}
+
+/**
+ * Measures first visits over a line with nothing cached, and prints what each competitor fetches.
+ * @param {number} times
+ */
+async function overLine(times) {
+  const line = await serveSlowly(root, folders, (LINE * 1e6) / 8, headers);
+  /** @type {Record<string, number[]>} */
+  const samples = { sandglass: [], loadPyodide: [] };
+  /** @type {Record<string, number>} */
+  const bytes = {};
+  try {
+    // The first round is for the server, which compresses each file once.
+    for (let time = -1; time < times; time++) {
+      for (const competitor of time % 2 ? ["loadPyodide", "sandglass"] : ["sandglass", "loadPyodide"]) {
+        const context = await browser.createBrowserContext();
+        line.takeSent();
+        const [ms] = (await runIn(context, line.url, "boot", competitor))[competitor] ?? [];
+        await context.close();
+        bytes[competitor] = line.takeSent();
+        if (time >= 0 && ms !== undefined) samples[competitor]?.push(ms);
+      }
+    }
+  } finally {
+    await line.close();
+  }
+  table(`A first visit over a line of ${LINE} Mbit/s, nothing cached`, samples, "loadPyodide");
+  for (const [competitor, sent] of Object.entries(bytes))
+    console.log(`  ${competitor.padEnd(14)} ${(sent / 1e6).toFixed(1)} MB over the line, compressed by brotli`);
+  console.log();
 }
 
 /**
@@ -99,19 +141,20 @@ async function rivals(names) {
  * @param {unknown[]} args
  */
 function run(benchmark, ...args) {
-  return runIn(browser, benchmark, ...args);
+  return runIn(browser, server.url, benchmark, ...args);
 }
 
 /**
  * @param {import("puppeteer-core").Browser | import("puppeteer-core").BrowserContext} context
+ * @param {string} url  the server's
  * @param {string} benchmark
  * @param {unknown[]} args
  * @returns {Promise<Record<string, number[]>>}
  */
-async function runIn(context, benchmark, ...args) {
+async function runIn(context, url, benchmark, ...args) {
   const page = await context.newPage();
   page.on("pageerror", (error) => console.error(error));
-  await page.goto(`${server.url}/scripts/bench/index.html?rivals=${values.rivals}`);
+  await page.goto(`${url}/scripts/bench/index.html?rivals=${values.rivals}`);
   await page.waitForFunction("window.bench");
   const { samples, longTasks } = await page.evaluate(
     // @ts-expect-error: scripts/bench/page.js defines it
@@ -138,7 +181,7 @@ async function visits(times) {
     for (const competitor of time % 2 ? competitors.toReversed() : competitors) {
       const context = await browser.createBrowserContext();
       for (const visit of /** @type {const} */ (["first", "later"])) {
-        const samples = await runIn(context, "boot", competitor);
+        const samples = await runIn(context, server.url, "boot", competitor);
         (all[visit][competitor] ??= []).push(...(samples[competitor] ?? []));
       }
       await context.close();

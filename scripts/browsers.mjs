@@ -62,10 +62,10 @@ export function find(program) {
 /**
  * Starts a headless browser with a profile of its own, which is deleted when it closes.
  * @param {"chromium" | "firefox"} name
- * @param {{ headless?: boolean, args?: string[], prefs?: Record<string, unknown> }} [options]
+ * @param {{ headless?: boolean, args?: string[], prefs?: Record<string, unknown>, env?: Record<string, string> }} [options]
  * @returns {Promise<import("puppeteer-core").Browser>}
  */
-export async function launch(name, { headless = true, args = [], prefs = {} } = {}) {
+export async function launch(name, { headless = true, args = [], prefs = {}, env = {} } = {}) {
   if (name !== "chromium" && name !== "firefox") throw new Error(`unknown browser "${name}": chromium or firefox`);
   const executablePath = find(name);
   if (!executablePath) {
@@ -78,6 +78,7 @@ export async function launch(name, { headless = true, args = [], prefs = {} } = 
     headless,
     defaultViewport: { width: 1280, height: 800 },
     protocolTimeout: 3_600_000,
+    env: { ...process.env, ...env },
   };
   if (name === "firefox") {
     return puppeteer.launch({

@@ -1,21 +1,22 @@
 // Checks rules about the source tree that no compiler checks.
 import { execFileSync } from "node:child_process";
-import { existsSync, readFileSync } from "node:fs";
+import { readFileSync, statSync } from "node:fs";
 import { homedir } from "node:os";
-import { join } from "node:path";
+import { dirname, join, posix } from "node:path";
+import { parse } from "smol-toml";
 import { againstLayers, circles, importsOfScripts } from "./layers.mjs";
 import { environment, root } from "./project.mjs";
-import { pythonAgainstLayers } from "./python-layers.mjs";
+import { PACKAGE, pythonAgainstLayers } from "./python-layers.mjs";
 import { checkRules } from "./rules.mjs";
 import { importsOfModules } from "./rust-layers.mjs";
 
 const output = (/** @type {string} */ program, /** @type {string[]} */ ...args) =>
   execFileSync(program, args, { cwd: root, env: environment, encoding: "utf8", maxBuffer: 1 << 26 });
 
-/** All files that are committed, or that git would offer to commit. */
+/** All files that are committed, or that git would offer to commit. Links to folders, which crates have, are no files. */
 const files = output("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
   .split("\0")
-  .filter((file) => file && existsSync(join(root, file)));
+  .filter((file) => file && statSync(join(root, file), { throwIfNoEntry: false })?.isFile());
 const read = (/** @type {string} */ file) => readFileSync(join(root, file), "utf8");
 
 const scripts = importsOfScripts(
@@ -25,10 +26,10 @@ const scripts = importsOfScripts(
 /** The layers of pyodide-glue/ (see its README.md): in the page, in the frame or process, in the worker, and below all of them. */
 const GLUE = [
   [
-    ["index.js", "rlm.js", "display.js", "node.js", "node-rlm.js"],
+    ["index.js", "rlm.js", "models.js", "display.js", "node.js", "node-rlm.js"],
     ["supervisor.js", "confinement.js"],
     ["prefetch.js", "tidy-html.js", "filter-css.js", "process.js", "seccomp.js"],
-    ["frame.js"],
+    ["frame.js", "assets.js"],
   ],
   [["frame-script.js", "process-script.js"]],
   [
@@ -36,9 +37,9 @@ const GLUE = [
     ["runtime.js", "lockdown.js"],
     ["bridge.js", "checkpoint.js", "install.js"],
     ["snapshot.js", "files.js", "libraries.js", "nondeterminism.js"],
-    ["file-names.js", "bytes.js"],
+    ["file-names.js", "bytes.js", "packing.js"],
   ],
-  [["start-worker.js"], ["mailbox.js", "wheel.js", "pipe.js"]],
+  [["start-worker.js"], ["mailbox.js", "wheel.js", "pipe.js", "trusted-types.js", "sandbox-error.js"]],
 ].map((layers) => layers.map((names) => names.map((name) => `pyodide-glue/${name}`)));
 const isGlue = (/** @type {string} */ file) => /^pyodide-glue\/[^/]+\.js$/.test(file);
 
@@ -114,14 +115,51 @@ const RULES = {
 
   "package-lock.json names no registry": () => linesWith("package-lock.json", /"resolved"/),
 
-  "the npm package carries what it promises": () => {
-    const { exports, files: kept, version } = JSON.parse(read("package.json"));
-    const entry = exports["."].default.replace("./", "");
-    const missing = [entry, "LICENSE-MIT", "LICENSE-APACHE"].filter((file) => !files.includes(file));
-    for (const folder of ["pkg", "dist"]) if (!kept.includes(folder)) missing.push(`files: ${folder}`);
-    if (!read("Cargo.toml").includes(`version = "${version}"`)) missing.push(`Cargo.toml: version ${version}`);
-    return missing;
+  "everything has the version of package.json": () => {
+    const { version } = JSON.parse(read("package.json"));
+    const { packages } = JSON.parse(read("package-lock.json"));
+    const { workspace } = parse(read("Cargo.toml"));
+    const versions = {
+      "package-lock.json": packages[""].version,
+      "Cargo.toml": workspace.package.version,
+      ...Object.fromEntries(
+        Object.entries(workspace.dependencies)
+          .filter(([, { path }]) => path)
+          .map(([crate, dependency]) => [`Cargo.toml: ${crate}`, dependency.version]),
+      ),
+      "pyodide-glue/python/sandglass/__init__.py": /^__version__ = "(.*)"$/m.exec(read(`${PACKAGE}/__init__.py`))?.[1],
+      ...Object.fromEntries(
+        files
+          .filter((file) => /^(README|docs\/.*)\.md$/.test(file))
+          .flatMap((file) =>
+            [...read(file).matchAll(/\bsandglass-(\d+\.\d+\.\d+)\.tgz/g)].map(([, tarball]) => [file, tarball]),
+          ),
+      ),
+    };
+    return Object.entries(versions)
+      .filter(([, other]) => other !== version)
+      .map(([file, other]) => `${file}: ${other}, and not ${version}`);
   },
+
+  "published crates hold their files, and say what they are": () =>
+    files
+      .filter((file) => /^(host|crates\/[^/]+)\/Cargo\.toml$/.test(file))
+      .flatMap((file) => {
+        const folder = dirname(file);
+        const { package: crate } = parse(read(file));
+        const fields = ["description", "include", "keywords", "categories", "rust-version", "license"];
+        const lacking = fields.filter((field) => !crate[field]).map((field) => `${file}: no ${field}`);
+        const page = `${folder}/README.md`;
+        if (!files.includes(page) || !/^```/m.test(read(page))) lacking.push(`${page} has no example`);
+        const outside = files
+          .filter((source) => source.startsWith(`${folder}/src/`) && source.endsWith(".rs"))
+          .flatMap((source) =>
+            [...read(source).matchAll(/include_(?:str|bytes)!\((?:concat!\()?\s*"([^"]*)"/g)]
+              .filter(([, path = ""]) => !posix.join(dirname(source), path).startsWith(`${folder}/`))
+              .map(([, path]) => `${source} includes ${path}`),
+          );
+        return [...lacking, ...outside];
+      }),
 
   "pyodide-glue/python/ imports along its layers": () => pythonAgainstLayers(files, read),
 };

@@ -1,13 +1,16 @@
 // `npm run demo`: a recorded RLM trajectory answers a question about a text of 4.6 MB, in headless Chromium. The trajectory
 // and the page are in demo/. The exit status is 0 only if the answer is right.
+//   npm run demo -- --local-model     the sub-model is a small one that runs in the tab, offline
 import { spawnSync } from "node:child_process";
 import { mkdirSync, readdirSync, readFileSync, statSync } from "node:fs";
 import { join, relative } from "node:path";
+import { parseArgs } from "node:util";
 import { isRight, rightAnswer } from "../demo/check.mjs";
 import { chooseModel } from "../demo/model.mjs";
 import { ms, Terminal } from "../demo/terminal.mjs";
 import { asText, TEXT_FILE } from "../demo/text.js";
 import { launch } from "./browsers.mjs";
+import { LOCAL_MODEL, localModel } from "./local-model.mjs";
 import { environment, root } from "./project.mjs";
 import { serve } from "./serve.mjs";
 
@@ -20,10 +23,13 @@ import { serve } from "./serve.mjs";
  */
 
 const SCREENSHOT = join(root, "test-results/demo.png");
+const { values: options } = parseArgs({ options: { "local-model": { type: "boolean" } } });
 const terminal = new Terminal(process.stdout);
 
 /** Facts for the summary at the end. @type {Summary} */
 const summary = { question: "", text: "", model: "", place: "", steps: [], answer: [], right: false, seconds: 0 };
+/** Functions to call when a question is over, by its number. @type {Map<number, (error?: string) => void>} */
+const questions = new Map();
 
 try {
   process.exitCode = (await demo()) ? 0 : 1;
@@ -34,14 +40,19 @@ try {
 }
 
 async function demo() {
-  const model = chooseModel(process.env);
+  const local = options["local-model"] ? localModel() : undefined;
+  const model = local ? LOCAL_MODEL : chooseModel(process.env);
   build();
   const begin = Date.now();
   const text = asText(JSON.parse(readFileSync(join(root, TEXT_FILE), "utf8")));
-  const browser = await launch("chromium");
-  const server = await serve(root);
+  // With a local model, no other address is resolved: the tab is offline.
+  const browser = await launch("chromium", {
+    args: local ? ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"] : [],
+  });
+  const server = await serve(root, local && { folders: { "local-model": local.folder } });
   try {
-    const page = await open(browser, `${server.url}/demo/page.html`);
+    const query = local ? `?local-model=/local-model/${local.file}` : "";
+    const page = await open(browser, `${server.url}/demo/page.html${query}`);
     await introduce(page, text, model);
     const { final, error } = await explore(page, model);
     terminal.idle();
@@ -107,7 +118,8 @@ async function introduce(page, text, model) {
   terminal.field("question", summary.question);
   terminal.field("text", summary.text);
   terminal.field("sub-model", summary.model);
-  terminal.field("code", "recorded, whatever the sub-model: demo/trajectory.md, demo/child-trajectory.md");
+  const code = options["local-model"] ? "local-trajectory.md" : "trajectory.md, demo/child-trajectory.md";
+  terminal.field("code", `recorded, whatever the sub-model: demo/${code}`);
 }
 
 /**
@@ -118,7 +130,7 @@ async function introduce(page, text, model) {
  */
 async function explore(page, model) {
   await answerQuestions(page, model);
-  terminal.wait("Python starts");
+  terminal.wait(options["local-model"] ? "the model loads" : "Python starts");
   return new Promise((resolve, reject) => {
     const gone = () => reject(new Error("Chromium ended unexpectedly"));
     page.once("error", gone);
@@ -143,24 +155,15 @@ async function answerQuestions(page, model) {
   /** @type {Map<number, AbortController>} */
   const open = new Map();
   await page.exposeFunction("cancelModel", (/** @type {number} */ id) => open.get(id)?.abort());
-  await page.exposeFunction(
-    "askModel",
-    async (/** @type {number} */ id, /** @type {string} */ prompt, /** @type {number} */ count) => {
-      const controller = new AbortController();
-      open.set(id, controller);
-      const over = terminal.question(count);
-      try {
-        const answer = await model.ask(prompt, controller.signal);
-        over();
-        return answer;
-      } catch (error) {
-        over(error);
-        throw error;
-      } finally {
-        open.delete(id);
-      }
-    },
-  );
+  await page.exposeFunction("askModel", async (/** @type {number} */ id, /** @type {string} */ prompt) => {
+    const controller = new AbortController();
+    open.set(id, controller);
+    try {
+      return await model.ask(prompt, controller.signal);
+    } finally {
+      open.delete(id);
+    }
+  });
 }
 
 /** @param {Exclude<DemoEvent, { kind: "end" }>} event */
@@ -171,6 +174,15 @@ function show(event) {
   } else if (event.kind === "child") {
     if (event.bootMs === undefined) terminal.wait("the sub-RLM's own sandbox starts");
     else terminal.childStarted(event.bootMs);
+  } else if (event.kind === "model") {
+    terminal.field("", `loaded in ${ms(event.loadMs)}`);
+    terminal.wait("Python starts");
+  } else if (event.kind === "asked") {
+    questions.set(event.id, terminal.question(event.open));
+  } else if (event.kind === "answered") {
+    questions.get(event.id)?.(event.error);
+    questions.delete(event.id);
+    if (event.id === 1 && options["local-model"]) terminal.line(`   first answer after ${ms(event.ms)}`);
   } else if (event.kind === "step") {
     const { depth, title, reasoning } = event;
     summary.steps.push({ depth, label: terminal.begin(event), title, reasoning });

@@ -12,17 +12,23 @@ export function links(text) {
     .filter((target) => !/^[a-z]+:/.test(target));
 }
 
+/** The name of a heading in links, as GitHub makes it. @param {string} heading  without its links */
+export const slug = (heading) =>
+  heading
+    .toLowerCase()
+    .replace(/[^\p{L}\p{N}_\- ]/gu, "")
+    .replaceAll(" ", "-");
+
 /** The names that links may have behind `#`, as GitHub makes them of headings. @param {string} text @returns {Set<string>} */
 export function anchors(text) {
   /** @type {Map<string, number>} */
   const seen = new Map();
   return new Set(
     [...withoutBlocks(text).matchAll(/^#{1,6} (.*)$/gm)].map(([, heading = ""]) => {
-      const words = heading.replace(/\[([^\]]*)\]\([^)]*\)/g, "$1").toLowerCase();
-      const slug = words.replace(/[^\p{L}\p{N}_\- ]/gu, "").replaceAll(" ", "-");
-      const times = seen.get(slug) ?? 0;
-      seen.set(slug, times + 1);
-      return times === 0 ? slug : `${slug}-${times}`;
+      const name = slug(heading.replace(/\[([^\]]*)\]\([^)]*\)/g, "$1"));
+      const times = seen.get(name) ?? 0;
+      seen.set(name, times + 1);
+      return times === 0 ? name : `${name}-${times}`;
     }),
   );
 }

@@ -4,9 +4,6 @@ declare module "pyodide/pyodide.asm.mjs" {
   export default createPyodideModule;
 }
 
-// Modules of Node.js, for the few files that run there. Their types would bring globals that pages do not have.
-declare module "node:*";
-
 // Modules in WebAssembly's text form, which scripts/build.mjs assembles.
 declare module "*.wat" {
   const bytes: Uint8Array<ArrayBuffer>;

@@ -9,9 +9,10 @@ const site = await serve(root, { folders: { node_modules: join(root, "node_modul
 const browser = await launch("chromium");
 try {
   const page = await browser.newPage();
-  await page.setViewport({ width: 1200, height: 820 });
+  await page.setViewport({ width: 1200, height: 1080 });
   await page.goto(`${site.url}/www/`);
   await page.waitForSelector("#answer:not([hidden])");
+  await page.waitForSelector('#state[data-state="ready"]', { timeout: 60_000 });
   // The page opens with a recording. Its code runs again here, so that the picture shows a run.
   await page.click("#run-again");
   await page.waitForSelector("#run-verdict:not([hidden])", { timeout: 60_000 });

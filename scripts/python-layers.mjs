@@ -1,7 +1,7 @@
 // Rules of imports in the Python package. Its folders tell where code runs; code that runs everywhere imports from none of them.
 import { posix } from "node:path";
 
-const PACKAGE = "pyodide-glue/python/sandglass";
+export const PACKAGE = "pyodide-glue/python/sandglass";
 /** The folders that a folder's modules may import from, besides their own. No path leads back. @type {Record<string, string[]>} */
 const LAYERS = {
   runtime: [],

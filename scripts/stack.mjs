@@ -46,6 +46,8 @@ const OPCODE = {
 };
 const TAIL_CALLS = [0x12, 0x13, 0x15];
 const NO_RESULT = 0x40;
+/** Bytes by which memories grow. */
+const MEMORY_PAGE = 65536;
 
 /**
  * Returns the module with these frames added.
@@ -76,6 +78,15 @@ export function addFrames(bytes) {
   });
   const section = [unsigned(code.length), ...code.flatMap((body) => [unsigned(body.length), body])];
   return replaceSection(bytes, SECTION.code, section);
+}
+
+/** The memory of a module in which nothing has run, up to the end of its data. @param {Uint8Array} bytes */
+export function initialMemory(bytes) {
+  const segments = readVector(readSections(bytes).get(SECTION.data), readSegment);
+  const size = Math.max(...segments.map(({ address, contents }) => address + contents.length));
+  const memory = new Uint8Array(Math.ceil(size / MEMORY_PAGE) * MEMORY_PAGE);
+  for (const { address, contents } of segments) memory.set(contents, address);
+  return memory;
 }
 
 /**
@@ -273,18 +284,24 @@ function readElements(reader) {
   return Array.from({ length: reader.unsigned() }, () => reader.unsigned());
 }
 
+/** @param {Reader} reader */
+function readSegment(reader) {
+  if (reader.byte() !== 0) throw new Error("a data segment has no address in the only memory");
+  reader.skip(1);
+  const address = reader.unsigned(); // addresses are signed here, but positive
+  reader.skip(1);
+  return { address, contents: reader.take(reader.unsigned()) };
+}
+
 /** The address of a text among the module's constants. @param {Uint8Array | undefined} section @param {string} text */
 function findText(section, text) {
   const wanted = new TextEncoder().encode(text);
-  const found = readVector(section, (reader) => {
-    const isActive = reader.byte() === 0; // an active segment has an address in the only memory
-    reader.skip(1);
-    const address = isActive ? reader.unsigned() : 0; // addresses are signed here, but positive
-    reader.skip(1);
-    const contents = reader.take(reader.unsigned());
-    const offset = Buffer.from(contents.buffer, contents.byteOffset, contents.length).indexOf(wanted);
-    return offset < 0 ? -1 : address + offset;
-  }).find((address) => address >= 0);
+  const found = readVector(section, readSegment)
+    .map(({ address, contents }) => {
+      const offset = Buffer.from(contents.buffer, contents.byteOffset, contents.length).indexOf(wanted);
+      return offset < 0 ? -1 : address + offset;
+    })
+    .find((address) => address >= 0);
   if (found === undefined) throw new Error(`the module has no text ${JSON.stringify(text)}`);
   return found;
 }

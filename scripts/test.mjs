@@ -116,11 +116,12 @@ const SUITES = [
   {
     name: "clippy wasm",
     command: [
-      ...["cargo", "clippy", "--target", "wasm32-unknown-unknown", "--package", "sandglass"],
+      ...["cargo", "clippy", "--target", "wasm32-unknown-unknown", "--package", "sandglass-browser"],
       ...["--lib", "--", "-D", "warnings"],
     ],
   },
   { name: "tsc", command: ["tsc"], needs: ["build"] },
+  { name: "package", command: ["node", "tests/package.mjs"], count: sumLine, needs: ["build"] },
   ...inBrowsers(1, "lifecycle", ...either(["--cycles", "200"], ["--cycles", "100"])),
   ...pythons().map(({ version, program }) => ({ name: `python ${version}`, ...pytest(program, "tests/python") })),
   ...inBrowsers(1, "cases", ...either(["--all"])),
@@ -134,6 +135,8 @@ const SUITES = [
     needs: ["build", "rust build"],
   },
   ...inBrowsers(1, "rlm"),
+  ...inBrowsers(0.5, "models"),
+  ...(long ? [{ name: "a local model", ...e2e("local-model") }] : []),
   ...inBrowsers(1, "speculate", ...either(["--rounds", "20"])),
   ...inBrowsers(1, "packages"),
   ...inBrowsers(1, "packages", "--shared", ...either(["--all"])),
@@ -157,8 +160,10 @@ const SUITES = [
   { name: "displays in chromium", ...e2e("displays", "--browser", "chromium"), needs: ["build", "rust build"] },
   ...inBrowsers(1, "playground"),
   ...inBrowsers(1, "playground-ask"),
-  { name: "readme", ...e2e("readme", "--browser", "chromium") },
+  { name: "readme", ...e2e("readme", "--browser", "chromium"), needs: ["build", "rust build"] },
   { name: "samples of documents", ...e2e("docs", "--browser", "chromium"), needs: ["build", "rust build"] },
+  { name: "site of documents", ...e2e("site", "--browser", "chromium") },
+  { name: "react", ...e2e("react", "--browser", "chromium") },
 ];
 
 const only = options.only?.split(",") ?? [""];

@@ -1,6 +1,7 @@
 //! Reads arguments of the public methods. Each function's error names the argument and what is wrong with it.
 
-use js_sys::{Array, Function};
+use js_sys::{Array, Function, JSON};
+use serde_json::Value;
 use wasm_bindgen::prelude::*;
 
 use super::glue::{self, describe, exact, is_plain, well_formed};
@@ -75,4 +76,35 @@ pub(super) fn whole_number(name: &str, value: &JsValue, what: &str) -> Result<u3
     number
         .map(|number| number as u32)
         .ok_or_else(|| Error::invalid(name, what))
+}
+
+/// Reads a number of a range.
+pub(super) fn number(name: &str, value: &JsValue, least: f64, most: f64) -> Result<f64, Error> {
+    value
+        .as_f64()
+        .filter(|number| (least..=most).contains(number))
+        .ok_or_else(|| Error::invalid(name, format!("must be a number from {least} to {most}")))
+}
+
+/// Reads a whole number of a range.
+pub(super) fn whole(name: &str, value: &JsValue, least: f64, most: f64) -> Result<u32, Error> {
+    let number = number(name, value, least, most)?;
+    if number.fract() != 0.0 {
+        return Err(Error::invalid(name, format!("must be a whole number, not {number}")));
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "whole, and within u32 by its range"
+    )]
+    Ok(number as u32)
+}
+
+/// Reads a value that JSON can hold.
+pub(super) fn json(name: &str, value: &JsValue) -> Result<Value, Error> {
+    JSON::stringify(value)
+        .ok()
+        .and_then(|text| text.as_string())
+        .and_then(|text| serde_json::from_str(&text).ok())
+        .ok_or_else(|| Error::invalid(name, "must be what JSON can hold"))
 }

@@ -11,13 +11,13 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise};
 use web_sys::{Blob, Response, SubtleCrypto};
 
-use super::glue::{Glue, btoa, describe, fetch, get, object};
-use super::packages::disregard;
+use super::glue::{Glue, btoa, describe, disregard, fetch, get, object};
 use sandglass_core::error::Error;
 
 /// The files by the names of `pyodide-glue/assets.js`.
 const SCRIPT: &str = "script";
 const PYODIDE: [&str; 2] = ["wasm", "stdlib"];
+const SNAPSHOT: &str = "snapshot";
 
 thread_local! {
     static LOADING: RefCell<HashMap<String, File>> = RefCell::default();
@@ -46,6 +46,8 @@ impl File {
 pub(super) struct Assets {
     script: File,
     pyodide: Vec<File>,
+    /// The package's snapshot, once somebody needs it.
+    snapshot: OnceCell<File>,
 }
 
 impl Assets {
@@ -54,6 +56,7 @@ impl Assets {
         Self {
             script: load_one(base, SCRIPT, glue),
             pyodide: PYODIDE.map(|asset| load_one(base, asset, glue)).to_vec(),
+            snapshot: OnceCell::new(),
         }
     }
 
@@ -73,9 +76,25 @@ impl Assets {
         Ok(files)
     }
 
+    /// The package's snapshot, for a page that has no other yet. `None` where data is to be saved, or the browser tells that the line is slow
+    /// (`3g` or less): making one takes less time there.
+    pub(super) async fn snapshot(&self, base: &str, glue: &Glue) -> Result<Option<JsValue>, Error> {
+        let connection = get(&get(&js_sys::global(), "navigator"), "connection");
+        let kind = get(&connection, "effectiveType").as_string();
+        if kind.is_some_and(|kind| kind != "4g") || get(&connection, "saveData").is_truthy() {
+            return Ok(None);
+        }
+        let file = self.snapshot.get_or_init(|| load_one(base, SNAPSHOT, glue));
+        settle(&file.blob).await.map(Some)
+    }
+
     /// Waits until all files are verified to be those of this release.
     pub(super) async fn verified(&self) -> Result<(), Error> {
-        for file in [&self.script].into_iter().chain(&self.pyodide) {
+        for file in [&self.script]
+            .into_iter()
+            .chain(&self.pyodide)
+            .chain(self.snapshot.get())
+        {
             file.verified().await?;
         }
         Ok(())

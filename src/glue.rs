@@ -2,6 +2,7 @@
 
 use js_sys::{Array, Function, JsString, Object, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::{JsFuture, spawn_local};
 
 use sandglass_core::error::Error;
 use sandglass_core::value::{escaped, ill_formed, lone_surrogate};
@@ -27,7 +28,7 @@ extern "C" {
     /// A promise of the response to a request that was begun earlier.
     #[wasm_bindgen(method, js_name = takeRequest)]
     pub(super) fn take_request(this: &Glue, url: &str) -> Option<Promise>;
-    /// `{ python, abi }`: the Python that packages must be built for.
+    /// `{ python, abi, pyodide }`: the Python that packages must be built for, and the release of Pyodide.
     #[wasm_bindgen(method, getter)]
     pub(super) fn platform(this: &Glue) -> Object;
     /// A promise of the METADATA of a wheel.
@@ -104,6 +105,11 @@ extern "C" {
 pub(super) fn is_page() -> bool {
     let node = get(&get(&get(&js_sys::global(), "process"), "versions"), "node");
     !get(&js_sys::global(), "document").is_undefined() || !node.is_string()
+}
+
+/// Nobody waits for this promise, so its rejection must not be reported as unhandled.
+pub(super) fn disregard(promise: Promise) {
+    spawn_local(async move { drop(JsFuture::from(promise).await) });
 }
 
 /// Milliseconds on the monotonic clock.

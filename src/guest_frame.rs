@@ -21,7 +21,7 @@ const FRAME_MS: u32 = 20_000;
 /// The time for which an abandoned guest is kept, in milliseconds. Most of its answers arrive within it.
 const SOON_MS: u32 = 30;
 const FRAME_IS_BLOCKED: &str = "its frame does not run. Does the page have a Content-Security-Policy? The frame inherits \
-    it: allow its script in script-src (its hash is `frameHash` in dist/assets.js) with 'wasm-unsafe-eval', and worker-src blob:";
+    it: allow its script in script-src (its hash is the package's export `frameHash`) with 'wasm-unsafe-eval', and worker-src blob:";
 
 pub(super) const NO_PROCESSES: &str =
     "this is the package's entry for browsers; import \"sandglass\", with the export condition \"node\"";
@@ -93,6 +93,7 @@ enum Home {
         element: HtmlIFrameElement,
         gate: Rc<Gate>,
         _on_load: Closure<dyn FnMut()>,
+        _on_error: Closure<dyn FnMut()>,
     },
     Page(Option<web_sys::Worker>),
     /// The handle of a process has a worker's `terminate`.
@@ -146,7 +147,7 @@ impl Guest {
             outbox: RefCell::default(),
             home: match isolation {
                 Isolation::Worker => Home::Page(None),
-                Isolation::Frame => open_frame(glue)?,
+                Isolation::Frame => open_frame(glue, &inbox)?,
                 Isolation::Process | Isolation::Unconfined => Home::Process {
                     confined: isolation == Isolation::Process,
                     process: None,
@@ -202,7 +203,12 @@ impl Guest {
     }
 
     /// Gives the worker the parts that Python starts from.
-    pub(super) fn furnish(&self, pyodide: &Object, snapshot: Option<&Snapshot>) -> Result<(), JsValue> {
+    pub(super) fn furnish(
+        &self,
+        pyodide: &Object,
+        snapshot: Option<&Snapshot>,
+        packed: Option<&JsValue>,
+    ) -> Result<(), JsValue> {
         let files: Array = guest::FILES
             .iter()
             .map(|(name, source)| Array::of2(&JsValue::from_str(name), &JsValue::from_str(source)))
@@ -213,6 +219,7 @@ impl Guest {
             ("pyodide", pyodide),
             ("files", &files),
             ("snapshot", &snapshot),
+            ("packed", packed.unwrap_or(&JsValue::UNDEFINED)),
             ("proven", &proven.into()),
         ]))
     }
@@ -266,6 +273,7 @@ impl Drop for Guest {
         match &self.home {
             Home::Frame { element, .. } => {
                 element.set_onload(None);
+                element.set_onerror(None);
                 element.remove();
             }
             Home::Page(Some(ended))
@@ -277,12 +285,15 @@ impl Drop for Guest {
     }
 }
 
-fn open_frame(glue: &Glue) -> Result<Home, JsValue> {
+fn open_frame(glue: &Glue, inbox: &Rc<Inbox>) -> Result<Home, JsValue> {
     if get(&js_sys::global(), "document").is_undefined() {
         let why = "isolation \"frame\" needs a document; use isolation \"worker\" here";
         return Err(JsValue::from_str(why));
     }
     let place = glue.open_frame()?;
+    if get(&place, "blocked").is_truthy() {
+        return Err(JsValue::from_str(FRAME_IS_BLOCKED));
+    }
     let frame: HtmlIFrameElement = get(&place, "element").dyn_into()?;
     let gate: Rc<Gate> = Rc::default();
     gate.is_open.set(get(&place, "loaded").is_truthy());
@@ -294,9 +305,15 @@ fn open_frame(glue: &Glue) -> Result<Home, JsValue> {
         }
     });
     frame.set_onload(Some(on_load.as_ref().unchecked_ref()));
+    let on_error = Closure::<dyn FnMut()>::new({
+        let inbox = inbox.clone();
+        move || inbox.deliver(Letter::Failure(FRAME_IS_BLOCKED.to_owned()))
+    });
+    frame.set_onerror(Some(on_error.as_ref().unchecked_ref()));
     Ok(Home::Frame {
         element: frame,
         gate,
         _on_load: on_load,
+        _on_error: on_error,
     })
 }

@@ -16,6 +16,7 @@
 //! | `packages`, `wheels` | find the packages; fetch, verify and keep their files |
 //! | `pieces` | reads code that is still being written |
 //! | `budget`, `feedback` | `createBudget`, and `feedback` of a sandbox |
+//! | `endpoint` | OpenAI-compatible endpoints of models: their options, and how they are asked |
 //! | `rlm` | `runRlm` |
 //! | `assets` | the files of `dist/`: fetched and checked |
 //! | `glue` | functions of JavaScript that Rust needs |
@@ -26,6 +27,7 @@ mod assets;
 mod budget;
 mod convert;
 mod driver;
+mod endpoint;
 mod feedback;
 mod files;
 mod glue;

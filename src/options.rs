@@ -6,6 +6,7 @@ use wasm_bindgen::prelude::*;
 
 use super::arguments::{entries, function, one_of};
 use super::budget;
+use super::endpoint::Endpoint;
 use super::glue::is_page;
 use super::packages;
 use super::remote::Backend;
@@ -153,7 +154,12 @@ impl Options {
                 let url = url.ok_or_else(|| Error::invalid(name, "must be the address of a folder"))?;
                 self.assets_url = Some(if url.ends_with('/') { url } else { url + "/" });
             }
-            "onLLMQuery" => self.on_llm_query = Some(function(name, value)?),
+            "onLLMQuery" => {
+                self.on_llm_query = Some(match value.dyn_ref::<Function>() {
+                    Some(function) => function.clone(),
+                    None => Endpoint::parse(name, value)?.into_function(),
+                });
+            }
             "onRLMQuery" => self.on_rlm_query = Some(function(name, value)?),
             "onStdout" => self.on_stdout = Some(function(name, value)?),
             "onStderr" => self.on_stderr = Some(function(name, value)?),

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use js_sys::{Array, Object};
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::{JsFuture, spawn_local};
+use wasm_bindgen_futures::JsFuture;
 use web_sys::{Blob, Response};
 
 use super::glue::{Glue, describe, fetch, get, object};
@@ -29,10 +29,13 @@ export interface SandboxOptions {
   packages?: string[];
   /** Loads packages of the lock file when code imports them. Default false. */
   autoImport?: boolean;
-  /** A lock file in the format of `pyodide-lock.json`. Default: Pyodide's own. Its wheels are not part of this package. */
+  /** A lock file in the format of `pyodide-lock.json`. Default: that of the Pyodide release in this package. */
   lockFileUrl?: string;
-  /** The folder of the lock file's wheels. Default: beside it. */
-  packageBaseUrl?: string;
+  /**
+   * The folder of the lock file's wheels. Default: beside the lock file; for the lock file of this package, the public CDN of the Pyodide
+   * release. With `null` no packages are fetched.
+   */
+  packageBaseUrl?: string | null;
 }
 
 /** The options of `loadPackages`. */
@@ -61,6 +64,8 @@ pub(super) struct Settings {
     pub(super) auto_import: bool,
     lock_file_url: Option<String>,
     package_base_url: Option<String>,
+    /// True when no packages may be fetched.
+    is_offline: bool,
 }
 
 impl Settings {
@@ -78,7 +83,10 @@ impl Settings {
                 self.auto_import = on.ok_or_else(|| Error::invalid(name, "must be true or false"))?;
             }
             "lockFileUrl" => self.lock_file_url = Some(text()?),
-            _ => self.package_base_url = Some(text()?),
+            _ => {
+                self.is_offline = value.is_null();
+                self.package_base_url = if self.is_offline { None } else { Some(text()?) };
+            }
         }
         Ok(())
     }
@@ -114,6 +122,15 @@ pub(super) async fn find(
     there: &[(String, String)],
     progress: Progress,
 ) -> Result<Vec<Package<JsBody>>, Error> {
+    if settings.is_offline {
+        return match wanted {
+            Wanted::Modules(_) => Ok(Vec::new()),
+            Wanted::Requirements(texts) => Err(Error::PackageNotFound(format!(
+                "{}: packageBaseUrl is null, so no packages are fetched; nothing was installed",
+                texts.join(", ")
+            ))),
+        };
+    }
     let platform = glue.platform();
     let text = |name| get(&platform, name).as_string().unwrap_or_default();
     let target = Target {
@@ -171,6 +188,9 @@ thread_local! {
     static LOCKS: RefCell<Locks> = RefCell::default();
 }
 
+/// The public CDN of Pyodide's releases. The version and `/full/` follow.
+const CDN: &str = "https://cdn.jsdelivr.net/pyodide/v";
+
 /// Reads a lock file, and keeps it.
 async fn lock(settings: &Settings, base: &str, glue: &Glue) -> Result<Rc<Lock>, Error> {
     const OWN: &str = "lock";
@@ -205,12 +225,13 @@ async fn lock(settings: &Settings, base: &str, glue: &Glue) -> Result<Rc<Lock>, 
     let text = async { JsFuture::from(response.text()?).await };
     let text = text.await.map_err(|error| failed(&describe(&error)))?;
     let text = text.as_string().unwrap_or_default();
-    let lock = Rc::new(Lock::parse(&url, settings.package_base_url.as_deref(), &text)?);
+    let release = format!(
+        "{CDN}{}/full/",
+        get(&glue.platform(), "pyodide").as_string().unwrap_or_default()
+    );
+    let wheels = settings.package_base_url.as_deref();
+    let wheels = wheels.or(settings.lock_file_url.is_none().then_some(&release));
+    let lock = Rc::new(Lock::parse(&url, wheels, &text)?);
     LOCKS.with_borrow_mut(|locks| locks.insert(key, lock.clone()));
     Ok(lock)
-}
-
-/// Nobody waits for this promise, so its rejection must not be reported as unhandled.
-pub(super) fn disregard(promise: js_sys::Promise) {
-    spawn_local(async move { drop(JsFuture::from(promise).await) });
 }

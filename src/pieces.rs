@@ -4,8 +4,7 @@ use js_sys::{Function, JsString, Promise, Reflect, Symbol};
 use wasm_bindgen::prelude::*;
 use web_sys::{ReadableStream, ReadableStreamDefaultReader};
 
-use super::glue::{describe, get};
-use super::packages::disregard;
+use super::glue::{describe, disregard, get};
 use super::stop::{Stop, Waited};
 use sandglass_core::error::Error;
 

@@ -5,7 +5,7 @@
 //! | [`run`] | one run: carries out the steps that [`sandglass_rlm::tree`] decides on |
 //! | [`repl`] | the sandbox of a run |
 //! | [`draft`] | asks another model for drafts of the reply |
-//! | [`model`] | asks an endpoint or a function for an answer |
+//! | [`model`] | asks a model for an answer: an endpoint (`crate::endpoint`), or a function |
 //! | [`writing`] | uses a reply while it comes |
 //! | [`tree`] | the state that all runs of a tree share |
 //! | [`options`] | reads the options |
@@ -64,6 +64,8 @@ export interface RlmEndpoint {
   timeout?: number;
   /** Cost per million tokens, for `budget.maxCost` and `usage.cost`. */
   price?: { input?: number; output?: number };
+  /** The way to start the endpoint, and to make it allow requests of the page. The error of an endpoint that cannot be reached ends with it. */
+  setup?: string;
 }
 
 /** Answers a conversation. */

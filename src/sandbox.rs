@@ -72,11 +72,10 @@ export interface SandboxOptions {
   predictions?: "auto" | "off";
   /** Spares: guests that are kept ready to take over. The sandboxes of a page share them. Default 1. */
   spares?: number;
-  /** Answers `llm_query(prompt, model)`. */
-  onLLMQuery?: (
-    prompt: string,
-    info: { model?: string; signal: AbortSignal },
-  ) => string | Answer | Promise<string | Answer>;
+  /** Answers `llm_query(prompt, model)`: a function, or an endpoint. */
+  onLLMQuery?:
+    | RlmEndpoint
+    | ((prompt: string, info: { model?: string; signal: AbortSignal }) => string | Answer | Promise<string | Answer>);
   /**
    * Answers `rlm_query(task, context)`. `budget` is for the child's sandbox: a part of this sandbox's budget, one level deeper. In the
    * profiles `rlm` and `rlm-legacy`, Python calls `rlm_query(prompt, model)`: the child gets the prompt only, and `context` is null.

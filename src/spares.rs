@@ -169,6 +169,6 @@ async fn start(isolation: Isolation, base: &str, glue: &Glue) -> Option<Guest> {
     let (script, pyodide) = (assets.script().await.ok()?, assets.pyodide().await.ok()?);
     let mut guest = Guest::open(glue, isolation).ok()?;
     guest.launch(glue, &script).ok()?;
-    guest.furnish(&pyodide, Some(&snapshot)).ok()?;
+    guest.furnish(&pyodide, Some(&snapshot), None).ok()?;
     Some(guest)
 }

@@ -1,7 +1,8 @@
 // The playground's entry: two views of one page. All it does with Python goes through the package's public entries.
 
 import { byId } from "./dom.js";
-import { settingsPanel } from "./panels/settings.js";
+import { showPythonOf } from "./python-status.js";
+import { settingsPanel } from "./settings.js";
 import { Ask } from "./rlm/ask.js";
 
 const settings = settingsPanel();
@@ -13,11 +14,13 @@ let notebook;
 
 /** Shows the view that the address names. */
 function show() {
-  const isNotebook = location.hash === "#notebook";
+  // A link to cells is `#notebook=…`.
+  const isNotebook = location.hash.startsWith("#notebook");
   const view = isNotebook ? "notebook" : "ask";
   document.documentElement.dataset.view = view;
   byId("ask").hidden = isNotebook;
-  byId("notebook").hidden = byId("status").hidden = !isNotebook;
+  byId("notebook").hidden = !isNotebook;
+  showPythonOf(view);
   for (const name of ["ask", "notebook"]) {
     byId(`to-${name}`).toggleAttribute("aria-current", name === view);
     if (name === view) byId(`to-${name}`).setAttribute("aria-current", "page");
@@ -26,7 +29,7 @@ function show() {
   document.querySelector(`[data-model-slot="${view}"]`)?.append(byId("model"));
   if (!isNotebook && !isAskOpen) ask.open();
   isAskOpen ||= !isNotebook;
-  if (isNotebook) notebook ??= import("./notebook-view.js").then(({ openNotebook }) => openNotebook(settings.answer));
+  if (isNotebook) notebook ??= import("./notebook/view.js").then(({ openNotebook }) => openNotebook(settings.answer));
 }
 
 addEventListener("hashchange", show);

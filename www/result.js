@@ -16,7 +16,7 @@ const MAX_NAMES = 60;
  */
 export function describeRun(run, timeout) {
   const parts = [];
-  if (run.result !== undefined) parts.push(labelled("value", run.result, "value"));
+  if (run.result !== undefined) parts.push(valueOf(run.result, run.displays?.length > 0));
   if (run.final) parts.push(labelled("final answer", preview(run.final.value), "final"));
   if (run.error !== undefined && run.outcome === "error") {
     const failure = el("div", { class: "failure" }, el("p", { text: clip(run.error, 2_000) }));
@@ -28,6 +28,13 @@ export function describeRun(run, timeout) {
   }
   parts.push(outcome(run, timeout));
   return parts;
+}
+
+/** A value as text, folded if it is long and shown in a richer form as well. @param {string} text @param {boolean} isShown */
+function valueOf(text, isShown) {
+  const value = labelled("value", text, "value");
+  if (!isShown || (text.length <= 200 && text.split("\n").length <= 3)) return value;
+  return el("details", {}, el("summary", { text: "Value as text" }), value);
 }
 
 /** A text with its label above it. @param {string} label @param {string} text @param {string} [kind]  for style sheets */

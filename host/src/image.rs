@@ -1,6 +1,6 @@
 //! Installs packages for guests: an image for Docker, or a virtual environment for bubblewrap with the same packages.
 //!
-//! The program contains all files for both. Their sources are in `docker/repl/` of the repository.
+//! The program contains all files for both. Their sources are in `host/image/`.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -16,16 +16,16 @@ use crate::engine::{self, is_missing, said, unavailable};
 
 /// The default image of guests.
 pub const IMAGE: &str = "sandglass-repl";
-/// The image of `scripts/debian-base.sh`: Debian with Python, made without a registry.
+/// The image of `host/image/debian-base.sh`: Debian with Python, made without a registry.
 pub const BASE: &str = "sandglass-base";
 /// The base image from a registry, used if the local base image is missing.
 pub const REGISTRY_BASE: &str = "python:3.13-slim";
 
-const DOCKERFILE: &str = include_str!("../../docker/repl/Dockerfile");
-const REQUIREMENTS: &str = include_str!("../../docker/repl/requirements.txt");
-const REQUIREMENTS_SLIM: &str = include_str!("../../docker/repl/requirements-slim.txt");
-const CHECK: &str = include_str!("../../docker/repl/check.py");
-const DEBIAN_BASE: &str = include_str!("../../scripts/debian-base.sh");
+const DOCKERFILE: &str = include_str!("../image/Dockerfile");
+const REQUIREMENTS: &str = include_str!("../image/requirements.txt");
+const REQUIREMENTS_SLIM: &str = include_str!("../image/requirements-slim.txt");
+const CHECK: &str = include_str!("../image/check.py");
+const DEBIAN_BASE: &str = include_str!("../image/debian-base.sh");
 
 /// Variables of pip that a build takes from its environment.
 const PIP: [&str; 3] = ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST"];

@@ -1,20 +1,9 @@
-//! Sandglass without a browser: sandboxes in processes and containers on this machine.
-//!
-//! ```
-//! use sandglass_host::Sandbox;
-//!
-//! #[tokio::main]
-//! async fn main() -> Result<(), sandglass_host::Error> {
-//!     let sandbox = Sandbox::builder().without_context().build().await?;
-//!     let run = sandbox.execute("6 * 7").await?;
-//!     assert_eq!(run.result.as_deref(), Some("42"));
-//!     sandbox.destroy().await;
-//!     Ok(())
-//! }
-//! ```
+#![doc = include_str!("../README.md")]
 //!
 //! [`Sandbox`] is the public handle. Below it, a [driver] carries out the core's `Session` over a byte channel to a
 //! [guest], which a [backend] started.
+//!
+//! # Modules
 //!
 //! | module | holds |
 //! |---|---|
@@ -89,5 +78,5 @@ pub use value::Value;
 
 /// The samples of `docs/notebook.md`, run by `cargo test --doc`.
 #[cfg(doctest)]
-#[doc = include_str!("../../docs/notebook.md")]
+#[doc = include_str!("../docs/notebook.md")]
 struct NotebookSamples;

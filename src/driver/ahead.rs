@@ -17,10 +17,9 @@ use web_sys::AbortController;
 
 use super::Driver;
 use crate::arguments::source;
-use crate::glue::{describe, thrown};
+use crate::glue::{describe, disregard, thrown};
 use crate::options::ExecuteOptions;
 use crate::outbox::JsBody;
-use crate::packages::disregard;
 use crate::pieces::Pieces;
 use crate::stop::Stop;
 use sandglass_core::error::Error;

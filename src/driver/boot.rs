@@ -190,18 +190,28 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
     let launched = async {
         let script = assets.script().await?;
         on_guest(&|driver, held| held.with_guest(driver, |guest| guest.launch(glue, &script)));
-        if !isolation.is_closed() {
-            assets.verified().await?;
-        }
         assets.pyodide().await
     };
-    let (pyodide, (snapshot, maker)) = both(launched, snapshot::find(base, glue)).await;
-    let pyodide = pyodide?;
+    let found = async {
+        let (snapshot, maker) = snapshot::find(base, glue).await;
+        let packed = match snapshot {
+            Some(_) => None,
+            None => assets.snapshot(base, glue).await?,
+        };
+        Ok::<_, Error>((snapshot, packed, maker))
+    };
+    let (pyodide, found) = both(launched, found).await;
+    let (pyodide, (snapshot, packed, maker)) = (pyodide?, found?);
+    if !isolation.is_closed() {
+        assets.verified().await?;
+    }
     let maker = Cell::new(maker);
     on_guest(&|driver, held| {
         held.maker.replace(maker.take());
         driver.progress("python");
-        held.with_guest(driver, |guest| guest.furnish(&pyodide, snapshot.as_ref()));
+        held.with_guest(driver, |guest| {
+            guest.furnish(&pyodide, snapshot.as_ref(), packed.as_ref())
+        });
     });
     assets.verified().await
 }

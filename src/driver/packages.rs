@@ -8,7 +8,7 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::spawn_local;
 
 use super::{Driver, notify};
-use crate::glue::object;
+use crate::glue::{disregard, object};
 use crate::options::ExecuteOptions;
 use crate::outbox::JsBody;
 use crate::packages;
@@ -25,7 +25,7 @@ impl Driver {
         let modules = imported_modules(code);
         if !modules.is_empty() {
             let loading = self.submit(Command::Load(Wanted::Modules(modules)), ExecuteOptions::default());
-            packages::disregard(loading); // the execution reports a missing package
+            disregard(loading); // the execution reports a missing package
         }
     }
 

@@ -5,8 +5,9 @@ use std::rc::Rc;
 
 use wasm_bindgen_futures::spawn_local;
 
-use super::model::{Listener, Model, Purpose, Question};
+use super::model::{Model, Purpose, Question};
 use super::run::Run;
+use crate::endpoint::Listener;
 use crate::glue::now;
 use crate::stop::Stop;
 use sandglass_rlm::openai::Retry;

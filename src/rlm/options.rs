@@ -2,21 +2,21 @@
 
 use std::rc::Rc;
 
-use js_sys::{Array, Function, JSON};
-use serde_json::Value;
+use js_sys::{Array, Function};
 use wasm_bindgen::prelude::*;
 use web_sys::AbortSignal;
 
-use super::model::{Endpoint, Model};
-use crate::arguments::entries;
+use super::model::Model;
+use crate::arguments::{entries, json, text, whole};
 use crate::budget;
-use crate::glue::{exact, get};
+use crate::endpoint::Endpoint;
+use crate::glue::get;
 use crate::options as sandbox_options;
 use sandglass_core::budget::BudgetLimits;
 use sandglass_core::error::Error;
 use sandglass_rlm::limits::{
-    ATTEMPT_TIMEOUT_MS, HOST_CALL_TIMEOUT_MS, LEAST_PROMPT_TOKENS, MAX_CALLS, MAX_CONCURRENT_RUNS, MAX_CONTEXTS,
-    MAX_DEPTH, MAX_ITERATIONS, MAX_OUTPUT_CHARS, MAX_PROMPT_TOKENS, MAX_RETRIES,
+    HOST_CALL_TIMEOUT_MS, LEAST_PROMPT_TOKENS, MAX_CALLS, MAX_CONCURRENT_RUNS, MAX_CONTEXTS, MAX_DEPTH, MAX_ITERATIONS,
+    MAX_OUTPUT_CHARS, MAX_PROMPT_TOKENS,
 };
 use sandglass_rlm::query;
 use sandglass_rlm::schema::Schema;
@@ -193,121 +193,8 @@ fn several(name: &str, value: &JsValue) -> Result<Vec<JsValue>, Error> {
 }
 
 fn parse_model(what: &str, value: &JsValue) -> Result<Model, Error> {
-    if let Some(function) = value.dyn_ref::<Function>() {
-        return Ok(Model::Function(function.clone()));
-    }
-    let mut endpoint = Endpoint {
-        base_url: String::new(),
-        api_key: None,
-        model: String::new(),
-        models: Vec::new(),
-        headers: Vec::new(),
-        body: serde_json::Map::new(),
-        stream: true,
-        max_retries: MAX_RETRIES,
-        timeout_ms: ATTEMPT_TIMEOUT_MS,
-        price: None,
-    };
-    for (key, value) in entries(value, what)? {
-        let name = format!("{what}.{key}");
-        match key.as_str() {
-            _ if value.is_undefined() => {}
-            "baseUrl" => endpoint.base_url = text(&name, &value)?,
-            "apiKey" => endpoint.api_key = Some(text(&name, &value)?).filter(|key| !key.is_empty()),
-            "model" => endpoint.model = text(&name, &value)?,
-            "models" => {
-                let models = value
-                    .dyn_into::<Array>()
-                    .map_err(|_| Error::invalid(&name, "must be an array"))?;
-                endpoint.models = models
-                    .iter()
-                    .map(|model| text(&name, &model))
-                    .collect::<Result<_, _>>()?;
-            }
-            "headers" => {
-                for (header, value) in entries(&value, &name)? {
-                    endpoint.headers.push((header, text(&name, &value)?));
-                }
-            }
-            "body" => match json(&name, &value)? {
-                Value::Object(fields) => endpoint.body = fields,
-                _ => return Err(Error::invalid(name, "must be an object of request fields")),
-            },
-            "stream" => {
-                endpoint.stream = value
-                    .as_bool()
-                    .ok_or_else(|| Error::invalid(name, "must be true or false"))?
-            }
-            "maxRetries" => endpoint.max_retries = whole(&name, &value, 0.0, 100.0)?,
-            "timeout" => endpoint.timeout_ms = number(&name, &value, 1.0, 2_147_483_647.0)?,
-            "price" => endpoint.price = Some(parse_price(&name, &value)?),
-            _ => {
-                return Err(Error::invalid(
-                    name,
-                    "there is no such option of a model; request fields go into body",
-                ));
-            }
-        }
-    }
-    // An address that begins with a slash belongs to the page's own origin.
-    if !endpoint.base_url.starts_with('/') && web_sys::Url::new(&endpoint.base_url).is_err() {
-        return Err(Error::invalid(
-            format!("{what}.baseUrl"),
-            "must be an address, such as https://api.example.com/v1",
-        ));
-    }
-    if endpoint.model.is_empty() {
-        return Err(Error::invalid(format!("{what}.model"), "must be the name of a model"));
-    }
-    Ok(Model::Endpoint(Rc::new(endpoint)))
-}
-
-/// Converts cost per million tokens into cost per token.
-fn parse_price(name: &str, value: &JsValue) -> Result<[f64; 2], Error> {
-    let mut price = [0.0; 2];
-    for (kind, value) in entries(value, name)? {
-        let of = match kind.as_str() {
-            "input" => &mut price[0],
-            "output" => &mut price[1],
-            _ => return Err(Error::invalid(name, "is { input, output }, per million tokens")),
-        };
-        *of = number(&format!("{name}.{kind}"), &value, 0.0, 1e12)? / 1e6;
-    }
-    Ok(price)
-}
-
-fn text(name: &str, value: &JsValue) -> Result<String, Error> {
-    let text = value
-        .dyn_ref()
-        .ok_or_else(|| Error::invalid(name, "must be a string"))?;
-    exact("it", text).map_err(|problem| Error::invalid(name, problem))
-}
-
-fn number(name: &str, value: &JsValue, least: f64, most: f64) -> Result<f64, Error> {
-    value
-        .as_f64()
-        .filter(|number| (least..=most).contains(number))
-        .ok_or_else(|| Error::invalid(name, format!("must be a number from {least} to {most}")))
-}
-
-fn whole(name: &str, value: &JsValue, least: f64, most: f64) -> Result<u32, Error> {
-    let number = number(name, value, least, most)?;
-    if number.fract() != 0.0 {
-        return Err(Error::invalid(name, format!("must be a whole number, not {number}")));
-    }
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "whole, and within u32 by its range"
-    )]
-    Ok(number as u32)
-}
-
-/// Reads a value that JSON can hold.
-fn json(name: &str, value: &JsValue) -> Result<Value, Error> {
-    JSON::stringify(value)
-        .ok()
-        .and_then(|text| text.as_string())
-        .and_then(|text| serde_json::from_str(&text).ok())
-        .ok_or_else(|| Error::invalid(name, "must be what JSON can hold"))
+    Ok(match value.dyn_ref::<Function>() {
+        Some(function) => Model::Function(function.clone()),
+        None => Model::Endpoint(Rc::new(Endpoint::parse(what, value)?)),
+    })
 }

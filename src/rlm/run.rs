@@ -11,11 +11,12 @@ use wasm_bindgen_futures::JsFuture;
 use web_sys::AbortSignal;
 
 use super::draft::Draft;
-use super::model::{Listener, Model, NoAnswer, Purpose, Question};
+use super::model::{Model, NoAnswer, Purpose, Question};
 use super::repl::Repl;
 use super::tree::Tree;
 use super::writing::{Work as Ahead, Writing};
 use crate::driver::Asked;
+use crate::endpoint::Listener;
 use crate::glue::{exact, now, readable};
 use crate::stop::{Stop, Waited};
 use sandglass_core::budget::Budget;

@@ -3,7 +3,7 @@
 use std::rc::{Rc, Weak};
 
 use crate::driver::{Driver, Written};
-use crate::packages::disregard;
+use crate::glue::disregard;
 use sandglass_core::speculate::Source;
 use sandglass_rlm::writing::{self, Step};
 

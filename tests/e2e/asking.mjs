@@ -10,7 +10,13 @@ export const KEY = "the-secret-key";
  * @param {string} modelServer  the scripted endpoint's address
  */
 export function asking({ includes, name, page, results }, modelServer) {
-  return { answered, ask, choose, endpoint, exported, open, runs, shownRun, statuses, value };
+  return { answered, ask, choose, endpoint, exported, open, runs, shownRun, statuses, value, watch };
+
+  /** Plays the recording that comes with the page. */
+  async function watch() {
+    await page.click("#recordings > summary");
+    await page.click("#ask-watch");
+  }
 
   /** @param {string} selector */
   function value(selector) {
@@ -69,7 +75,7 @@ export function asking({ includes, name, page, results }, modelServer) {
 
   /** Chooses a model of the scripted server. @param {string} model */
   async function endpoint(model) {
-    await page.click('input[value="endpoint"]');
+    await page.select("#preset", "own");
     await page.locator('input[name="base-url"]').fill(`${modelServer}/v1`);
     await page.locator('input[name="model-name"]').fill(model);
     await page.locator('input[name="key"]').fill(KEY);

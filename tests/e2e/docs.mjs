@@ -7,11 +7,25 @@ import { join } from "node:path";
 import { openBrowser, readArguments, root, Score } from "./harness.mjs";
 import { KEY, startHost } from "./host.mjs";
 import { startModelServer } from "./rlm-server.mjs";
-import { differences, firstSample, promised, runInNode, runInPage, runInPython, runInShell } from "./samples.mjs";
+import {
+  differences,
+  firstSample,
+  promised,
+  runInNode,
+  runInPage,
+  runInPython,
+  runInShell,
+  runInWorker,
+  runWithPage,
+} from "./samples.mjs";
 import { realWheels, serveFiles } from "./wheels.mjs";
 
 /** The crate whose documentation tests run Rust samples of documents. */
 const DOCTESTS = "host/src/lib.rs";
+/** Samples that are a file of an example, whose own test runs it. */
+const OF_EXAMPLES = { "recipes/react.md": "examples/react/src/use-sandbox.js" };
+/** The sample that pages run which say nothing about their script. */
+const APP = "quick-start.md";
 /** Pages that are lists of other pages, or records for developers. */
 const WITHOUT_SAMPLE = /^(README\.md|internals\/.*)$/;
 
@@ -30,6 +44,15 @@ const MODELS = {
       : "```repl\nFINAL(llm_query('Which letter complains? ' + context[:100]))\n```",
   small: () => "the first letter",
 };
+
+const { frameHash } = await import("../../dist/assets.js");
+
+/** The sample that a page begins with. @param {string} path */
+async function sampleOf(path) {
+  const sample = firstSample(await readFile(join(root, "docs", path), "utf8"));
+  if (!sample) throw new Error("it does not begin with a sample");
+  return sample;
+}
 
 /** What ends when the test does. @type {(() => Promise<unknown>)[]} */
 const ends = [];
@@ -61,6 +84,11 @@ try {
   /** @type {Record<string, (source: string) => Promise<string[]>>} */
   const RUN = {
     js: (source) => runInPage(page, here(source)),
+    "js worker": (source) => runInWorker(page, here(source)),
+    html: async (source) => {
+      const other = await openPage();
+      return runWithPage(other, here(source).replace("sha256-FRAME_HASH", frameHash), (await sampleOf(APP)).source);
+    },
     sh: (source) => runInShell(here(source), { server: withoutKeys.url }),
     python: (source) => runInPython(here(source)),
     mjs: (source) => runInNode(here(source)),
@@ -69,13 +97,14 @@ try {
   const crate = await readFile(join(root, DOCTESTS), "utf8");
   for (const path of pages) {
     await score.test(path, async () => {
-      const sample = firstSample(await readFile(join(root, "docs", path), "utf8"));
-      if (!sample) return ["it does not begin with a sample"];
-      const { language, source } = sample;
+      const { language, source } = await sampleOf(path);
+      const example = OF_EXAMPLES[/** @type {keyof typeof OF_EXAMPLES} */ (path)];
+      if (example) return (await readFile(join(root, example), "utf8")) === source ? [] : [`it is not ${example}`];
       if (language === "rust") return crate.includes(`docs/${path}"`) ? [] : [`${DOCTESTS} does not include it`];
       const run = RUN[language];
       if (!run) return [`its first sample is ${language}, which nobody runs`];
-      return differences(await run(source), promised(source));
+      const expected = language === "html" ? (await sampleOf(APP)).source : source;
+      return differences(await run(source), promised(expected));
     });
   }
 } catch (error) {

@@ -31,6 +31,7 @@ const WAYS = {
   webpack: { example: "webpack", build: "build", folder: "dist" },
   rollup: { example: "rollup", build: "build", folder: "dist" },
   esbuild: { example: "esbuild", build: "build", folder: "dist" },
+  react: { example: "react", build: "build", folder: "dist" },
   parcel: { example: "parcel", build: "build", folder: "dist" },
   "next with Turbopack": { example: "next", build: "build", start: ["node_modules/.bin/next", "start", "-p", "PORT"] },
   "next with webpack": {

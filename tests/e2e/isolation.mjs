@@ -7,6 +7,7 @@
 // other network API, no forged results.
 import { createHash } from "node:crypto";
 import { createServer } from "node:http";
+import { frameHash } from "../../dist/assets.js";
 import { CROSS_ORIGIN_ISOLATED, listen } from "../../scripts/serve.mjs";
 import {
   ABUSES,
@@ -38,6 +39,7 @@ try {
   await lifeOnThePage();
   await sharedMemory();
   await blockingIsRefused();
+  await policies();
   await behindTheBackend();
   score.add("nothing is thrown into the page", host.uncaught);
 } catch (error) {
@@ -275,6 +277,50 @@ async function lifeOnThePage() {
   await page.close();
 }
 
+// ---- the page's own policy ----
+
+/** Checks the strictest policy that a page may have, and what is told when it allows too little. */
+async function policies() {
+  const scripts = `script-src 'self' 'wasm-unsafe-eval'`;
+  const allowed = `${scripts} '${frameHash}'; worker-src blob:; connect-src 'self'; require-trusted-types-for 'script'`;
+  const cases = {
+    "the strictest policy is enough": [`${allowed}; trusted-types sandglass`, "2"],
+    "without the frame's hash": [`${scripts}; worker-src blob:; connect-src 'self'`, "boot_failed", "frameHash"],
+    "without workers": [`${scripts} '${frameHash}'; worker-src 'none'; connect-src 'self'`, "boot_failed"],
+    ...(name === "chromium" && {
+      "without the policy of Trusted Types": [
+        `${allowed}; trusted-types other`,
+        "boot_failed",
+        "trusted-types sandglass",
+      ],
+    }),
+  };
+  for (const [what, [policy, ...wanted]] of Object.entries(cases)) {
+    await test(`policy: ${what}`, async () => {
+      const site = await serve(root, { headers: { "Content-Security-Policy": `default-src 'none'; ${policy}` } });
+      const page = await host.browser.newPage();
+      await page.goto(`${site.url}/tests/e2e/page.html`);
+      const { told, ms } = await page.evaluate(async () => {
+        const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+        const begin = performance.now();
+        const run = async () => {
+          const sandbox = await createSandbox();
+          await sandbox.initialize(null);
+          return (await sandbox.execute("1 + 1")).result;
+        };
+        const told = await run().catch((error) => `${error.code}: ${error.message}`);
+        return { told, ms: performance.now() - begin };
+      });
+      await page.close();
+      await site.close();
+      const problems = wanted.filter((part) => !told.includes(part)).map((part) => `not ${part}: ${told}`);
+      // A frame that does not answer is given up after 20 s. What is known is told before.
+      if (wanted[0] === "boot_failed" && ms > 19_000) problems.push(`it was told after ${ms} ms`);
+      return problems;
+    });
+  }
+}
+
 // ---- waiting by shared memory ----
 
 /** Checks that in a cross-origin isolated page Python can wait while a JavaScript function is on the stack. */
@@ -284,7 +330,7 @@ async function sharedMemory() {
   const isolated = await page.evaluate(() => globalThis.crossOriginIsolated);
   await test("shared memory: the page has it", () => unequal(isolated, true));
   for (const isolation of /** @type {const} */ (["frame", "worker"])) {
-    const { sandbox, capabilities } = await create(page, { isolation, gracePeriod: 500 });
+    const { sandbox, capabilities } = await create(page, { isolation, gracePeriod: 30_000 });
     const title = (/** @type {string} */ text) => `shared memory, ${isolation}: ${text}`;
     await test(title("the bridge has it"), () => unequal(capabilities.bridge, "atomics"));
     if (capabilities.bridge !== "atomics") {
@@ -310,7 +356,7 @@ async function sharedMemory() {
         { outcome: "ok", result: "['failed', 'failed']" },
       ],
       "time.sleep sleeps there": [
-        "begin = time.monotonic()\nback(lambda _: time.sleep(0.2))\n0.35 < time.monotonic() - begin < 2",
+        "begin = time.monotonic()\nback(lambda _: time.sleep(0.2))\n0.35 < time.monotonic() - begin",
         { outcome: "ok", result: "True" },
       ],
       "ordinary waiting works the same": [
@@ -343,10 +389,10 @@ async function sharedMemory() {
     )) {
       await test(title(text), async () => {
         const interrupt = wanted.outcome === "interrupted" ? 300 : undefined;
-        const run = await sandbox.run(code, { timeout: timeout ?? 10_000 }, interrupt);
+        const run = await sandbox.run(code, { timeout: timeout ?? 60_000 }, interrupt);
         const problems = Object.keys(wanted).flatMap((key) => unequal(run[key], wanted[key], key));
         if (state) problems.push(...unequal(run.state.status, state, "state"));
-        if (run.duration > 5000) problems.push(`it took ${run.duration} ms`);
+        if (run.duration > 25_000) problems.push(`it took ${run.duration} ms`);
         if (problems.length > 0) problems.push(`error: ${run.traceback ?? run.error}`);
         if (run.state.status === "lost") await sandbox.run(`${CALL_BACK}x = 7`);
         return problems;

@@ -22,7 +22,9 @@ new MutationObserver((changes) => {
 const { createSandbox } = /** @type {typeof import("../../pyodide-glue/index.js")} */ (
   await import(/** @type {any} */ ("/pyodide-glue/index.js"))
 );
-const supervisor = await (await import(/** @type {any} */ ("/pkg/sandglass.js"))).default();
+const supervisor = await (
+  await import(/** @type {any} */ ("/pkg/sandglass.js"))
+).default({ module_or_path: "/dist/supervisor.wasm" });
 
 /** Code that hears no interrupt, so that its guest has to be ended. */
 const STUCK = "sum(range(10 ** 11))";

@@ -205,7 +205,10 @@ print(A(to="someone@example.com").to)`;
       "lock",
     );
     await refused(createSandbox({ packages: ["nowhere"] }), "package_not_found", "nowhere");
-    await refused(createSandbox({ packages: ["msgpack"] }), "asset_failed", "msgpack", "404", "packageBaseUrl");
+    const offline = await createReady({ lockFileUrl: undefined, packageBaseUrl: null, autoImport: true });
+    await refused(offline.loadPackages(["attrs"]), "package_not_found", "attrs", "packageBaseUrl");
+    same("no import is looked for", (await offline.execute("import attrs")).errorType, "ModuleNotFoundError");
+    await refused(createSandbox(/** @type {any} */ ({ packageBaseUrl: 5 })), "invalid_option", "packageBaseUrl");
     await refused(createSandbox(/** @type {any} */ ({ autoImport: "yes" })), "invalid_option", "autoImport");
     same("the sandbox works", await prints(sandbox, "print(1 + 1)"), "2");
   },

@@ -1,6 +1,9 @@
 // Packages: real wheels and forged ones, served from here. The tests themselves are in packages.js.
 //   node tests/e2e/packages.mjs --browser chromium|firefox [--shared] [--all] [--only part-of-a-name]
-import { openBrowser, readArguments, Score } from "./harness.mjs";
+import { readFile } from "node:fs/promises";
+import { join } from "node:path";
+import { version } from "pyodide";
+import { openBrowser, readArguments, root, Score } from "./harness.mjs";
 import { entry, packageOf, realWheels, serveFiles, sha256 } from "./wheels.mjs";
 
 const { browser: name, only, shared, all } = readArguments();
@@ -14,6 +17,7 @@ const STATES = new Set([
   "packages that come later are in every guest",
   "undo, restore and fork with packages",
 ]);
+const CDN_TEST = "packages of the release come from its CDN, and are checked";
 /** Time after which a test counts as hung. */
 const TEST_MS = 90_000;
 
@@ -81,6 +85,7 @@ try {
     await page.close().catch(() => {});
     page = await open();
   }
+  if (score.wants(CDN_TEST) && !shared) await score.test(CDN_TEST, () => fromCdn(), TEST_MS);
   score.add("nothing is thrown into the page", uncaught);
 } catch (error) {
   score.fail("the tests could not be run", [String(/** @type {Error} */ (error).stack ?? error)]);
@@ -89,6 +94,36 @@ try {
   await Promise.all([mirror, locks, wheelhouse].map((server) => server.close()));
 }
 score.end();
+
+/** Answers for the public CDN, which no test may ask: first with nothing, then with a file of another release. */
+async function fromCdn() {
+  const page = await openPage();
+  await page.setRequestInterception(true);
+  /** @type {string[]} */
+  const asked = [];
+  page.on("request", (request) => {
+    const url = request.url();
+    if (new URL(url).hostname === "127.0.0.1") return void request.continue();
+    if (url.startsWith("blob:") || url.startsWith("data:") || url.startsWith("about:")) return void request.continue();
+    asked.push(url);
+    const answer = asked.length === 1 ? { status: 404 } : { status: 200, body: "another file" };
+    return void request.respond({ ...answer, headers: { "Access-Control-Allow-Origin": "*" } });
+  });
+  const told = await page.evaluate(async () => {
+    const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+    const sandbox = await createSandbox();
+    const failed = () => sandbox.loadPackages(["six"]).catch((/** @type {any} */ error) => `${error.code}: ${error}`);
+    return [await failed(), await failed()];
+  });
+  await page.close();
+  const { packages: locked } = JSON.parse(await readFile(join(root, "dist/pyodide-lock.txt"), "utf8"));
+  const wanted = `https://cdn.jsdelivr.net/pyodide/v${version}/full/${locked.six.file_name}`;
+  const problems = asked.filter((url) => url !== wanted).map((url) => `asked for ${url}`);
+  if (asked.length !== 2) problems.push(`asked ${asked.length} times`);
+  if (!/^asset_failed: .*six.*404/.test(told[0])) problems.push(`a missing file: ${told[0]}`);
+  if (!/^integrity: .*SHA-256/.test(told[1])) problems.push(`another file: ${told[1]}`);
+  return problems;
+}
 
 async function open() {
   const page = await openPage();

@@ -10,8 +10,8 @@ const NEEDLE = "The lamp of the third lighthouse is mended with copper wire.";
 
 const server = await startModelServer();
 const visitor = await visit("playground-ask");
-const { complaints, includes, name, page, screenshot, site, text } = visitor;
-const { answered, ask, choose, endpoint, exported, open, runs, shownRun, statuses, value } = asking(
+const { barriers, complaints, includes, name, page, screenshot, site, text } = visitor;
+const { answered, ask, choose, endpoint, exported, open, runs, shownRun, statuses, value, watch } = asking(
   visitor,
   server.url,
 );
@@ -42,8 +42,18 @@ const STEPS = {
     await page.setViewport({ width: 1360, height: 1000 });
   },
 
+  "starts Python on load, and has the answer in sight without scrolling": async (check) => {
+    await page.setViewport({ width: 1280, height: 800 });
+    const bottom = () => page.$eval("#answer-text", (it) => it.getBoundingClientRect().bottom);
+    check(`the recording's answer: ${await bottom()}`, (await bottom()) < 800);
+    await page.waitForSelector('#state[data-state="ready"]');
+    const states = await page.evaluate(() => /** @type {any} */ (window).states);
+    check(`it was starting before: ${states}`, states.includes("booting"));
+    await page.setViewport({ width: 1360, height: 1000 });
+  },
+
   "plays the recording from its beginning": async (check) => {
-    await page.click("#ask-watch");
+    await watch();
     await page.waitForFunction(() => document.querySelector("#answer[hidden]") && document.querySelector(".draft"));
     check("it is on its way", (await text("#run-badge")) === "running");
     await page.waitForSelector('.run-row[data-run="0.2"]');
@@ -100,7 +110,11 @@ const STEPS = {
     await includes("#sources", "lighthouses.txt");
     check(`its size: ${await text("#sources")}`, (await text("#sources")).includes("5.0 MB"));
     await includes("#source-peek", "Entry 0");
+    await page.setViewport({ width: 1280, height: 800 });
     await ask("How was the lamp of the third lighthouse mended?");
+    await page.waitForSelector("#run-stage:not([hidden])");
+    check(`it says what happens: ${await text("#run-stage-text")}`, /…$/.test(await text("#run-stage-text")));
+    check("the one button is to stop", (await page.$("#ask-run[hidden]")) && (await page.$("#ask-stop:enabled")));
     await page.waitForSelector("#ask-run:disabled");
     await page.waitForSelector(".draft");
     await screenshot("running");
@@ -109,6 +123,11 @@ const STEPS = {
       `the answer: ${await text("#answer-text")}`,
       (await text("#answer-text")).includes("mended with copper wire"),
     );
+    const end = await page.$eval("#answer-text", (it) => it.getBoundingClientRect().bottom);
+    const scrolled = await page.evaluate(() => scrollY);
+    check(`in sight without scrolling: ${end}, ${scrolled}`, end < 800 && scrolled === 0);
+    check("in place of what happened", await page.$("#run-stage[hidden]"));
+    await page.setViewport({ width: 1360, height: 1000 });
     await page.waitForSelector('.run-row[data-run="0.1"]');
     check(`by runs of its own: ${await runs()}`, (await runs()).length > 2);
     check(
@@ -169,7 +188,7 @@ const STEPS = {
     await page.locator('input[name="max-iterations"]').fill("0");
     await refused("limits", /^Turns per run: /);
     await page.locator('input[name="max-iterations"]').fill("20");
-    await page.click('input[value="endpoint"]');
+    await page.select("#preset", "own");
     await refused("model", /baseUrl/);
     await page.locator("#question").fill(" ");
     await refused("question", /Enter a question/);
@@ -299,14 +318,14 @@ const STEPS = {
       all.map((it) => [it.querySelector("img")?.src.slice(0, 22), it.textContent]),
     );
     check(
-      `pictures are PNG or JPEG: ${JSON.stringify(displays)}`,
-      String(displays.map(([src]) => src ?? "-")) === "data:image/png;base64,,-,-,-",
+      `pictures are images: ${JSON.stringify(displays)}`,
+      String(displays.map(([src]) => src ?? "-")) === "data:image/png;base64,,-,data:image/svg+xml,%3C,-",
     );
     await page.click(".display button");
     const frame = await page.$eval(".display iframe", (it) => [it.getAttribute("sandbox"), it.getAttribute("srcdoc")]);
     check(
       `HTML has a frame that may do nothing: ${frame}`,
-      frame[0] === "" && /Content-Security-Policy.*><img>$/.test(String(frame[1])),
+      frame[0] === "" && /Content-Security-Policy[^]*><img>$/.test(String(frame[1])),
     );
     await page.click(".display button");
     check("and is text again", !(await page.$(".display iframe")));
@@ -315,7 +334,7 @@ const STEPS = {
     );
     check(
       `no element of it is in the page: ${made}`,
-      made.length === 1 && made[0].startsWith('<img src="data:image/png'),
+      made.length === 2 && made.every((html) => html.startsWith('<img src="data:image/')),
     );
     check(
       "nothing of it has run",
@@ -369,7 +388,7 @@ const STEPS = {
   },
 
   "looks right in light and dark, wide and narrow": async (check) => {
-    await page.click("#ask-watch");
+    await watch();
     await page.select("#player-speed", "16");
     await page.waitForSelector("#answer:not([hidden])");
     await includes("#player-play", "Play again");
@@ -388,7 +407,18 @@ const STEPS = {
     await screenshot("phone", 360);
     const [inner, scroll] = await page.evaluate(() => [innerWidth, document.documentElement.scrollWidth]);
     check(`nothing is wider than a phone: ${scroll} > ${inner}`, scroll <= inner);
+    await page.$eval("#turns details", (it) => /** @type {HTMLDetailsElement} */ (it.open = true));
+    await page.waitForSelector("#turns pre.code");
+    const cut = await page.$$eval(
+      "#turns pre.code",
+      (all) => all.filter((it) => it.scrollWidth > it.clientWidth).length,
+    );
+    check(`no code is cut: ${cut}`, cut === 0);
+    for (const barrier of await barriers(["light"])) check(`on a phone: ${barrier}`, false);
     await page.setViewport({ width: 1360, height: 1000 });
+    await page.$eval("#settings", (it) => /** @type {HTMLDetailsElement} */ (it.open = true));
+    for (const barrier of await barriers()) check(barrier, false);
+    await page.$eval("#settings", (it) => /** @type {HTMLDetailsElement} */ (it.open = false));
   },
 
   "can be used by keyboard and by name": async (check) => {
@@ -429,7 +459,7 @@ const STEPS = {
     }
     await page.focus("#question");
     await choose([["small.txt", "The door is blue. The roof is red."]]);
-    await page.click('input[value="built-in"]');
+    await page.select("#preset", "built-in");
     await page.locator("#question").fill("What colour is the door?");
     await page.focus("#question");
     await page.keyboard.down("Control");

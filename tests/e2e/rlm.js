@@ -13,7 +13,9 @@ const { fromJsonLines, replayRlm, runRlm, toJsonLines } = /** @type {typeof impo
   await import(/** @type {any} */ ("/pyodide-glue/rlm.js"))
 );
 
-const supervisor = await (await import(/** @type {any} */ ("/pkg/sandglass.js"))).default();
+const supervisor = await (
+  await import(/** @type {any} */ ("/pkg/sandglass.js"))
+).default({ module_or_path: "/dist/supervisor.wasm" });
 
 const KEY = "key-that-nobody-sees-0123456789";
 let server = "";

@@ -14,9 +14,13 @@ const SAMPLE_SECONDS = 120;
 /** The server that samples for a shell talk to, unless they start one. */
 const SERVER = "127.0.0.1:8788";
 
-/** The block of code that stands below a document's title. @param {string} text @returns {{ language: string, source: string } | undefined} */
+/**
+ * The block of code that stands below a document's title. Its language may have a second word, as in "js worker".
+ * @param {string} text
+ * @returns {{ language: string, source: string } | undefined}
+ */
 export function firstSample(text) {
-  const [, language = "", source = ""] = /^# [^\n]*\n\n```(\w+)\n(.*?)^```/ms.exec(text) ?? [];
+  const [, language = "", source = ""] = /^# [^\n]*\n\n```(\w+(?: \w+)?)\n(.*?)^```/ms.exec(text) ?? [];
   return language ? { language, source } : undefined;
 }
 
@@ -44,6 +48,20 @@ export function differences(printed, expected) {
   return wrong;
 }
 
+/** The entries of the package, by their names. */
+const ENTRIES = {
+  sandglass: "/pyodide-glue/index.js",
+  "sandglass/rlm": "/pyodide-glue/rlm.js",
+  "sandglass/models": "/pyodide-glue/models.js",
+  "sandglass/display": "/dist/display.js",
+};
+
+/** A module whose imports have addresses in place of the package's names, as a bundler would do it. @param {string} source @param {string} origin */
+const withAddresses = (source, origin) =>
+  source.replace(/(\bfrom\s+)"(sandglass[\w/]*)"/g, (_, from, name) => {
+    return `${from}"${origin}${ENTRIES[/** @type {keyof typeof ENTRIES} */ (name)]}"`;
+  });
+
 /**
  * Runs a module in a page that knows the package by its names. Resolves to the lines that it logged.
  * @param {import("puppeteer-core").Page} page
@@ -51,17 +69,11 @@ export function differences(printed, expected) {
  * @returns {Promise<string[]>}
  */
 export function runInPage(page, source) {
-  return page.evaluate(async (source) => {
+  const run = async (/** @type {string} */ source, /** @type {typeof ENTRIES} */ imports) => {
     if (!document.querySelector('script[type="importmap"]')) {
       const map = document.createElement("script");
       map.type = "importmap";
-      map.textContent = JSON.stringify({
-        imports: {
-          sandglass: "/pyodide-glue/index.js",
-          "sandglass/rlm": "/pyodide-glue/rlm.js",
-          "sandglass/display": "/dist/display.js",
-        },
-      });
+      map.textContent = JSON.stringify({ imports });
       document.head.append(map);
     }
     /** @type {string[]} */
@@ -70,7 +82,69 @@ export function runInPage(page, source) {
     const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
     await import(url);
     return lines;
-  }, source);
+  };
+  return page.evaluate(run, source, ENTRIES);
+}
+
+/**
+ * Runs a module in a worker of the page. Resolves to the lines that it logged.
+ * @param {import("puppeteer-core").Page} page
+ * @param {string} source
+ * @returns {Promise<string[]>}
+ */
+export function runInWorker(page, source) {
+  const run = (/** @type {string} */ source) => {
+    const report = `
+      globalThis.lines = [];
+      console.log = (...values) => lines.push(values.map(String).join(" "));
+      addEventListener("unhandledrejection", ({ reason }) => postMessage({ failed: String(reason) }));`;
+    const [begin, module] = [report, source].map((text) => new Blob([text], { type: "text/javascript" }));
+    const parts = [begin, module].map((blob) => `await import("${URL.createObjectURL(/** @type {Blob} */ (blob))}");`);
+    const main = new Blob([...parts, "postMessage({ lines });"], { type: "text/javascript" });
+    const worker = new Worker(URL.createObjectURL(main), { type: "module" });
+    return new Promise((resolve, reject) => {
+      worker.onmessage = ({ data }) => (data.failed ? reject(new Error(data.failed)) : resolve(data.lines));
+      worker.onerror = ({ message }) => reject(new Error(message ?? "the worker could not be started"));
+    }).finally(() => worker.terminate());
+  };
+  return page.evaluate(run, withAddresses(source, new URL(page.url()).origin));
+}
+
+/**
+ * Opens a page that has a script `/app.js`. Resolves to the lines that the script logged.
+ * @param {import("puppeteer-core").Page} page
+ * @param {string} html
+ * @param {string} app
+ * @returns {Promise<string[]>}
+ */
+export async function runWithPage(page, html, app) {
+  const origin = new URL(page.url()).origin;
+  /** @type {string[]} */
+  const lines = [];
+  const ended = new Promise((resolve) => {
+    page.on("console", (message) => {
+      if (message.type() === "error") resolve(lines.push(message.text()));
+      else if (message.text() === "the end") resolve(undefined);
+      else lines.push(message.text());
+    });
+    page.on("pageerror", (error) => resolve(lines.push(String(error))));
+  });
+  /** @type {Map<string, { contentType: string, body: string }>} */
+  const made = new Map([
+    [`${origin}/sample.html`, { contentType: "text/html; charset=utf-8", body: html }],
+    [
+      `${origin}/app.js`,
+      { contentType: "text/javascript", body: `${withAddresses(app, origin)}\nconsole.log("the end");` },
+    ],
+  ]);
+  await page.setRequestInterception(true);
+  page.on("request", (request) => {
+    const answer = made.get(request.url());
+    return answer ? request.respond(answer) : request.continue();
+  });
+  await page.goto(`${origin}/sample.html`);
+  await ended;
+  return lines;
 }
 
 /**

@@ -1,5 +1,5 @@
 // A visit of the playground in a real browser: its page, its complaints, tasks that block it, and steps taken in order.
-import { mkdir } from "node:fs/promises";
+import { mkdir, readFile } from "node:fs/promises";
 import { join } from "node:path";
 import { openBrowser, readArguments, root, Score } from "./harness.mjs";
 
@@ -70,6 +70,35 @@ export async function visit(suite) {
   };
 
   /**
+   * What axe-core finds wrong with the page as it is, for people who do not see it or use no mouse. Only Chromium has themes to choose.
+   * @param {string[]} [themes]
+   * @returns {Promise<string[]>}
+   */
+  const barriers = async (themes = ["dark", "light"]) => {
+    await page.evaluate(await readFile(join(root, "node_modules/axe-core/axe.min.js"), "utf8"));
+    const found = [];
+    for (const scheme of name === "chromium" ? themes : ["light"]) {
+      if (name === "chromium") {
+        await page.emulateMediaFeatures([
+          { name: "prefers-color-scheme", value: scheme },
+          { name: "prefers-reduced-motion", value: "reduce" },
+        ]);
+      }
+      const here = await page.evaluate(async () => {
+        // Frames of guests are theirs, and no script can look into them.
+        const options = { resultTypes: ["violations"], iframes: false };
+        const { violations } = await /** @type {any} */ (window).axe.run(document, options);
+        return violations.map((/** @type {any} */ { id, nodes }) => {
+          const places = nodes.slice(0, 5).map((/** @type {any} */ node) => node.target.join(" "));
+          return `${id}: ${places.join(", ")}`;
+        });
+      });
+      found.push(...here.map((/** @type {string} */ text) => `${scheme}: ${text}`));
+    }
+    return found;
+  };
+
+  /**
    * Takes steps in order. Each finds the page as the step before left it, so the first failed step is the last.
    * @param {Record<string, Step>} steps
    * @param {{ always: RegExp }} options  names of steps that `--only` does not leave out
@@ -114,5 +143,5 @@ export async function visit(suite) {
     await close();
     score.end();
   };
-  return { browser, complaints, end, go, includes, name, page, results, screenshot, site, text };
+  return { barriers, browser, complaints, end, go, includes, name, page, results, screenshot, site, text };
 }

@@ -57,7 +57,7 @@ export async function rightly(): Promise<void> {
     packages: ["pydantic>=2"],
     autoImport: true,
     lockFileUrl: "lock.json",
-    packageBaseUrl: "wheels/",
+    packageBaseUrl: null,
   });
   const loaded = await sandbox.loadPackages(["attrs"], {
     onProgress: ({ loaded, total }) => total !== null && loaded / total,

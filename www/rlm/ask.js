@@ -3,6 +3,7 @@
 import { createSandbox } from "../../pyodide-glue/index.js";
 import { replayRlm, runRlm } from "../../pyodide-glue/rlm.js";
 import { byId } from "../dom.js";
+import { STAGES, setPython } from "../python-status.js";
 import { Composer } from "./composer.js";
 import { Live, Player } from "./player.js";
 import { PlayerControls } from "./controls.js";
@@ -12,6 +13,7 @@ import { Recorder, readTrajectory, toBlob } from "./trajectory.js";
 import { MAX_TITLE_CHARS, RunView } from "./view.js";
 
 /** @import { RlmEndpoint, RlmOptions } from "../../pkg/sandglass.js" */
+/** @import { Stage } from "../python-status.js" */
 /** @import { RunEvent } from "./state.js" */
 
 /**
@@ -92,7 +94,11 @@ export class Ask {
     try {
       const value = await context();
       abort.signal.throwIfAborted();
-      return await runRlm({ ...options, context: value, signal: abort.signal, onEvent: /** @type {any} */ (onEvent) });
+      const sandbox = {
+        onProgress: (/** @type {{ stage: string }} */ { stage }) => this.#progress(stage, recorder.events),
+      };
+      const run = { ...options, context: value, sandbox, signal: abort.signal };
+      return await runRlm({ ...run, onEvent: /** @type {any} */ (onEvent) });
     } catch (error) {
       if (abort.signal.aborted && recorder.events.length === 0)
         this.#composer.problem("run", "Stopped before it began.");
@@ -104,6 +110,12 @@ export class Ask {
       this.#abort = undefined;
       this.#enable();
     }
+  }
+
+  /** Shows how far Python's start is, before the run's first turn. @param {string} stage @param {RunEvent[]} events */
+  #progress(stage, events) {
+    if (!isStage(stage) || events.some(({ type }) => type === "turnStarted")) return;
+    this.#view.stage.starting(stage);
   }
 
   /** Runs the shown recording again: Python runs, and the recorded replies stand in for the model. */
@@ -208,26 +220,43 @@ export class Ask {
     this.#title.textContent = task.slice(0, MAX_TITLE_CHARS);
   }
 
+  /** Brings the run into sight, where it begins below the window's upper half. */
   #scroll() {
+    /** @type {HTMLDetailsElement} */ (byId("recordings")).open = false;
+    if (byId("run").getBoundingClientRect().top < innerHeight * 0.6) return;
     const isCalm = matchMedia("(prefers-reduced-motion: reduce)").matches;
     byId("run").scrollIntoView({ block: "start", behavior: isCalm ? "instant" : "smooth" });
   }
 
   #enable() {
     const isRunning = this.#abort !== undefined;
-    this.#run.disabled = isRunning;
-    for (const stop of this.#stops) stop.disabled = !isRunning;
-    byId("run-stop").hidden = !isRunning;
+    this.#run.disabled = this.#run.hidden = isRunning;
+    for (const stop of this.#stops) {
+      stop.disabled = !isRunning;
+      stop.hidden = !isRunning;
+    }
     this.#export.hidden = this.#again.hidden = isRunning || !this.#recording?.events.length;
   }
 }
 
-/** Fetches Python and makes the guests' snapshot, so that the first run starts as fast as later ones. */
+/** @param {string} stage @returns {stage is Stage} */
+const isStage = (stage) => stage in STAGES;
+
+/** Fetches Python and starts it once, so that the first run starts as fast as later ones. The header shows how far that is. */
 async function warmUp() {
+  const begun = { state: "booting", name: "starting" };
+  setPython("ask", { ...begun, stage: "assets" });
+  // The page is painted first.
   await new Promise((resolve) => setTimeout(resolve, 300));
-  // A failure here shows again in the run, which says why.
-  await createSandbox().then(
-    (sandbox) => sandbox.destroy(),
-    () => {},
-  );
+  const onProgress = (/** @type {{ stage: string }} */ { stage }) => {
+    if (isStage(stage) && stage !== "ready") setPython("ask", { ...begun, stage });
+  };
+  try {
+    const sandbox = await createSandbox({ onProgress });
+    const detail = `Python ${sandbox.capabilities.python}`;
+    await sandbox.destroy();
+    setPython("ask", { state: "ready", name: "ready", detail });
+  } catch (error) {
+    setPython("ask", { state: "failed", name: "could not start", detail: error instanceof Error ? error.message : "" });
+  }
 }

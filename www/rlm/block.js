@@ -5,7 +5,7 @@ import { time } from "../format.js";
 import { Output } from "../output.js";
 import { describeRun } from "../result.js";
 import { CallsView } from "./calls.js";
-import { showDisplays } from "./displays.js";
+import { showDisplays } from "../displays.js";
 import { showPython } from "./highlight.js";
 
 /** @import { Block } from "./state.js" */
@@ -34,7 +34,12 @@ export class BlockView {
   #running = el("p", { class: "label running", text: "running …" });
   #output = new Output();
   #result = el("div", { class: "result" }, this.#output.element);
-  element = el("section", { class: "block" }, el("pre", { class: "code", tabindex: "0" }, this.#code), this.#running);
+  element = el(
+    "div",
+    { class: "block", role: "group" },
+    el("pre", { class: "code", tabindex: "0" }, this.#code),
+    this.#running,
+  );
 
   /** @param {Block} block @param {(id: string) => void} onRun */
   constructor(block, onRun) {

@@ -5,6 +5,7 @@ import { byId, el } from "../dom.js";
 import { clip, count } from "../format.js";
 import { AnswerCard, answerText } from "./answer.js";
 import { Meters } from "./meters.js";
+import { StageCard } from "./stage.js";
 import { State } from "./state.js";
 import { STATUS, TreeView } from "./tree.js";
 import { TurnView } from "./turn.js";
@@ -17,8 +18,8 @@ const APPLY_MS = 5;
 const DRAW_MS = 6;
 /** Length of a task that fits above the run. */
 export const MAX_TITLE_CHARS = 300;
-/** The number of newest turns that are unfolded. */
-const OPEN_TURNS = 2;
+/** The number of newest turns that are unfolded: none where they would make a page of many screens. */
+const OPEN_TURNS = matchMedia("(width < 44rem)").matches ? 0 : 2;
 
 /** The view of a tree of runs. It takes its events from a source. */
 export class RunView {
@@ -38,7 +39,7 @@ export class RunView {
   #head = byId("selected-run");
   #list = byId("turns");
   #end = byId("run-end");
-  #waiting = byId("run-waiting");
+  stage = new StageCard();
   #tree;
   #meters = new Meters(byId("meters"));
   #answer = new AnswerCard();
@@ -106,7 +107,7 @@ export class RunView {
     if (state.revision === this.#drawn) return hasTree;
     const { root } = state;
     this.#answer.update(root);
-    this.#waiting.hidden = root !== undefined;
+    this.stage.update(state);
     this.#badge.dataset.state = root?.status ?? "running";
     this.#badge.textContent = root ? STATUS[root.status] : "starting";
     const isWhole = this.#drawRun(state.runs.get(this.#selected));

@@ -2,10 +2,7 @@
 
 macro_rules! file {
     ($name:literal) => {
-        (
-            $name,
-            include_str!(concat!("../../../pyodide-glue/python/sandglass/", $name)),
-        )
+        ($name, include_str!(concat!("../python/", $name)))
     };
 }
 
@@ -82,10 +79,7 @@ mod tests {
 
     #[test]
     fn every_file_of_the_package_is_embedded() {
-        let folder = std::path::PathBuf::from(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../../pyodide-glue/python/sandglass"
-        ));
+        let folder = std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/python"));
         let mut names: Vec<String> = Vec::new();
         let mut folders = vec![folder.clone()];
         while let Some(at) = folders.pop() {

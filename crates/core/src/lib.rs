@@ -1,7 +1,6 @@
-//! The core of Sandglass, a Python REPL sandbox for Recursive Language Models.
+#![doc = include_str!("../README.md")]
 //!
-//! This crate is sans-IO: it has no clock, no socket and no browser. A [`Session`] turns [`Input`]s into [`Effect`]s, and a driver carries
-//! the effects out.
+//! # Modules
 //!
 //! | module | holds |
 //! |---|---|
@@ -20,18 +19,6 @@
 //! | [`speculate`] | predictions of the code that comes next |
 //! | [`stats`] | counts of a session's work |
 //! | `prometheus` | counts of running ahead, in Prometheus' text format |
-//!
-//! A driver passes on the user's commands, and does what the session asks for:
-//!
-//! ```
-//! use sandglass_core::session::{Command, GuestEffect, Slot};
-//! use sandglass_core::{Effect, Input, Limits, Session};
-//!
-//! let mut session = Session::<Vec<u8>>::new(Limits::default(), Vec::new());
-//! let (now, ticket) = (0.0, 1);
-//! let effects = session.handle(now, Input::Command(ticket, Command::Start));
-//! assert!(matches!(effects[0], Effect::Guest(Slot::Main, GuestEffect::Boot)));
-//! ```
 
 pub mod budget;
 pub mod deadline;

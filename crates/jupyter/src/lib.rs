@@ -1,7 +1,9 @@
-//! Everything for Jupyter: a kernel whose cells run in a sandbox, and a backend whose guests run in kernels. The kernel is
-//! started by the commands `kernel install` and `kernel run`.
+#![doc = include_str!("../README.md")]
 //!
-//! The kernel speaks version 5.4 of [Jupyter's protocol](https://jupyter-client.readthedocs.io/en/stable/messaging.html).
+//! The kernel speaks version 5.4 of [Jupyter's protocol](https://jupyter-client.readthedocs.io/en/stable/messaging.html). It is started by the
+//! commands `kernel install` and `kernel run`.
+//!
+//! # Modules
 //!
 //! | module | holds |
 //! |---|---|
@@ -16,29 +18,6 @@
 //! | `connection` | connection files |
 //! | `messages` | signed messages |
 //! | `zmtp` | ZeroMQ's protocol |
-//!
-//! The commands are clap's, for any program. This one tells notebooks of an environment about a kernel:
-//!
-//! ```
-//! use clap::Parser;
-//! use sandglass_jupyter::KernelCommand;
-//!
-//! #[derive(Parser)]
-//! struct Program {
-//!     #[command(subcommand)]
-//!     command: KernelCommand,
-//! }
-//!
-//! # let venv = std::env::temp_dir().join(format!("sandglass-kernel-{}", std::process::id()));
-//! # std::fs::create_dir_all(&venv).unwrap();
-//! # let venv = venv.to_str().unwrap();
-//! let program = Program::parse_from(["program", "install", "--prefix", venv]);
-//! let runtime = tokio::runtime::Runtime::new().unwrap();
-//! runtime.block_on(sandglass_jupyter::kernel(program.command)).unwrap();
-//! let spec = std::path::Path::new(venv).join("share/jupyter/kernels/sandglass/kernel.json");
-//! assert!(std::fs::read_to_string(spec).unwrap().contains("Python (Sandglass)"));
-//! # std::fs::remove_dir_all(venv).unwrap();
-//! ```
 //!
 //! Decisions: `docs/internals/jupyter.md`.
 

@@ -1,8 +1,6 @@
-//! The controller of a Recursive Language Model. It asks a model for its next step, runs the code of the reply in a sandbox, and shows the
-//! output to the model, until there is an answer.
+#![doc = include_str!("../README.md")]
 //!
-//! A *run* is one task with all its turns; a *turn* is one reply of the model, with the output of its code. A *trajectory* is the recording
-//! of a run. Like [`session`](sandglass_core::session), this crate is sans-IO: a driver asks, runs and waits.
+//! # Modules
 //!
 //! | module | holds |
 //! |---|---|
@@ -23,15 +21,6 @@
 //! | [`writing`] | work that can be done while a reply is being written |
 //! | [`openai`] | the wire of `/chat/completions` endpoints, and repeated attempts |
 //! | [`limits`] | defaults and bounds |
-//!
-//! A part that is of use alone: the code in a model's reply.
-//!
-//! ```
-//! let reply = "I look first.\n```python\nprint(len(context))\n```";
-//! let parsed = sandglass_rlm::parse::parse(reply);
-//! assert_eq!(parsed.blocks[0].code.trim_end(), "print(len(context))");
-//! assert_eq!(parsed.prose[0].trim_end(), "I look first.");
-//! ```
 
 pub mod answer;
 pub mod controller;

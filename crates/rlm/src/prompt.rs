@@ -316,10 +316,8 @@ mod tests {
             instructions: Some("Answer in French."),
         };
         let rules = rules(&setting);
-        let helpers = concat!(
-            include_str!("../../../pyodide-glue/python/sandglass/runtime/helpers.py"),
-            include_str!("../../../pyodide-glue/python/sandglass/runtime/reading.py"),
-        );
+        let runtime = sandglass_core::guest::FILES;
+        let helpers: String = runtime.iter().map(|(_, source)| *source).collect();
         for name in [
             "llm_query",
             "llm_query_batched",

@@ -1,4 +1,6 @@
-//! The HTTP and WebSocket server, which runs sessions for clients with keys.
+#![doc = include_str!("../README.md")]
+//!
+//! # Modules
 //!
 //! | module | holds |
 //! |---|---|
@@ -18,29 +20,6 @@
 //! | [`llm`] | the model for `llm_query` |
 //! | `health`, [`metrics`] | routes for operators |
 //! | [`errors`] | the form of errors |
-//!
-//! A program takes the server's options as its own, opens the port, and runs the server until a future ends:
-//!
-//! ```
-//! use clap::Parser;
-//! use sandglass_server::{Secrets, ServeArgs, Server};
-//!
-//! #[derive(Parser)]
-//! struct Program {
-//!     #[command(flatten)]
-//!     serve: ServeArgs,
-//! }
-//!
-//! #[tokio::main]
-//! async fn main() -> Result<(), String> {
-//!     let program = Program::parse_from(["program", "--listen", "127.0.0.1:0"]);
-//!     let server = Server::bind(program.serve, Secrets::default()).await?;
-//!     println!("http://{}", server.address().map_err(|error| error.to_string())?);
-//!     let stopped = async {}; // such as a signal
-//!     server.run(stopped).await;
-//!     Ok(())
-//! }
-//! ```
 
 pub mod access;
 pub mod bodies;

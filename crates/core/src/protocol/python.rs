@@ -8,10 +8,7 @@ use serde_json::{Map, Value};
 
 use super::{Event, PROTOCOL_VERSION, Request};
 
-const FOLDER: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../../pyodide-glue/python/sandglass/runtime"
-);
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/python/runtime");
 const MADE: &str = "Made of crates/core/src/protocol.rs by `cargo test -p sandglass-core --lib python`";
 
 /// Compares the files with the generated text, and writes stale files anew.

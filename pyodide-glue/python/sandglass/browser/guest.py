@@ -6,6 +6,7 @@ Imported inside Pyodide only.
 from __future__ import annotations
 
 import random
+import time
 from codecs import getincrementaldecoder
 from contextlib import suppress
 from importlib import invalidate_caches
@@ -251,7 +252,20 @@ CALLS = {
 }
 
 
+def set_time_zone() -> None:
+    """Sets the constants of `time` as CPython does at its start. The snapshot may come from another time zone."""
+    year = time.localtime().tm_year
+    zones = [time.localtime(time.mktime((year, month, 1, 0, 0, 0, 0, 0, -1))) for month in (1, 7)]
+    standard, summer = sorted(zones, key=lambda zone: zone.tm_gmtoff)
+    # The stubs know these as constants.
+    changed: Any = time
+    changed.timezone, changed.altzone = -standard.tm_gmtoff, -summer.tm_gmtoff
+    changed.daylight = int(standard.tm_gmtoff != summer.tm_gmtoff)
+    changed.tzname = (standard.tm_zone, summer.tm_zone)
+
+
 def connect(js_bridge: Any) -> None:
     """Makes this interpreter a guest. `runtime.js` calls it once; `worker.js` configures the guest."""
+    set_time_zone()
     random.seed()  # all guests of a snapshot begin with the same random state
     GUEST.connect(js_bridge)

@@ -1,0 +1,368 @@
+// Steps of a visit to the playground's notebook: cells that last, are saved, opened and linked; ways back and aside; packages,
+// displays and models. They go on where the steps of playground.mjs end.
+import { execFileSync } from "node:child_process";
+import { writeFile } from "node:fs/promises";
+import { createServer } from "node:http";
+import { join } from "node:path";
+import { deflateRawSync } from "node:zlib";
+import { listen, root } from "./harness.mjs";
+import { realWheels, serveFiles } from "./wheels.mjs";
+
+const ATTACK = '<img src=x onerror="hacked=1"><script>hacked=1</script>';
+/** A notebook by somebody else. */
+const FOREIGN = {
+  nbformat: 4,
+  nbformat_minor: 5,
+  metadata: {},
+  cells: [
+    {
+      cell_type: "markdown",
+      source: [`# Hello\n`, `${ATTACK}\n`, `[bad](javascript:hacked=1) [good](https://example.com)\n`, `![p](x)\n`],
+    },
+    {
+      cell_type: "code",
+      execution_count: 7,
+      source: "linked = 1",
+      outputs: [
+        { output_type: "stream", name: "stdout", text: ["printed\n", "before\n"] },
+        { output_type: "display_data", data: { "text/html": `<b>bold</b>${ATTACK}`, "text/plain": "no" } },
+        {
+          output_type: "display_data",
+          data: { "image/svg+xml": `<svg xmlns="http://www.w3.org/2000/svg" onload="hacked=1"/>` },
+        },
+        { output_type: "execute_result", execution_count: 7, data: { "text/plain": ["'a value'"] } },
+        { output_type: "error", ename: "ValueError", evalue: ATTACK, traceback: ["\u001b[31mred\u001b[0m"] },
+        { output_type: "nonsense" },
+      ],
+    },
+    { cell_type: "raw", source: "as it is" },
+  ],
+};
+
+/**
+ * @param {Awaited<ReturnType<typeof import("./visit.mjs").visit>>} visitor
+ * @param {ReturnType<typeof import("./noting.mjs").noting>} helpers
+ * @param {string} endpoint  an OpenAI-compatible endpoint's base URL
+ * @returns {Record<string, import("./visit.mjs").Step>}
+ */
+export function notebookSteps(visitor, { cell, ended, keys, paste, run, state }, endpoint) {
+  const { barriers, browser, includes, name, page, results, site, text } = visitor;
+  const cells = () => page.$$eval(".cell", (all) => all.length);
+  /** @param {string} id  an entry of the file menu */
+  const file = async (id) => {
+    await page.click("#file-summary");
+    await page.click(`#file-${id}`);
+  };
+  /** @param {string} content @param {string} [called] */
+  const open = async (content, called = "other.ipynb") => {
+    const path = join(results, called);
+    await writeFile(path, content);
+    const input = /** @type {import("puppeteer-core").ElementHandle<HTMLInputElement>} */ (
+      await page.$("#notebook-file")
+    );
+    await input.uploadFile(path);
+  };
+  /** The code of all cells, by the notebook that the page saves. */
+  const sources = async () => {
+    const notebook = JSON.parse(await saved());
+    return notebook.cells.map((/** @type {any} */ { source }) => source);
+  };
+  /** The file that the menu saves. */
+  const saved = async () => {
+    await page.evaluate(() => {
+      const [make, click] = [URL.createObjectURL, HTMLAnchorElement.prototype.click];
+      Object.assign(window, { savedFile: undefined });
+      URL.createObjectURL = (blob) => make.call(URL, /** @type {any} */ (window.savedFile = blob));
+      HTMLAnchorElement.prototype.click = () =>
+        void (Object.assign(URL, { createObjectURL: make }), (HTMLAnchorElement.prototype.click = click));
+    });
+    await file("save");
+    return page.evaluate(() => /** @type {any} */ (window).savedFile.text());
+  };
+
+  return {
+    "keeps cells and outputs over a reload, and runs none of them": async (check) => {
+      check("there are four", (await cells()) === 4);
+      await run(4, 'kept = "over a reload"; print("printed"); kept');
+      await includes("#saved", "Saved in this browser");
+      await page.reload();
+      await state("ready");
+      check("they are there again", (await cells()) === 4 && (await sources())[3].startsWith('kept = "over'));
+      const shown = await text(cell(4, ".result"));
+      check(`with their outputs: ${shown}`, /printed\n.*'over a reload'.*Saved output/s.test(shown));
+      check("nothing has run", !(await page.$('#variable-rows button[title="Show kept"]')));
+      const other = await browser.newPage();
+      await other.goto(`${site.url}/www/#notebook`);
+      await other.waitForSelector(".cell");
+      await other.click("#add-cell");
+      await other.waitForFunction(() =>
+        /open in another tab/.test(document.querySelector("#saved")?.textContent ?? ""),
+      );
+      await other.close();
+      await page.evaluate(() => {
+        for (let size = 4_000_000; size >= 100; size = Math.floor(size / 2)) {
+          try {
+            for (let n = 0; n < 5; n++) localStorage.setItem(`filler ${size} ${n}`, "x".repeat(size));
+          } catch {
+            // full up to this size
+          }
+        }
+      });
+      await paste(4, `note = "${"y".repeat(5_000)}"`);
+      await includes("#saved", "no room");
+      await page.evaluate(() => {
+        for (const key of Object.keys(localStorage)) if (key.startsWith("filler")) localStorage.removeItem(key);
+      });
+      await paste(4, "kept = 2");
+      await includes("#saved", "Saved in this browser");
+    },
+
+    "saves a notebook that Jupyter reads": async (check) => {
+      await run(4, 'import sys\nprint("out")\nprint("err", file=sys.stderr)\n1 / 0');
+      const notebook = JSON.parse(await saved());
+      check(`it has the format: ${notebook.nbformat}`, notebook.nbformat === 4 && notebook.nbformat_minor === 5);
+      const kinds = notebook.cells[3].outputs.map((/** @type {any} */ { output_type, name }) => name ?? output_type);
+      check(`its outputs: ${kinds}`, String(kinds) === "stdout,stderr,error");
+      // Jupyter's own rules, where the tests have a Jupyter.
+      const python = join(root, ".setup/jupyter/7/bin/python");
+      const rules = "import nbformat, sys; nbformat.validate(nbformat.reads(sys.stdin.read(), as_version=4))";
+      execFileSync(python, ["-c", rules], { input: JSON.stringify(notebook) });
+    },
+
+    "opens another's notebook when the visitor agrees, and trusts nothing in it": async (check) => {
+      for (const [content, why] of /** @type {[string, RegExp][]} */ ([
+        ["<html>", /cannot be opened: it is not a notebook: it is not JSON/],
+        ["[]", /has no cells/],
+        ['{"worksheets": [], "nbformat": 3}', /too old/],
+        ['{"cells": [], "nbformat": 5}', /version 5/],
+        [
+          JSON.stringify({ nbformat: 4, cells: Array(1_001).fill({ cell_type: "code", source: "" }) }),
+          /more than 1,000/,
+        ],
+        [JSON.stringify({ nbformat: 4, cells: [{ cell_type: "code", source: [1] }] }), /cell 1 has no source/],
+      ])) {
+        await open(content, "refused.ipynb");
+        await page.waitForFunction(
+          (why) => new RegExp(why).test(document.querySelector("#notice")?.textContent ?? ""),
+          {},
+          why.source,
+        );
+      }
+      await open(JSON.stringify(FOREIGN));
+      await includes("#replace", "Open other.ipynb? (3 cells)");
+      await page.click("#replace-keep");
+      check("the cells are kept", (await cells()) === 4 && (await page.$("#replace[hidden]")));
+      await open(JSON.stringify(FOREIGN));
+      await page.waitForSelector("#replace:not([hidden])");
+      await page.click("#replace-all");
+      check("they are replaced", (await cells()) === 3);
+      await page.waitForSelector(cell(1, "h2"));
+      const markdown = await page.$eval(cell(1, ".markdown"), (it) => [
+        it.textContent,
+        [...it.querySelectorAll("a, img, script")].map((part) => part.getAttribute("href")).join(),
+      ]);
+      check(
+        `Markdown's HTML is text: ${markdown}`,
+        markdown[0]?.includes(ATTACK) && markdown[1] === "https://example.com",
+      );
+      await page.waitForSelector(cell(2, "iframe"));
+      const frame = await page.$eval(cell(2, "iframe"), (it) => [it.getAttribute("sandbox"), it.srcdoc]);
+      check(`HTML has a frame without rights: ${frame}`, frame[0] === "" && !/script>|onerror/.test(String(frame[1])));
+      const shown = await text(cell(2, ".result"));
+      check(
+        `outputs: ${shown}`,
+        ["printed\nbefore", "'a value'", ATTACK, "red"].every((part) => shown.includes(part)),
+      );
+      check("without colours of a terminal", !shown.includes("\u001b"));
+      check("nothing has run", !(await page.evaluate(() => /** @type {any} */ (window).hacked)));
+      // Code that nobody here has written or run does not run ahead either, which begins with a timer.
+      await page.evaluate(() => {
+        const [set, seen] = [setTimeout, /** @type {any} */ (window)];
+        seen.timers = 0;
+        seen.setTimeout = (/** @type {any} */ act, /** @type {number} */ ms) => (
+          (seen.timers += ms === 800 ? 1 : 0),
+          set(act, ms)
+        );
+      });
+      const timers = () => page.evaluate(() => /** @type {any} */ (window).timers);
+      await page.click(cell(2, ".editor >>> .cm-content"));
+      check("not when it is looked at", (await timers()) === 0);
+      await page.keyboard.type(" ");
+      check("but when it is changed", (await timers()) > 0);
+    },
+
+    "shares cells by a link, which runs nothing and asks first": async (check) => {
+      await page.evaluate(() => {
+        Object.defineProperty(navigator, "clipboard", {
+          value: { writeText: async (/** @type {string} */ text) => void Object.assign(window, { copied: text }) },
+        });
+      });
+      await file("link");
+      await includes("#notice", "Link copied");
+      const link = await page.evaluate(() => /** @type {any} */ (window).copied);
+      check(`it holds the cells: ${link.slice(0, 60)}`, link.startsWith(`${site.url}/www/#notebook=`));
+      await file("new");
+      await page.click("#replace-all");
+      check("a new notebook has one cell", (await cells()) === 1);
+      await paste(1, "mine = 1");
+      await includes("#saved", "Saved");
+      await page.goto(link);
+      await includes("#replace", "Open the notebook in the link? (3 cells)");
+      check("the address no longer has them", page.url() === `${site.url}/www/#notebook`);
+      check("mine are there", String(await sources()) === "mine = 1");
+      await page.click("#replace-add");
+      check("and now both", (await cells()) === 4 && (await sources())[2].trim() === "linked = 1");
+      check("nothing ran", (await text(cell(3, ".count"))) === "[ ]");
+      const bomb = deflateRawSync(Buffer.alloc(60_000_000, " ")).toString("base64url");
+      for (const [code, why] of /** @type {[string, RegExp][]} */ ([
+        ["%%%", /cannot be opened: it is damaged/],
+        ["AAAA", /it is damaged/],
+        [bomb, /its cells are too long/],
+        ["A".repeat(200_001), /it is too long/],
+      ])) {
+        await page.evaluate((code) => void (location.hash = `notebook=${code}`), code);
+        await page.waitForFunction(
+          (why) => new RegExp(why).test(document.querySelector("#notice")?.textContent ?? ""),
+          {},
+          why.source,
+        );
+      }
+      // Letters that are not compressed well.
+      const noise = Array.from({ length: 60_000 }, (_, n) => ((n * 7_919) ^ (n * n)).toString(36)).join("");
+      await paste(1, `text = "${noise.slice(0, 90_000)}"`);
+      await file("link");
+      await includes("#notice", "too long for a link");
+      await state("ready");
+    },
+
+    "moves cells, and has cells with text": async (check) => {
+      await paste(1, "first = 1");
+      const before = await sources();
+      await page.click(cell(1, ".editor >>> .cm-content"));
+      await page.keyboard.down("Shift");
+      await keys("Control", "ArrowDown");
+      await page.keyboard.up("Shift");
+      check("down by keyboard", String((await sources()).slice(0, 2)) === String([before[1], before[0]]));
+      await page.hover(cell(2));
+      await page.click(cell(2, ".to-up"));
+      check("up by a button", String(await sources()) === String(before));
+      await page.click("#add-text");
+      await page.waitForSelector(cell(5, ".editor"));
+      await page.keyboard.type("# A title *here*");
+      await keys("Control", "Enter");
+      await page.waitForSelector(cell(5, "h2 em"));
+      await page.hover(cell(5));
+      await page.click(cell(5, ".to-code"));
+      await page.waitForSelector(`${cell(5)}.code-cell`);
+      check("it is code now", (await sources())[4] === "# A title *here*");
+      await page.click("#help");
+      await page.waitForSelector("#shortcuts[open]");
+      await page.keyboard.press("Escape");
+      await page.waitForSelector("#shortcuts:not([open])");
+    },
+
+    "undoes a run, and tries something in a fork": async (check) => {
+      await run(5, "x = 1");
+      await run(5, "x = 2");
+      await page.click("#undo");
+      await includes("#notice", "Undone. Variables and files are as they were after run");
+      check("the cell says so", await page.$(cell(5, ".undone")));
+      check("it is undone", (await run(5, "x")).value === "1");
+      await page.click("#fork");
+      await includes("#notice", "Fork 1 has a copy of all variables");
+      check("with its variables", (await run(5, "x = x + 10; x")).value === "11");
+      const [main, fork] = await page.$$("#branches button[aria-pressed]");
+      check("the fork is chosen", (await fork.evaluate((it) => it.getAttribute("aria-pressed"))) === "true");
+      await main.click();
+      await page.waitForSelector('#branches li:first-child button[aria-pressed="true"]');
+      check("the first has its own", (await run(5, "x")).value === "1");
+      await page.click('#branches button[aria-label="Close Fork 1"]');
+      await page.waitForSelector("#branches[hidden]");
+      check("and goes on", (await run(5, "x + 1")).value === "2");
+    },
+
+    "offers a package that code imports, and shows tables and pictures": async (check) => {
+      await run(5, "import matplotlib.pyplot");
+      await includes(cell(5, ".offer"), "Load matplotlib and run again");
+      const { files, packages } = await realWheels();
+      const lock = JSON.stringify({ info: {}, packages });
+      const mirror = await serveFiles(new Map([...files, ["pyodide-lock.json", lock]]));
+      const panel = ".panel:has(#packages)";
+      await page.click(`${panel} details summary`);
+      await page.locator("#package-list").fill(`${mirror.url}pyodide-lock.json`);
+      await page.click("#package-name");
+      await includes("#package-said", "next restart");
+      await page.click("#restart");
+      await state("restarting");
+      await state("ready");
+      const { badge } = await run(5, "import msgpack\nlen(msgpack.packb([1]))");
+      check(`it is missing: ${badge}`, badge === "error");
+      await page.locator(cell(5, ".offer button")).click();
+      await page.waitForSelector(cell(5, ".value"));
+      check("loaded, and run again", (await ended(5)).value === "2");
+      check("it is listed", /^msgpack \d/.test(await text("#packages-loaded")));
+      await run(5, "import no_such_module_anywhere");
+      await includes(cell(5, ".offer"), "No package in the list has a module no_such_module_anywhere");
+      await page.locator("#package-name").fill("no-such-package");
+      await page.click("#packages button");
+      await includes("#package-said", "Not loaded: ");
+      await mirror.close();
+      const png = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
+      const code = `import base64
+class Table:
+    def _repr_html_(self): return "<table><tr><td>42</td></tr></table><script>parent.hacked = 1</script>"
+class Picture:
+    def _repr_png_(self): return base64.b64decode("${png}")
+display(Picture())
+Table()`;
+      check("it runs", (await run(5, code)).badge === "ok");
+      await page.waitForSelector(cell(5, ".display iframe"));
+      const sandbox = await page.$eval(cell(5, ".display iframe"), (it) => it.getAttribute("sandbox"));
+      check(`the table has a frame without rights: ${sandbox}`, sandbox === "");
+      await page.waitForFunction(
+        (img) => /** @type {HTMLImageElement | null} */ (document.querySelector(img))?.naturalWidth === 1,
+        {},
+        cell(5, ".display img"),
+      );
+      check("no script of it has run", !(await page.evaluate(() => /** @type {any} */ (window).hacked)));
+    },
+
+    "connects a model, and says what is wrong": async (check) => {
+      await page.select("#preset", "ollama");
+      const address = () => page.$eval('input[name="base-url"]', (it) => /** @type {HTMLInputElement} */ (it).value);
+      check(`a preset has its address: ${await address()}`, (await address()) === "http://localhost:11434/v1");
+      await page.select("#preset", "own");
+      const origin = endpoint.replace(/\/v1$/, "");
+      const closed = await listen(createServer());
+      await closed.close();
+      for (const [url, model, said] of [
+        ["ftp://example.com", "", "has to begin with https://"],
+        [`${closed.url}/v1`, "", "Nothing answers there, or it does not allow this page"],
+        [`${origin}/page`, "", "not with JSON"],
+        [`${origin}/locked`, "", "It needs a key"],
+        [`${origin}/elsewhere`, "", "Most base URLs end in /v1"],
+        [endpoint, "", "Choose a model, such as tiny, small."],
+        [endpoint, "huge", "It has no model “huge”. It has tiny, small."],
+        [endpoint, "tiny", "It works: tiny answered in"],
+      ]) {
+        await page.locator('input[name="base-url"]').fill(url);
+        await page.locator('input[name="model-name"]').fill(model);
+        await page.locator("#test-model").click();
+        await includes("#tested", said);
+      }
+      check("the names are offered", (await page.$$("#models option")).length === 2);
+      await page.select("#preset", "built-in");
+    },
+
+    "has no barriers": async (check) => {
+      for (const barrier of await barriers()) check(barrier, false);
+      await page.setViewport({ width: 390, height: 844 });
+      const wide = await page.evaluate(() => document.documentElement.scrollWidth);
+      check(`nothing is wider than a phone: ${wide}`, wide <= 390);
+      await page.click("#help");
+      for (const barrier of await barriers(["light"])) check(`on a phone, with its shortcuts: ${barrier}`, false);
+      await page.keyboard.press("Escape");
+      await page.setViewport({ width: 1360, height: 1000 });
+    },
+  };
+}

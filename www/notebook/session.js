@@ -1,0 +1,284 @@
+// The notebook's sandboxes and their life: booting, running cells one after the other, going back, forks, shut down.
+
+import { createSandbox } from "../../pyodide-glue/index.js";
+
+/** @import { CodeExecution, ExecuteOptions, LoadOptions, Sandbox, SandboxOptions } from "../../pkg/sandglass.js" */
+/** @typedef {"booting" | "ready" | "running" | "restarting" | "destroyed" | "failed"} State */
+/** @typedef {(typeof STAGES)[number]} Stage  the stage of a boot */
+
+const STAGES = /** @type {const} */ (["assets", "python", "ready"]);
+
+/** The most branches, the first one included. */
+const MAX_BRANCHES = 5;
+
+/**
+ * The sandbox of the notebook, and its forks. Cells run in the one that is chosen. Dispatches `state` at each change of `state` or
+ * `stage`, and `branches` when there are others or another one is chosen.
+ */
+export class Session extends EventTarget {
+  /** The chosen sandbox. @type {Sandbox | undefined} */
+  #sandbox;
+  /** The first sandbox and its forks. @type {{ name: string, sandbox: Sandbox }[]} */
+  #branches = [];
+  #forks = 0;
+  /** @type {WeakMap<Sandbox, string[]>} */
+  #packages = new WeakMap();
+  /** @type {Promise<Sandbox> | undefined} */
+  #started;
+  /** The number of sandboxes so far, so that late events of an earlier one are ignored. */
+  #generation = 0;
+  /** The last cell in the queue. @type {Promise<unknown>} */
+  #line = Promise.resolve();
+  #options;
+  /** @type {unknown} */
+  #context = null;
+  #running = 0;
+
+  /** @type {State} */
+  state = "destroyed";
+  /** @type {Stage} */
+  stage = "assets";
+  /** The error for which the sandbox could not start. */
+  problem = "";
+
+  /** @param {SandboxOptions} options */
+  constructor(options) {
+    super();
+    this.#options = options;
+  }
+
+  /** The running sandbox's capabilities. */
+  get capabilities() {
+    return this.#sandbox?.capabilities;
+  }
+
+  /** Starts a new sandbox, which takes over only the context of an earlier one. @param {State} [state] */
+  async start(state = "booting") {
+    const generation = this.#dismiss();
+    this.stage = "assets";
+    this.#become(state);
+    const onProgress = (/** @type {{ stage: string }} */ { stage }) => {
+      const reached = STAGES.find((known) => known === stage);
+      if (reached && generation === this.#generation) this.#progress(reached);
+    };
+    this.#started = this.#create(generation, onProgress);
+    await this.#started.catch(() => {});
+  }
+
+  /** The branches' names. */
+  get branches() {
+    return this.#branches.map(({ name }) => name);
+  }
+
+  /** The chosen branch's name. */
+  get branch() {
+    return this.#branches.find(({ sandbox }) => sandbox === this.#sandbox)?.name ?? "";
+  }
+
+  /** Goes back to the state before the last execution; resolves to the number of the execution whose state is current now. */
+  async undo() {
+    return this.#idle().undo();
+  }
+
+  /** Makes a copy of the chosen sandbox with its state, and chooses the copy. */
+  async fork() {
+    if (this.#branches.length >= MAX_BRANCHES) throw new Error(`there are ${MAX_BRANCHES} branches already: close one`);
+    const generation = this.#generation;
+    const sandbox = await this.#idle().fork();
+    if (generation !== this.#generation) return void sandbox.destroy();
+    this.#branches.push({ name: `Fork ${++this.#forks}`, sandbox });
+    this.#packages.set(sandbox, this.packages);
+    this.#choose(sandbox);
+  }
+
+  /** Chooses the branch in which cells run. @param {string} name */
+  choose(name) {
+    const branch = this.#branches.find((branch) => branch.name === name);
+    if (branch && this.#idle()) this.#choose(branch.sandbox);
+  }
+
+  /** Ends a fork. @param {string} name */
+  close(name) {
+    const index = this.#branches.findIndex((branch) => branch.name === name);
+    const [first] = this.#branches;
+    if (index < 1 || !first || !this.#idle()) return;
+    const [closed] = this.#branches.splice(index, 1);
+    void closed?.sandbox.destroy();
+    this.#choose(closed?.sandbox === this.#sandbox ? first.sandbox : /** @type {Sandbox} */ (this.#sandbox));
+  }
+
+  /** Loads packages into the chosen sandbox. @param {string[]} requirements @param {LoadOptions} options */
+  async loadPackages(requirements, options) {
+    const sandbox = this.#idle();
+    const loaded = await sandbox.loadPackages(requirements, options);
+    const names = loaded.map(({ name, version }) => `${name} ${version}`);
+    this.#packages.set(sandbox, [...(this.#packages.get(sandbox) ?? []), ...names]);
+    this.refresh();
+    return loaded;
+  }
+
+  /** The names and versions of the packages that were loaded by `loadPackages` into the chosen sandbox. */
+  get packages() {
+    return (this.#sandbox && this.#packages.get(this.#sandbox)) ?? [];
+  }
+
+  /** The list of packages, if it is not Pyodide's own. */
+  get lockFileUrl() {
+    return this.#options.lockFileUrl;
+  }
+
+  /** Tells listeners that variables may have changed. */
+  refresh() {
+    this.#become(this.state);
+  }
+
+  /** The chosen sandbox, if no cell runs in it. */
+  #idle() {
+    if (!this.#sandbox) throw new Error("Python has not started");
+    if (this.state !== "ready") throw new Error("a cell is running: stop it first");
+    return this.#sandbox;
+  }
+
+  /** @param {Sandbox} sandbox */
+  #choose(sandbox) {
+    this.#sandbox = sandbox;
+    this.#started = Promise.resolve(sandbox);
+    this.dispatchEvent(new Event("branches"));
+    this.#become(this.state);
+  }
+
+  /** Sets options of the next sandbox. @param {SandboxOptions} options */
+  configure(options) {
+    this.#options = { ...this.#options, ...options };
+  }
+
+  /** Replaces the sandbox by a new one; only the context is kept. */
+  restart() {
+    return this.start("restarting");
+  }
+
+  /** Ends the sandbox. */
+  shutDown() {
+    this.#dismiss();
+    this.#become("destroyed");
+  }
+
+  /** Makes `context` the Python variable `context`, now and after every restart. @param {unknown} context */
+  async setContext(context) {
+    this.#context = context;
+    await Promise.all(this.#branches.map(({ sandbox }) => sandbox.initialize(context)));
+  }
+
+  /**
+   * Runs a cell after those before it. Rejects if the sandbox cannot run it.
+   * @param {string} code
+   * @param {ExecuteOptions & { onStart: () => void }} options
+   * @returns {Promise<CodeExecution>}
+   */
+  run(code, { onStart, ...options }) {
+    const generation = this.#generation;
+    const mine = this.#line.then(async () => {
+      if (!this.#started || generation !== this.#generation) throw new Error("there is no sandbox; start one");
+      const sandbox = await this.#started;
+      // A step back from every cell: cells that follow each other at once leave the sandbox no pause to save its state.
+      await sandbox.checkpoint().catch(() => {});
+      onStart();
+      this.#running++;
+      this.#settle();
+      try {
+        return await sandbox.execute(code, options);
+      } catch (error) {
+        if (generation !== this.#generation)
+          throw new Error("the sandbox was restarted or shut down", { cause: error });
+        if (this.stage !== "ready") this.#fail(error);
+        throw error;
+      } finally {
+        if (generation === this.#generation) {
+          this.#running--;
+          this.#settle();
+        }
+      }
+    });
+    this.#line = mine.catch(() => {});
+    return mine;
+  }
+
+  /** Tells the sandbox which code will probably be run next. @param {string} code */
+  async hint(code) {
+    await this.#sandbox?.hint(code).catch(() => {}); // an error of the code shows when the cell is run
+  }
+
+  /** The running sandbox's counters. */
+  stats() {
+    return this.#sandbox?.stats();
+  }
+
+  /** The user's variables; none while there is no sandbox. */
+  async variables() {
+    return (await this.#sandbox?.listVariables()) ?? [];
+  }
+
+  /** @param {string} name @returns {Promise<unknown>} */
+  async variable(name) {
+    return this.#sandbox?.getVariable(name);
+  }
+
+  /** @param {number} generation @param {SandboxOptions["onProgress"]} onProgress */
+  async #create(generation, onProgress) {
+    try {
+      const sandbox = await createSandbox({ ...this.#options, onProgress });
+      let context;
+      do {
+        // The user may choose another context meanwhile.
+        context = this.#context;
+        await sandbox.initialize(context);
+      } while (context !== this.#context);
+      if (generation !== this.#generation) {
+        await sandbox.destroy();
+        throw new Error("the sandbox was restarted or shut down");
+      }
+      this.#sandbox = sandbox;
+      this.#branches = [{ name: "Main", sandbox }];
+      this.#become("ready");
+      return sandbox;
+    } catch (error) {
+      if (generation === this.#generation) this.#fail(error);
+      throw error;
+    }
+  }
+
+  /** Ends the current sandbox; returns the number of the next. */
+  #dismiss() {
+    for (const { sandbox } of this.#branches) void sandbox.destroy();
+    this.#branches = [];
+    this.#sandbox = this.#started = undefined;
+    this.#running = this.#forks = 0;
+    this.#line = Promise.resolve();
+    this.dispatchEvent(new Event("branches"));
+    return ++this.#generation;
+  }
+
+  /** Shows how far a guest's boot is: the first one's, or a replacement's. @param {Stage} stage */
+  #progress(stage) {
+    this.stage = stage;
+    if (!this.#sandbox) this.#become(this.state);
+    else if (stage === "ready") this.#settle();
+    else this.#become("restarting");
+  }
+
+  #settle() {
+    if (this.stage === "ready") this.#become(this.#running > 0 ? "running" : "ready");
+  }
+
+  /** @param {unknown} error */
+  #fail(error) {
+    this.problem = error instanceof Error ? error.message : String(error);
+    this.#become("failed");
+  }
+
+  /** @param {State} state */
+  #become(state) {
+    this.state = state;
+    this.dispatchEvent(new Event("state"));
+  }
+}

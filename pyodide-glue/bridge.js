@@ -376,6 +376,7 @@ export function createBridge(post, mailbox, detector) {
         const time = now();
         if (time >= deadline) stopping ??= "timeout";
         block(0);
+        if (mailbox) post(null); // code that computes on would keep held output back; elsewhere a breath posts it
         nextLook = stopping ? time + REPEAT_MS : Math.min(deadline, time + BREATH_MS);
         return stopping !== null;
       },

@@ -25,7 +25,7 @@ export function createMailbox() {
 /**
  * Makes the writing end, for the thread that started the worker: the frame's, or the page's.
  * @param {SharedArrayBuffer} mailbox
- * @param {Worker} worker
+ * @param {Pick<Worker, "addEventListener">} worker
  */
 export function createMailboxWriter(mailbox, worker) {
   const state = new Int32Array(mailbox, 0, 3);

@@ -23,23 +23,33 @@ import { trustedUrl } from "./trusted-types.js";
 export function startWorker(script, port, control) {
   const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
   const worker = new Worker(trustedUrl(url));
+  worker.addEventListener("message", () => URL.revokeObjectURL(url), { once: true }); // the script runs
+  tendWorker(worker, port, control);
+  return worker;
+}
+
+/**
+ * Gives a worker its port, then what `control` brings.
+ * @param {Pick<Worker, "postMessage" | "addEventListener">} worker
+ * @param {MessagePort} port
+ * @param {MessagePort} control
+ */
+export function tendWorker(worker, port, control) {
   const fail = (/** @type {unknown} */ why) => control.postMessage(String(why ?? "the worker could not be started"));
   worker.addEventListener("error", (event) => {
     event.preventDefault();
     fail(event.message);
   });
-  worker.addEventListener("message", () => URL.revokeObjectURL(url), { once: true }); // the script runs
   const mailbox = createMailbox();
   const write = mailbox && createMailboxWriter(mailbox, worker);
   control.onmessage = ({ data }) =>
     data instanceof Array ? write?.(/** @type {any} */ (data)) : furnish(worker, data).catch(fail);
   worker.postMessage({ port, mailbox }, [port]);
-  return worker;
 }
 
 /**
  * Compiles the wasm module here, while the worker is still busy with its script.
- * @param {Worker} worker
+ * @param {Pick<Worker, "postMessage">} worker
  * @param {Parts} parts
  */
 async function furnish(worker, parts) {

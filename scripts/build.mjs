@@ -76,6 +76,10 @@ async function guest() {
     script("worker.js", { banner: { js: '"use strict";self.importScripts = () => { throw null; };' } }).then((text) =>
       writeFile(join(dist, FILES.script), text),
     ),
+    // The process of a guest on Node, Deno or Bun: a module, which all three run.
+    script("process-script.js", { format: "esm", platform: "node", legalComments: "none" }).then((text) =>
+      writeFile(join(dist, "process.mjs"), text),
+    ),
     copyFile(join(pyodide, "python_stdlib.zip"), join(dist, FILES.stdlib)),
     copyFile(join(pyodide, "pyodide-lock.json"), join(dist, FILES.lock)),
     readFile(join(pyodide, "pyodide.asm.wasm")).then((bytes) => writeFile(join(dist, FILES.wasm), addFrames(bytes))),
@@ -125,7 +129,8 @@ async function script(entry, options) {
     minify: !dev,
     logLevel: "silent",
     // Pyodide derives addresses from its own, and a blob has none. Nothing is fetched from this address.
-    define: { "import.meta.url": '"https://guest.invalid/guest.js"' },
+    // Pyodide must not see Bun either, whose workers cannot lose that name: it is to behave as in a browser.
+    define: { "import.meta.url": '"https://guest.invalid/guest.js"', Bun: "undefined" },
     // Pyodide imports these on Node only.
     external: ["node:*", "ws"],
     plugins: [

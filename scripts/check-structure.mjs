@@ -23,15 +23,15 @@ const scripts = importsOfScripts(
   files.filter((file) => /\.m?js$/.test(file)),
   read,
 );
-/** The layers of pyodide-glue/ (see its README.md): in the page, in the frame, in the worker, and below all of them. */
+/** The layers of pyodide-glue/ (see its README.md): in the page, in the frame or process, in the worker, and below all of them. */
 const GLUE = [
   [
-    ["index.js", "rlm.js", "models.js", "display.js"],
-    ["supervisor.js"],
-    ["prefetch.js", "tidy-html.js", "filter-css.js"],
+    ["index.js", "rlm.js", "models.js", "display.js", "node.js", "node-rlm.js"],
+    ["supervisor.js", "confinement.js"],
+    ["prefetch.js", "tidy-html.js", "filter-css.js", "process.js", "seccomp.js"],
     ["frame.js", "assets.js"],
   ],
-  [["frame-script.js"]],
+  [["frame-script.js", "process-script.js"]],
   [
     ["worker.js"],
     ["runtime.js", "lockdown.js"],
@@ -39,7 +39,7 @@ const GLUE = [
     ["snapshot.js", "files.js", "libraries.js", "nondeterminism.js"],
     ["file-names.js", "bytes.js", "packing.js"],
   ],
-  [["start-worker.js"], ["mailbox.js", "wheel.js", "trusted-types.js", "sandbox-error.js"]],
+  [["start-worker.js"], ["mailbox.js", "wheel.js", "pipe.js", "trusted-types.js", "sandbox-error.js"]],
 ].map((layers) => layers.map((names) => names.map((name) => `pyodide-glue/${name}`)));
 const isGlue = (/** @type {string} */ file) => /^pyodide-glue\/[^/]+\.js$/.test(file);
 

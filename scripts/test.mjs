@@ -60,6 +60,13 @@ const onServer = (backend) => ({
   needs: ["build", "rust build"],
   processors: 0.5,
 });
+/** The suite of the cases outside of browsers. @param {string} runtime */
+const onRuntime = (runtime) => ({
+  name: `cases on ${runtime}`,
+  command: ["node", "tests/cases-on-runtime.mjs", "--runtime", runtime, ...either(["--all"])],
+  count: sumLine,
+  needs: ["build"],
+});
 /** @param {string} program @param {string[]} args */
 const pytest = (program, ...args) => ({
   command: [program, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=3", "--durations-min=1", ...args],
@@ -120,6 +127,8 @@ const SUITES = [
   ...inBrowsers(1, "cases", ...either(["--all"])),
   ...inBrowsers(0.6, "cases", "--shared", ...either(["--all"])),
   ...["subprocess", "bubblewrap", "docker", "jupyter"].map(onServer),
+  ...["node", "deno", "bun"].map(onRuntime),
+  { name: "attacks outside of browsers", ...e2e("runtimes-attacks") },
   {
     name: "soak of a server",
     ...e2e("soak-host", ...either(["--seconds", "600"], ["--seconds", "25"])),

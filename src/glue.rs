@@ -37,10 +37,31 @@ extern "C" {
     /// The class of the errors that are thrown.
     #[wasm_bindgen(method, getter, js_name = SandboxError)]
     fn sandbox_error(this: &Glue) -> Function;
+    /// The processes of guests. None in a page.
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn processes(this: &Glue) -> Option<Processes>;
     /// Starts a worker in the page itself, and returns it.
     #[wasm_bindgen(method, catch, js_name = startWorker)]
     pub(super) fn start_worker(
         this: &Glue,
+        script: &JsValue,
+        port: &JsValue,
+        control: &JsValue,
+    ) -> Result<web_sys::Worker, JsValue>;
+
+    /// Processes of guests, on Node, Deno or Bun.
+    pub type Processes;
+    /// A promise that resolves when it is known how a guest's process can be confined here. Rejects with a text that says what is missing.
+    #[wasm_bindgen(method)]
+    pub(super) fn prepare(this: &Processes) -> Promise;
+    /// The name of what confines a guest's process here. None until that is known.
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn confinement(this: &Processes) -> Option<String>;
+    /// Starts a guest's process, and returns what ends it, as a worker is ended.
+    #[wasm_bindgen(method, catch)]
+    pub(super) fn start(
+        this: &Processes,
+        confined: bool,
         script: &JsValue,
         port: &JsValue,
         control: &JsValue,
@@ -78,6 +99,12 @@ extern "C" {
     /// The performance clock of a page or a worker.
     #[wasm_bindgen(thread_local_v2, js_name = performance)]
     static PERFORMANCE: web_sys::Performance;
+}
+
+/// Returns false on Node, Deno and Bun, where a guest is a process.
+pub(super) fn is_page() -> bool {
+    let node = get(&get(&get(&js_sys::global(), "process"), "versions"), "node");
+    !get(&js_sys::global(), "document").is_undefined() || !node.is_string()
 }
 
 /// Nobody waits for this promise, so its rejection must not be reported as unhandled.

@@ -1,4 +1,4 @@
-//! A guest in the browser: a worker in a hidden frame of an opaque origin, or in the page itself.
+//! A guest: a worker in a hidden frame of an opaque origin, in the page itself, or in a process of its own on Node, Deno or Bun.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -22,6 +22,9 @@ const FRAME_MS: u32 = 20_000;
 const SOON_MS: u32 = 30;
 const FRAME_IS_BLOCKED: &str = "its frame does not run. Does the page have a Content-Security-Policy? The frame inherits \
     it: allow its script in script-src (its hash is the package's export `frameHash`) with 'wasm-unsafe-eval', and worker-src blob:";
+
+pub(super) const NO_PROCESSES: &str =
+    "this is the package's entry for browsers; import \"sandglass\", with the export condition \"node\"";
 
 /// A guest. [`Guest::open`] makes its frame, [`Guest::launch`] starts its worker, [`Guest::furnish`] starts Python in the worker, and
 /// [`Guest::adopt`] gives the guest an owner who hears its messages. Dropping a guest ends it.
@@ -93,6 +96,11 @@ enum Home {
         _on_error: Closure<dyn FnMut()>,
     },
     Page(Option<web_sys::Worker>),
+    /// The handle of a process has a worker's `terminate`.
+    Process {
+        confined: bool,
+        process: Option<web_sys::Worker>,
+    },
 }
 
 /// The message for a frame's script, kept until the frame can receive it.
@@ -140,6 +148,10 @@ impl Guest {
             home: match isolation {
                 Isolation::Worker => Home::Page(None),
                 Isolation::Frame => open_frame(glue, &inbox)?,
+                Isolation::Process | Isolation::Unconfined => Home::Process {
+                    confined: isolation == Isolation::Process,
+                    process: None,
+                },
             },
             inbox,
             catching_up: RefCell::default(),
@@ -173,6 +185,10 @@ impl Guest {
         let (port, control) = (self.far_ends.get(0), self.far_ends.get(1));
         match &mut self.home {
             Home::Page(worker) => *worker = Some(glue.start_worker(script, &port, &control)?),
+            Home::Process { confined, process } => {
+                let processes = glue.processes().ok_or(NO_PROCESSES)?;
+                *process = Some(processes.start(*confined, script, &port, &control)?);
+            }
             Home::Frame { element, gate, .. } => {
                 let inbox = self.inbox.clone();
                 let watch = Timeout::new(FRAME_MS, move || {
@@ -260,8 +276,11 @@ impl Drop for Guest {
                 element.set_onerror(None);
                 element.remove();
             }
-            Home::Page(Some(worker)) => worker.terminate(),
-            Home::Page(None) => {}
+            Home::Page(Some(ended))
+            | Home::Process {
+                process: Some(ended), ..
+            } => ended.terminate(),
+            Home::Page(None) | Home::Process { process: None, .. } => {}
         }
     }
 }

@@ -7,7 +7,7 @@ use wasm_bindgen::prelude::*;
 use super::arguments::{entries, function, one_of};
 use super::budget;
 use super::endpoint::Endpoint;
-use super::glue::Glue;
+use super::glue::is_page;
 use super::packages;
 use super::remote::Backend;
 use sandglass_core::budget::BudgetLimits;
@@ -22,14 +22,36 @@ pub(super) enum Isolation {
     Frame,
     /// A worker of the page's own origin.
     Worker,
+    /// On Node, Deno or Bun: a process that can reach nothing of the machine.
+    Process,
+    /// On Node, Deno or Bun: a process with the rights of the host.
+    Unconfined,
 }
 
 impl Isolation {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Frame => "frame",
-            Self::Worker => "worker",
+    /// The isolation of guests that are asked for without a word about it.
+    fn usual() -> Self {
+        if is_page() { Self::Frame } else { Self::Process }
+    }
+
+    /// Reads the option `isolation`.
+    fn parse(name: &str, value: &JsValue) -> Result<Self, Error> {
+        match (value.as_string().as_deref(), is_page()) {
+            (Some("frame"), true) => Ok(Self::Frame),
+            (Some("worker"), true) => Ok(Self::Worker),
+            (Some("process"), false) => Ok(Self::Process),
+            (Some("none"), false) => Ok(Self::Unconfined),
+            (_, true) => Err(Error::invalid(name, "must be \"frame\" or \"worker\"")),
+            (_, false) => Err(Error::invalid(
+                name,
+                "must be \"process\" or \"none\" outside of browsers",
+            )),
         }
+    }
+
+    /// Returns true when the guest can reach nothing but its own messages, so that it may start before its files are verified.
+    pub(super) fn is_closed(self) -> bool {
+        matches!(self, Self::Frame | Self::Process)
     }
 }
 
@@ -61,7 +83,7 @@ impl Options {
         let mut options = Self {
             limits: Limits::default(),
             budget: budget::Given::Limits(BudgetLimits::default()),
-            isolation: Isolation::Frame,
+            isolation: Isolation::usual(),
             backend: None,
             profile: Profile::Default,
             predictions: false,
@@ -120,13 +142,7 @@ impl Options {
     fn set(&mut self, name: &str, value: &JsValue) -> Result<(), Error> {
         match name {
             _ if value.is_undefined() => {}
-            "isolation" => {
-                self.isolation = match value.as_string().as_deref() {
-                    Some("frame") => Isolation::Frame,
-                    Some("worker") => Isolation::Worker,
-                    _ => return Err(Error::invalid(name, "must be \"frame\" or \"worker\"")),
-                }
-            }
+            "isolation" => self.isolation = Isolation::parse(name, value)?,
             "backend" => self.backend = Some(Backend::parse(value)?),
             "profile" => self.profile = profile(name, value)?,
             "outputFields" => self.output_fields = python_names(name, value)?,

@@ -100,8 +100,11 @@ export interface SandboxOptions {
   profile?: Profile;
   /** The names of the values that `SUBMIT` takes, by position or by name. Default: `SUBMIT` takes any. */
   outputFields?: string[];
-  /** `"frame"` (default): an opaque origin without network. `"worker"`: a plain worker, for where there is no DOM. */
-  isolation?: "frame" | "worker";
+  /**
+   * In browsers: `"frame"` (default), an opaque origin without network; or `"worker"`, a plain worker, for where there is no DOM. On Node,
+   * Deno and Bun: `"process"` (default), a process that can reach nothing of the machine; or `"none"`, a process with all rights of yours.
+   */
+  isolation?: "frame" | "worker" | "process" | "none";
   /**
    * A `sandglass-host` server that runs Python instead of the page: in bubblewrap, in Docker or as a plain process, see
    * `capabilities.isolation`. Functions, budgets and time limits stay in the page. Packages are those of the server's Python. There are no
@@ -220,7 +223,8 @@ export interface Sandbox {
 
 /** The facts and abilities of a sandbox. */
 export interface Capabilities {
-  isolation: "frame" | "worker" | "bubblewrap" | "docker" | "subprocess" | "jupyter";
+  /** `bubblewrap` and `deno` confine guests of Node, Deno and Bun, where `none` means no isolation. */
+  isolation: "frame" | "worker" | "bubblewrap" | "deno" | "none" | "docker" | "subprocess" | "jupyter";
   /** The way Python waits for the host: `atomics`, `jspi` or `none`; `native` on a server. */
   bridge: string;
   /** True when running code can be interrupted and its state kept. */

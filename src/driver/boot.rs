@@ -13,13 +13,13 @@ use gloo_timers::callback::Timeout;
 use sandglass_core::error::Error;
 use sandglass_core::session::{GuestInput, Input, ShadowId, Slot};
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::spawn_local;
+use wasm_bindgen_futures::{JsFuture, spawn_local};
 
 use super::Driver;
 use super::slots::{Act, GuestSlot, Held, UnconfirmedInit};
 use crate::assets::{self, Assets};
 use crate::glue::{Glue, describe};
-use crate::guest_frame::Guest;
+use crate::guest_frame::{Guest, NO_PROCESSES};
 use crate::options::Isolation;
 use crate::snapshot;
 use crate::spares::Claim;
@@ -176,9 +176,16 @@ impl GuestSlot {
     }
 }
 
-/// Starts the guest in its slot. In a frame, Python may start before its files are verified, which saves time. This is safe, because
-/// the guest exchanges no messages until then. In a plain worker, verification comes first.
+/// Starts the guest in its slot. In a frame or a confined process, Python may start before its files are verified, which saves time. This
+/// is safe, because the guest exchanges no messages until then. Elsewhere verification comes first.
 async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn(&Act<'_>)) -> Result<(), Error> {
+    if isolation == Isolation::Process {
+        let processes = glue
+            .processes()
+            .ok_or_else(|| Error::BootFailed(NO_PROCESSES.to_owned()))?;
+        let prepared = JsFuture::from(processes.prepare()).await;
+        prepared.map_err(|missing| Error::BackendUnavailable(describe(&missing)))?;
+    }
     let assets = Assets::load(base, glue);
     let launched = async {
         let script = assets.script().await?;
@@ -195,7 +202,7 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
     };
     let (pyodide, found) = both(launched, found).await;
     let (pyodide, (snapshot, packed, maker)) = (pyodide?, found?);
-    if isolation == Isolation::Worker {
+    if !isolation.is_closed() {
         assets.verified().await?;
     }
     let maker = Cell::new(maker);

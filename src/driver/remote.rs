@@ -10,6 +10,7 @@ use super::Driver;
 use super::messages::parse;
 use super::slots::{GuestSlot, Held};
 use crate::glue::now;
+use crate::options::Isolation;
 use crate::outbox::JsBody;
 use crate::outbox::Way;
 use crate::remote::Server;
@@ -23,7 +24,19 @@ impl Driver {
     /// The name of the isolation of the sandbox's guests: the backend of the server once it is known, and otherwise the option's.
     pub(crate) fn isolation(&self) -> &'static str {
         let there = self.server.as_ref().and_then(|server| server.isolation());
-        there.unwrap_or_else(|| self.options.isolation.name())
+        there.unwrap_or_else(|| match self.options.isolation {
+            Isolation::Frame => "frame",
+            Isolation::Worker => "worker",
+            Isolation::Unconfined => "none",
+            Isolation::Process => {
+                let confinement = self.glue.processes().and_then(|processes| processes.confinement());
+                match confinement.as_deref() {
+                    Some("bubblewrap") => "bubblewrap",
+                    Some("deno") => "deno",
+                    _ => "none", // before the first guest
+                }
+            }
+        })
     }
 
     /// Starts the sandbox's own guest on a server.

@@ -300,6 +300,7 @@ const THROWN = {
   DOMException: () => new DOMException("it was too late", "TimeoutError"),
   // Its constructor is another page's `Error`.
   "error of a frame": () => {
+    if (!globalThis.document) return new RangeError("out of reach"); // outside of browsers
     const frame = document.createElement("iframe");
     document.body.append(frame);
     const error = new /** @type {any} */ (frame.contentWindow).RangeError("out of reach");
@@ -509,12 +510,12 @@ function whyNot(test, backend, places) {
 /**
  * Runs the cases of these files, and calls `report` for each.
  * @param {string[]} files
- * @param {{ only: string, lanes: number, backend: string, places: string[], server?: { url: string, apiKey: string } }} options
- *   `places`: places of where.js, which leave out cases; `server`: the server that runs the guests
+ * @param {{ only: string, lanes: number, backend: string, places: string[], server?: { url: string, apiKey: string }, isolation?: string }} options
+ *   `places`: places of where.js, which leave out cases; `server`: the server that runs the guests; `isolation`: the option
  * @param {(line: { name: string, problems: string[], skipped?: string, ms: number }) => void} report
  */
-export async function run(files, { only, lanes, backend, places, server }, report) {
-  place = server ? { backend: server } : {};
+export async function run(files, { only, lanes, backend, places, server, isolation }, report) {
+  place = server ? { backend: server } : isolation ? { isolation } : {};
   const tests = await load(files, only);
   const reasons = new Map(tests.map((test) => [test, whyNot(test, backend, places)]));
   for (const [test, skipped] of reasons) if (skipped) report({ name: test.name, problems: [], skipped, ms: 0 });
@@ -542,8 +543,12 @@ export async function run(files, { only, lanes, backend, places, server }, repor
           world.sandbox = await createSandbox({ ...makeOptions(test, world), ...place });
           held = { key, world };
         }
-        const late = sleep(CASE_SECONDS * 1000).then(() => [`it did not end within ${CASE_SECONDS} s`]);
-        problems = await Promise.race([runSteps(test, held.world), late]);
+        /** @type {ReturnType<typeof setTimeout> | undefined} */
+        let timer;
+        const late = new Promise((resolve) => {
+          timer = setTimeout(() => resolve([`it did not end within ${CASE_SECONDS} s`]), CASE_SECONDS * 1000);
+        });
+        problems = await Promise.race([runSteps(test, held.world), late]).finally(() => clearTimeout(timer));
       } catch (error) {
         problems = [`unexpected ${/** @type {Error} */ (error).stack ?? error}`];
       }

@@ -1,6 +1,6 @@
 // Runs the first sample of each page of docs/ as a reader would, and compares what it prints with the comments behind `→`.
 //   node tests/e2e/docs.mjs [--browser chromium|firefox] [--only part-of-a-path]
-// JavaScript runs in the browser, a shell's commands against a real server, Python in the project's Python. Rust is run by
+// JavaScript runs in the browser (`js`) or in Node.js (`mjs`), a shell's commands against a real server, Python in the project's Python. Rust is run by
 // `cargo test --doc`. Addresses that stand for the reader's own lead to servers of this test.
 import { readdir, readFile } from "node:fs/promises";
 import { join } from "node:path";
@@ -11,6 +11,7 @@ import {
   differences,
   firstSample,
   promised,
+  runInNode,
   runInPage,
   runInPython,
   runInShell,
@@ -90,6 +91,7 @@ try {
     },
     sh: (source) => runInShell(here(source), { server: withoutKeys.url }),
     python: (source) => runInPython(here(source)),
+    mjs: (source) => runInNode(here(source)),
   };
 
   const crate = await readFile(join(root, DOCTESTS), "utf8");

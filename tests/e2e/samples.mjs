@@ -1,7 +1,7 @@
 // Samples of documents, run as a reader would run them.
 import { spawn } from "node:child_process";
 import { existsSync } from "node:fs";
-import { mkdtemp, rm, writeFile } from "node:fs/promises";
+import { mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { delimiter, dirname, join } from "node:path";
@@ -169,6 +169,15 @@ export function runInPython(source) {
   return runProgram(join(root, ".venv/bin/python"), ["-c", source], {
     PYTHONPATH: join(root, "pyodide-glue/python"),
   });
+}
+
+/** Runs a sample in Node.js. It lies in this package, so that it can import the package by name. @param {string} source */
+export async function runInNode(source) {
+  const folder = join(root, ".setup/runtimes");
+  await mkdir(folder, { recursive: true });
+  const path = join(folder, "sample.mjs");
+  await writeFile(path, source);
+  return runProgram(process.execPath, [path], {});
 }
 
 /** @param {string} command @param {string[]} args @param {Record<string, string>} env @returns {Promise<string[]>} */

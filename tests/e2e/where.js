@@ -44,6 +44,12 @@ const PLACES = {
     runs: (test) => isOf(test, STACK) || (isOf(test, WAITING) && mayWait(test)),
     why: "such pages differ in how Python waits, and in its stack",
   },
+  node: {
+    runs: (test) => isOf(test, [...STACK, "history", "lifecycle", "stopping"]),
+    why: "guests in processes differ in how Python waits and ends, in its stack, and in how messages and checkpoints cross",
+  },
+  deno: { runs: (test) => isOf(test, ["stopping"]), why: "it has the glue of Node.js" },
+  bun: { runs: (test) => isOf(test, ["history"]), why: "its guests are those of Node.js" },
   subprocess: { runs: (test) => isOf(test, PROCESS), why: "bubblewrap has the same runtime and transport" },
   docker: { runs: (test) => !isPythonAlone(test), why: "Python is the same as in bubblewrap" },
 };

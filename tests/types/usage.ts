@@ -87,7 +87,8 @@ export async function rightly(): Promise<void> {
   (executions.ok + guestTime + ahead.used) satisfies number;
   sandbox.feedback(run, { turn: 1, turns: 20 }) satisfies string;
   sandbox.capabilities.softInterrupt satisfies boolean;
-  sandbox.capabilities.isolation satisfies "frame" | "worker" | "bubblewrap" | "docker" | "jupyter" | "subprocess";
+  sandbox.capabilities.isolation satisfies
+    "frame" | "worker" | "bubblewrap" | "deno" | "none" | "docker" | "jupyter" | "subprocess";
   sandbox.interrupt();
   await sandbox.destroy();
   new SandboxError("destroyed", "…").code satisfies string;
@@ -106,8 +107,8 @@ export async function wrongly(): Promise<void> {
   await createSandbox({ backend: { apiKey: "…" } });
   // @ts-expect-error: the server chooses its backend
   await createSandbox({ backend: { url: "/", isolation: "docker" } });
-  // @ts-expect-error: the isolation is frame or worker
-  await createSandbox({ isolation: "none" });
+  // @ts-expect-error: the isolation is frame, worker, process or none
+  await createSandbox({ isolation: "iframe" });
   const sandbox = await createSandbox();
   // @ts-expect-error: code is text
   await sandbox.execute(1);

@@ -1,0 +1,104 @@
+// Processes of guests, for a host on Node, Deno or Bun: starts one and passes messages between its pipes and the ports that
+// the supervisor holds.
+// Decisions: docs/internals/guest-in-a-process.md.
+
+import { spawn } from "node:child_process";
+import { closeSync, openSync, readFileSync, readdirSync } from "node:fs";
+import process from "node:process";
+import { LANES, createReader, createWriter } from "./pipe.js";
+
+/** @import { Parts } from "./start-worker.js" */
+
+/** @typedef {{ program: string, args: string[], env: Record<string, string | undefined>, filter?: Uint8Array }} Command */
+
+/** The most characters of a failure that the process wrote to its standard error. */
+const MAX_WORDS = 2000;
+
+/** The flag of a descriptor that started programs do not get, as /proc shows it. */
+const CLOSED_ON_EXEC = 0o2000000;
+
+/**
+ * Starts a program with three pipes, and the filter of system calls on descriptor 3.
+ * @param {Command} command
+ * @returns {any} Node's `ChildProcess`
+ */
+export function startProgram({ program, args, env, filter }) {
+  /** @type {("pipe" | "ignore" | number)[]} */
+  const stdio = ["pipe", "pipe", "pipe"];
+  const nothing = process.platform === "linux" && !("Deno" in globalThis) ? openSync("/dev/null", "r") : undefined;
+  // Whoever started this program may have left files or sockets open, which the guest would inherit.
+  for (const fd of nothing === undefined ? [] : inheritable()) stdio[fd] = /** @type {number} */ (nothing);
+  if (filter) stdio[3] = "pipe";
+  try {
+    const child = spawn(program, args, { env, stdio: Array.from(stdio, (way) => way ?? "ignore") });
+    if (filter) /** @type {any} */ (child.stdio[3]).end(filter);
+    return child;
+  } finally {
+    if (nothing !== undefined) closeSync(nothing);
+  }
+}
+
+/** The descriptors beyond the standard ones that started programs get. */
+function inheritable() {
+  /** @type {number[]} */
+  const all = readdirSync("/proc/self/fdinfo").map(Number);
+  return all.filter((fd) => {
+    try {
+      const [, flags = "0"] = /^flags:\s*(\d+)/m.exec(readFileSync(`/proc/self/fdinfo/${fd}`, "utf8")) ?? [];
+      return fd > 2 && !(parseInt(flags, 8) & CLOSED_ON_EXEC);
+    } catch {
+      return false; // closed meanwhile
+    }
+  });
+}
+
+/**
+ * Starts the process of a guest. A failure is reported to `control`, as a worker's is.
+ * @param {Command} command
+ * @param {Blob} script  the worker's script, dist/guest.txt
+ * @param {MessagePort} port  the private way between worker and host
+ * @param {MessagePort} control
+ * @returns {{ terminate(): void }}
+ */
+export function startProcess(command, script, port, control) {
+  const child = startProgram(command);
+  const { stdin, stdout, stderr } = child;
+  let words = "";
+  const fail = (/** @type {unknown} */ why) => {
+    child.kill("SIGKILL");
+    control.postMessage(`its process has ended: ${why}`);
+  };
+  const write = createWriter((pieces) => pieces.forEach((piece) => stdin.write(piece)), fail);
+  const read = createReader((lane, value) => {
+    if (lane === LANES.port) return port.postMessage(value);
+    if (lane !== LANES.control || (value !== null && typeof value !== "string")) throw new RangeError("no such lane");
+    control.postMessage(value);
+  });
+  stdout.on("data", (/** @type {Uint8Array} */ chunk) => {
+    try {
+      read(chunk);
+    } catch (error) {
+      stdout.removeAllListeners("data").resume();
+      fail(error);
+    }
+  });
+  stderr.setEncoding("utf8").on("data", (/** @type {string} */ text) => (words = (words + text).slice(-MAX_WORDS)));
+  stdin.on("error", () => {}); // "close" reports the end
+  child.on("error", fail);
+  child.on("close", (/** @type {number | null} */ code, /** @type {string | null} */ signal) =>
+    fail(words.trim() || (signal ?? `exit code ${code}`)),
+  );
+
+  script.text().then((text) => write(LANES.script, text));
+  port.onmessage = ({ data }) => write(LANES.port, data);
+  control.onmessage = ({ data }) => write(LANES.control, giveControl(data));
+  return { terminate: () => void child.kill("SIGKILL") };
+}
+
+/** A message of `control` as a value of a pipe. `process-script.js` reads it. @param {Parts | [string, Uint8Array?]} message */
+function giveControl(message) {
+  if (Array.isArray(message)) return ["message", message[0], ...(message[1] ? [message[1]] : [])];
+  const { pyodide, files, snapshot, packed, proven } = message;
+  const sources = JSON.stringify(files);
+  return ["parts", pyodide.wasm, pyodide.stdlib, sources, snapshot ?? null, packed ?? null, proven ? "proven" : ""];
+}

@@ -344,7 +344,7 @@ impl Encoder {
             let kind = || value.js_typeof().as_string().unwrap_or_default();
             let class = class_of(value).unwrap_or_else(kind);
             return Err(self.refuse(&format!(
-                "is a {class}, which Python has no counterpart for; pass plain objects, arrays, Maps, Sets, Dates, bytes, strings and numbers"
+                "is a {class}, which Python has no counterpart for; pass plain objects, arrays, Maps, Sets, Dates, Files, Blobs, bytes, strings and numbers"
             )));
         };
         self.open.push(value.clone());

@@ -36,6 +36,11 @@ export interface SandboxOptions {
    * release. With `null` no packages are fetched.
    */
   packageBaseUrl?: string | null;
+  /**
+   * A package index with PyPI's JSON API, for requirements such as `pypi:snowballstemmer`. The page asks for `<packageIndexUrl>/<name>/json`.
+   * Default: none, and such requirements are refused.
+   */
+  packageIndexUrl?: string;
 }
 
 /** The options of `loadPackages`. */
@@ -64,12 +69,19 @@ pub(super) struct Settings {
     pub(super) auto_import: bool,
     lock_file_url: Option<String>,
     package_base_url: Option<String>,
+    index_url: Option<String>,
     /// True when no packages may be fetched.
     is_offline: bool,
 }
 
 impl Settings {
-    pub(super) const NAMES: [&'static str; 4] = ["packages", "autoImport", "lockFileUrl", "packageBaseUrl"];
+    pub(super) const NAMES: [&'static str; 5] = [
+        "packages",
+        "autoImport",
+        "lockFileUrl",
+        "packageBaseUrl",
+        "packageIndexUrl",
+    ];
 
     pub(super) fn set(&mut self, name: &str, value: &JsValue) -> Result<(), Error> {
         let text = || {
@@ -83,6 +95,7 @@ impl Settings {
                 self.auto_import = on.ok_or_else(|| Error::invalid(name, "must be true or false"))?;
             }
             "lockFileUrl" => self.lock_file_url = Some(text()?),
+            "packageIndexUrl" => self.index_url = Some(text()?),
             _ => {
                 self.is_offline = value.is_null();
                 self.package_base_url = if self.is_offline { None } else { Some(text()?) };
@@ -152,6 +165,7 @@ pub(super) async fn find(
     let wheels = loop {
         match resolver.step()? {
             Step::Done(wheels) => break wheels,
+            Step::Look(name) => resolver.take_project(&project(settings, &name).await?)?,
             Step::Read(wheel) => {
                 let blob = wheels::want(&wheel, watcher(&wheel)).blob().await?;
                 resolver.take_metadata(&metadata(glue, &wheel, &blob).await?)?;
@@ -169,6 +183,36 @@ pub(super) async fn find(
         packages.push(Package { wheel, body });
     }
     Ok(packages)
+}
+
+/// The index's answer about a package.
+async fn project(settings: &Settings, name: &str) -> Result<String, Error> {
+    let Some(index) = &settings.index_url else {
+        let why = format!("\"pypi:{name}\" needs the option packageIndexUrl, the address of a package index");
+        return Err(Error::invalid("packages", why));
+    };
+    let url = format!("{}/{name}/json", index.trim_end_matches('/'));
+    let failed = |why: &str| {
+        Error::AssetFailed(format!(
+            "{url}: the package index could not be asked: {why}; nothing was installed"
+        ))
+    };
+    let response = async { JsFuture::from(fetch(&url, &Object::new())?).await };
+    let response: Response = response
+        .await
+        .map_err(|error| failed(&describe(&error)))?
+        .unchecked_into();
+    if response.status() == 404 {
+        return Err(Error::PackageNotFound(format!(
+            "{name}: the index has no such package; nothing was installed"
+        )));
+    }
+    if !response.ok() {
+        return Err(failed(&format!("the server answered {}", response.status())));
+    }
+    let text = async { JsFuture::from(response.text()?).await };
+    let text = text.await.map_err(|error| failed(&describe(&error)))?;
+    Ok(text.as_string().unwrap_or_default())
 }
 
 async fn metadata(glue: &Glue, wheel: &Wheel, blob: &Blob) -> Result<String, Error> {

@@ -213,6 +213,20 @@ print(A(to="someone@example.com").to)`;
     same("the sandbox works", await prints(sandbox, "print(1 + 1)"), "2");
   },
 
+  async "packages of an index are checked, and bring what they require"() {
+    await forget();
+    const sandbox = await createReady({ packageIndexUrl: `${mirror}index/` });
+    const loaded = await sandbox.loadPackages(["pypi:typing-inspection>=0.4"]);
+    same("it and what it requires", names(loaded), ["typing_extensions", "typing_inspection"]);
+    const code = "import typing_inspection.typing_objects as t\nimport typing\nprint(t.is_any(typing.Any))";
+    same("works", await prints(sandbox, code), "True");
+    await refused(sandbox.loadPackages(["pypi:annotated-types"]), "integrity", "annotated", "SHA-256");
+    await refused(sandbox.loadPackages(["pypi:nowhere"]), "package_not_found", "nowhere", "index");
+    await refused(sandbox.loadPackages(["pypi:typing-inspection<0.4"]), "package_not_found", "0.4");
+    const without = await createReady();
+    await refused(without.loadPackages(["pypi:typing-inspection"]), "invalid_option", "packageIndexUrl");
+  },
+
   async "a hostile wheel is refused whole"() {
     const sandbox = await createReady();
     const cases = { climbs: "leads out", absolute: "leads out", windows: "leads out", links: "is a link" };

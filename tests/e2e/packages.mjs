@@ -62,6 +62,18 @@ files.set("other-1.0-py3-none-any.whl", good); // a file name that contradicts i
 
 const score = new Score(only);
 const mirror = await serveFiles(files);
+// A package index: a real wheel, and one with another hash.
+for (const [project, hash] of [
+  ["typing-inspection", undefined],
+  ["annotated-types", "0".repeat(64)],
+]) {
+  const [name, bytes] = /** @type {[string, Buffer]} */ (
+    [...wheels].find(([name]) => name.startsWith(String(project).replace("-", "_")))
+  );
+  const release = { filename: name, url: `${mirror.url}${name}`, digests: { sha256: hash ?? sha256(bytes) } };
+  const version = name.split("-")[1] ?? "";
+  files.set(`index/${project}/json`, JSON.stringify({ releases: { [version]: [release] } }));
+}
 // The lock file is in one place, its files are in another.
 const locks = await serveFiles(
   new Map([["lock/pyodide-lock.json", /** @type {string} */ (files.get("pyodide-lock.json"))]]),

@@ -9,12 +9,14 @@
 //! | `marker` | the condition after a requirement's semicolon (PEP 508) |
 //! | `wheel` | the facts in a wheel's name and METADATA |
 //! | `lock` | the format of `pyodide-lock.json` |
+//! | `index` | the JSON API of a package index |
 //! | `resolve` | the search for all wheels that requirements need |
 //! | `imports` | the modules that code imports |
 //!
 //! Decisions: `docs/internals/guest-in-a-browser.md`.
 
 mod imports;
+mod index;
 mod lock;
 mod marker;
 mod requirement;

@@ -25,13 +25,18 @@ pub struct Requirement {
 pub(super) enum Source {
     /// The lock file, with the acceptable versions.
     Lock(VersionSpecifiers),
+    /// The package index, with the acceptable versions.
+    Index(VersionSpecifiers),
     /// A wheel's address, and its SHA-256 if known.
     Wheel { url: String, sha256: Option<String> },
 }
 
+/// The prefix of names that are those of the package index.
+const INDEX: &str = "pypi:";
+
 impl Requirement {
     /// Reads a requirement: `name`, `name>=2,<3`, `name[extra]`, `name; python_version < "3.12"`, `name @ https://….whl`, or a wheel's
-    /// address alone. `#sha256=…` may follow an address.
+    /// address alone. `#sha256=…` may follow an address. After `pypi:`, a name is one of the package index.
     ///
     /// # Errors
     /// [`Error::InvalidOption`] with the problem, if the text is not a requirement.
@@ -39,8 +44,7 @@ impl Requirement {
         let text = text.trim();
         let shown: String = text.chars().take(100).collect();
         read(text).map_err(|what| {
-            let forms =
-                "write \"name\", \"name>=2,<3\", \"name[extra]\", \"name @ https://….whl\" or a wheel's address";
+            let forms = "write \"name\", \"name>=2,<3\", \"name[extra]\", \"pypi:name\", \"name @ https://….whl\" or a wheel's address";
             Error::invalid("packages", format!("\"{shown}\" is no requirement: {what}; {forms}"))
         })
     }
@@ -55,6 +59,14 @@ impl Requirement {
         }
     }
 
+    /// The same requirement, of the package index. Wheels keep their addresses.
+    pub(super) fn of_index(mut self) -> Self {
+        if let Source::Lock(wanted) = self.source {
+            self.source = Source::Index(wanted);
+        }
+        self
+    }
+
     /// Returns true if the requirement's condition holds in this environment.
     pub(super) fn applies(&self, environment: &Environment<'_>) -> bool {
         self.marker.as_ref().is_none_or(|marker| marker.holds(environment))
@@ -64,23 +76,34 @@ impl Requirement {
     pub(super) fn fits(&self, version: &str) -> bool {
         match &self.source {
             Source::Wheel { url, .. } => WheelName::of_url(url).is_ok_and(|wheel| wheel.version == version),
-            Source::Lock(wanted) if wanted.is_empty() => true,
+            Source::Lock(wanted) | Source::Index(wanted) if wanted.is_empty() => true,
             // The lock file has one version of each package, so a pre-release is acceptable too.
-            Source::Lock(wanted) => Version::from_str(version).is_ok_and(|version| wanted.contains(&version)),
+            Source::Lock(wanted) | Source::Index(wanted) => {
+                Version::from_str(version).is_ok_and(|version| wanted.contains(&version))
+            }
         }
     }
 
     /// The acceptable versions, as text for people.
     pub(super) fn wanted(&self) -> String {
         match &self.source {
-            Source::Lock(wanted) if wanted.is_empty() => "any version".to_owned(),
-            Source::Lock(wanted) => wanted.to_string(),
+            Source::Lock(wanted) | Source::Index(wanted) if wanted.is_empty() => "any version".to_owned(),
+            Source::Lock(wanted) | Source::Index(wanted) => wanted.to_string(),
             Source::Wheel { url, .. } => url.clone(),
         }
     }
 }
 
 fn read(text: &str) -> Result<Requirement, String> {
+    if let Some(rest) = text.strip_prefix(INDEX) {
+        return match read(rest.trim_start())? {
+            requirement @ Requirement {
+                source: Source::Lock(_),
+                ..
+            } => Ok(requirement.of_index()),
+            _ => Err(format!("a name follows after {INDEX}")),
+        };
+    }
     if text.is_empty() {
         return Err("it is empty".to_owned());
     }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::index;
 use super::lock::Lock;
 use super::marker::Environment;
 use super::requirement::{Requirement, Source};
@@ -20,6 +21,10 @@ pub struct Resolver<'a> {
     chosen: Vec<Wheel>,
     /// The package whose METADATA is read next: its index in `chosen`, its extras, and true if the lock file has its other requirements.
     reading: Option<(usize, Vec<String>, bool)>,
+    /// The need that the package index is asked about next.
+    looking: Option<Need>,
+    /// The packages of `chosen` that come from the package index. What they require may come from there, too.
+    of_index: Vec<usize>,
     /// Packages and extras whose METADATA was read already.
     seen: Vec<(String, Vec<String>)>,
 }
@@ -29,6 +34,8 @@ struct Need {
     requirement: Requirement,
     /// The package that has this requirement; empty if the user asked for it.
     by: String,
+    /// True if the package index may be asked for what the lock file lacks.
+    may_look: bool,
 }
 
 /// The next step.
@@ -36,6 +43,8 @@ struct Need {
 pub enum Step {
     /// The caller must give the METADATA of this wheel to [`Resolver::take_metadata`].
     Read(Wheel),
+    /// The caller must give the answer of the package index about the package of this name to [`Resolver::take_project`].
+    Look(String),
     /// The search is over; these are the wheels.
     Done(Vec<Wheel>),
 }
@@ -46,6 +55,7 @@ impl<'a> Resolver<'a> {
         let nobody = |requirement| Need {
             requirement,
             by: String::new(),
+            may_look: false,
         };
         Self {
             lock,
@@ -54,11 +64,13 @@ impl<'a> Resolver<'a> {
             todo: wanted.into_iter().map(nobody).collect(),
             chosen: Vec::new(),
             reading: None,
+            looking: None,
+            of_index: Vec::new(),
             seen: Vec::new(),
         }
     }
 
-    /// Continues until METADATA must be read, or all wheels are found.
+    /// Continues until the caller must fetch something, or all wheels are found.
     ///
     /// # Errors
     /// [`Error::PackageNotFound`] if a package does not exist, or not in an acceptable version.
@@ -76,9 +88,27 @@ impl<'a> Resolver<'a> {
                 continue;
             }
             self.find(need)?;
+            if let Some(need) = &self.looking {
+                return Ok(Step::Look(need.requirement.name.clone()));
+            }
         }
         let wheel = self.reading.as_ref().and_then(|(index, ..)| self.chosen.get(*index));
         Ok(wheel.map_or(Step::Done(Vec::new()), |wheel| Step::Read(wheel.clone())))
+    }
+
+    /// Takes the answer of the package index to the last [`Step::Look`].
+    ///
+    /// # Errors
+    /// [`Error::PackageNotFound`] if no wheel of it fits.
+    pub fn take_project(&mut self, answer: &str) -> Result<(), Error> {
+        let Some(Need { requirement, .. }) = self.looking.take() else {
+            return Ok(());
+        };
+        let index = self.chosen.len();
+        self.chosen.push(index::choose(answer, &requirement, self.target)?);
+        self.of_index.push(index);
+        self.reading = Some((index, requirement.extras, false));
+        Ok(())
     }
 
     /// Takes the METADATA of the wheel in the last [`Step::Read`].
@@ -107,11 +137,13 @@ impl<'a> Resolver<'a> {
         };
         let usual = if knows_rest { required(&[])? } else { Vec::new() };
         let by = wheel.name.clone();
+        let may_look = self.of_index.contains(&index);
         for requirement in required(&extras)? {
             if !usual.contains(&requirement) {
                 self.todo.push_back(Need {
                     requirement,
                     by: by.clone(),
+                    may_look,
                 });
             }
         }
@@ -119,7 +151,11 @@ impl<'a> Resolver<'a> {
     }
 
     fn find(&mut self, need: Need) -> Result<(), Error> {
-        let Need { requirement, by } = need;
+        let Need {
+            requirement,
+            by,
+            may_look,
+        } = need;
         let (name, wanted) = (&requirement.name, requirement.wanted());
         let for_whom = if by.is_empty() {
             String::new()
@@ -152,7 +188,12 @@ impl<'a> Resolver<'a> {
             )));
         }
         let index = self.chosen.len();
+        let is_locked = |entry: &super::lock::Entry| requirement.fits(&entry.version);
         match &requirement.source {
+            Source::Index(_) => self.look(requirement, by),
+            Source::Lock(_) if may_look && !self.lock.find(name).is_some_and(is_locked) => {
+                self.look(requirement.of_index(), by);
+            }
             Source::Wheel { url, sha256 } => {
                 let found = WheelName::of_url(url).map_err(not_found)?;
                 found.check(self.target).map_err(not_found)?;
@@ -197,12 +238,21 @@ impl<'a> Resolver<'a> {
                     self.todo.push_back(Need {
                         requirement: Requirement::any(depends),
                         by: entry.name.clone(),
+                        may_look: false,
                     });
                 }
                 self.read_extras(index, &requirement, true);
             }
         }
         Ok(())
+    }
+
+    fn look(&mut self, requirement: Requirement, by: String) {
+        self.looking = Some(Need {
+            requirement,
+            by,
+            may_look: true,
+        });
     }
 
     /// Asks for the METADATA of a package with extras, because the lock file does not list the requirements of extras.

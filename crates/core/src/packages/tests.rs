@@ -49,8 +49,76 @@ fn resolve(texts: &[&str], there: &[(String, String)]) -> Result<Vec<Wheel>, Err
         .collect::<Result<_, _>>()?;
     match Resolver::new(&lock, &target, there, wanted).step()? {
         Step::Done(wheels) => Ok(wheels),
-        Step::Read(wheel) => panic!("wants to read {wheel:?}"),
+        step => panic!("wants {step:?}"),
     }
+}
+
+const PROJECT: &str = r#"{ "info": {}, "releases": {
+  "0.9": [{ "filename": "stem-0.9-py3-none-any.whl", "url": "https://files.example/stem-0.9-py3-none-any.whl", "digests": { "sha256": "HASH" } }],
+  "1.10": [
+    { "filename": "stem-1.10.tar.gz", "url": "https://files.example/stem-1.10.tar.gz", "digests": { "sha256": "HASH" } },
+    { "filename": "stem-1.10-cp314-cp314-manylinux_2_28_x86_64.whl", "url": "https://files.example/x.whl", "digests": { "sha256": "HASH" } },
+    { "filename": "stem-1.10-py2.py3-none-any.whl", "url": "https://files.example/stem-1.10-py2.py3-none-any.whl",
+      "digests": { "sha256": "HASH" }, "requires_python": ">=3.9" }],
+  "1.9": [{ "filename": "stem-1.9-py3-none-any.whl", "url": "https://files.example/stem-1.9-py3-none-any.whl", "digests": { "sha256": "HASH" } }],
+  "2.0": [{ "filename": "stem-2.0-py3-none-any.whl", "url": "https://files.example/a", "digests": { "sha256": "HASH" }, "yanked": true }],
+  "2.1": [{ "filename": "stem-2.1-py3-none-any.whl", "url": "https://files.example/a", "digests": { "sha256": "HASH" }, "requires_python": "<3" }],
+  "2.2": [{ "filename": "stem-2.2-py3-none-any.whl", "url": "https://files.example/a" }],
+  "2.3": [{ "filename": "stem-2.3-py3-none-any.whl", "url": "file:///etc/passwd", "digests": { "sha256": "HASH" } }],
+  "2.4": [{ "filename": "other-2.4-py3-none-any.whl", "url": "https://files.example/a", "digests": { "sha256": "HASH" } }],
+  "3.0rc1": [{ "filename": "stem-3.0rc1-py3-none-any.whl", "url": "https://files.example/rc.whl", "digests": { "sha256": "HASH" } }],
+  "no version": []
+} }"#;
+
+fn project() -> String {
+    PROJECT.replace("HASH", &"cd".repeat(32))
+}
+
+#[test]
+fn the_index_gives_the_newest_wheel_that_fits() {
+    let chosen = |text: &str| {
+        let wheel = index::choose(&project(), &Requirement::parse(text).unwrap(), &target());
+        wheel.map(|wheel| wheel.version).map_err(|error| error.code())
+    };
+    assert_eq!(chosen("pypi:stem").unwrap(), "1.10");
+    assert_eq!(chosen("pypi: Stem<1.10").unwrap(), "1.9");
+    assert_eq!(chosen("pypi:stem>=3.0rc1").unwrap(), "3.0rc1");
+    assert_eq!(chosen("pypi:stem==2.0"), Err("package_not_found"));
+    assert_eq!(chosen("pypi:stem>=2,<3.0a0"), Err("package_not_found"));
+    for text in [
+        "pypi:",
+        "pypi:pypi:stem",
+        "pypi:https://here.example/a-1-py3-none-any.whl",
+        "pypi:a @ https://x/a-1-py3-none-any.whl",
+    ] {
+        assert_eq!(
+            Requirement::parse(text).map_err(|error| error.code()),
+            Err("invalid_option"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn what_a_package_of_the_index_requires_is_looked_for_in_the_lock_file_first() {
+    let (lock, target) = (lock(), target());
+    let wanted = vec![Requirement::parse("pypi:stem").unwrap()];
+    let mut resolver = Resolver::new(&lock, &target, &[], wanted);
+    assert_eq!(resolver.step().unwrap(), Step::Look("stem".to_owned()));
+    resolver.take_project(&project()).unwrap();
+    let Step::Read(wheel) = resolver.step().unwrap() else {
+        panic!("no METADATA")
+    };
+    assert_eq!(wheel.sha256, Some("cd".repeat(32)));
+    let requires = "Requires-Dist: typing-extensions>=4\nRequires-Dist: pydantic<1\nRequires-Dist: leaf\n";
+    resolver
+        .take_metadata(&format!("Name: stem\nVersion: 1.10\n{requires}"))
+        .unwrap();
+    // The lock file's version of pydantic does not fit, and leaf is not in it.
+    assert_eq!(resolver.step().unwrap(), Step::Look("pydantic".to_owned()));
+    let refused = resolver.take_project(&project()).unwrap_err();
+    assert_eq!(refused.code(), "package_not_found");
+    assert_eq!(resolver.step().unwrap(), Step::Look("leaf".to_owned()));
 }
 
 fn names(wheels: &[Wheel]) -> Vec<&str> {

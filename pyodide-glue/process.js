@@ -11,8 +11,13 @@ import { LANES, createReader, createWriter } from "./pipe.js";
 
 /** @typedef {{ program: string, args: string[], env: Record<string, string | undefined>, filter?: Uint8Array }} Command */
 
+/** The time after which a process that does not start is killed all the same, in milliseconds. */
+const START_MS = 10_000;
 /** The most characters of a failure that the process wrote to its standard error. */
 const MAX_WORDS = 2000;
+
+/** The most bytes of a guest's message beside its Blobs: more than the arguments of a host call should have. */
+const MAX_BYTES = 2 ** 28;
 
 /** The flag of a descriptor that started programs do not get, as /proc shows it. */
 const CLOSED_ON_EXEC = 0o2000000;
@@ -31,7 +36,12 @@ export function startProgram({ program, args, env, filter }) {
   if (filter) stdio[3] = "pipe";
   try {
     const child = spawn(program, args, { env, stdio: Array.from(stdio, (way) => way ?? "ignore") });
-    if (filter) /** @type {any} */ (child.stdio[3]).end(filter);
+    // Whoever has the handle hears more; without a listener, Node ends the host's program.
+    child.on("error", () => {});
+    const pipes = /** @type {any[]} */ (child.stdio ?? []);
+    for (const pipe of pipes) pipe?.on("error", () => {});
+    if (!child.stdin) throw new Error(`${program} could not be started: this program has too many files open`);
+    if (filter) pipes[3]?.end(filter);
     return child;
   } finally {
     if (nothing !== undefined) closeSync(nothing);
@@ -62,8 +72,9 @@ function inheritable() {
  */
 export function startProcess(command, script, port, control) {
   const child = startProgram(command);
-  const { stdin, stdout, stderr } = child;
+  const { stdin, stdout, stderr } = child; // "close" reports their errors
   let words = "";
+  let isRunning = false;
   const fail = (/** @type {unknown} */ why) => {
     child.kill("SIGKILL");
     control.postMessage(`its process has ended: ${why}`);
@@ -72,9 +83,10 @@ export function startProcess(command, script, port, control) {
   const read = createReader((lane, value) => {
     if (lane === LANES.port) return port.postMessage(value);
     if (lane !== LANES.control || (value !== null && typeof value !== "string")) throw new RangeError("no such lane");
-    control.postMessage(value);
-  });
+    control.postMessage(value && value.slice(0, MAX_WORDS));
+  }, MAX_BYTES);
   stdout.on("data", (/** @type {Uint8Array} */ chunk) => {
+    isRunning = true; // by the script's first message
     try {
       read(chunk);
     } catch (error) {
@@ -83,7 +95,6 @@ export function startProcess(command, script, port, control) {
     }
   });
   stderr.setEncoding("utf8").on("data", (/** @type {string} */ text) => (words = (words + text).slice(-MAX_WORDS)));
-  stdin.on("error", () => {}); // "close" reports the end
   child.on("error", fail);
   child.on("close", (/** @type {number | null} */ code, /** @type {string | null} */ signal) =>
     fail(words.trim() || (signal ?? `exit code ${code}`)),
@@ -92,7 +103,16 @@ export function startProcess(command, script, port, control) {
   script.text().then((text) => write(LANES.script, text));
   port.onmessage = ({ data }) => write(LANES.port, data);
   control.onmessage = ({ data }) => write(LANES.control, giveControl(data));
-  return { terminate: () => void child.kill("SIGKILL") };
+  return {
+    terminate() {
+      const kill = () => child.kill("SIGKILL");
+      if (isRunning) return void kill();
+      // Killed while it starts, bubblewrap leaves a process behind, which waits for it.
+      const timer = setTimeout(kill, START_MS);
+      stdout.once("data", kill);
+      child.once("close", () => clearTimeout(timer));
+    },
+  };
 }
 
 /** A message of `control` as a value of a pipe. `process-script.js` reads it. @param {Parts | [string, Uint8Array?]} message */

@@ -170,7 +170,9 @@ async function tryOut(command) {
   try {
     /** @type {unknown} */
     const ending = await new Promise((resolve, reject) =>
-      child.on("error", reject).on("close", (/** @type {number | null} */ code, /** @type {string} */ signal) => resolve(code ?? signal)),
+      child
+        .on("error", reject)
+        .on("close", (/** @type {number | null} */ code, /** @type {string} */ signal) => resolve(code ?? signal)),
     );
     if (ending !== 0) throw new Error(failure || `${command.program} ended with ${ending}`);
     return said;

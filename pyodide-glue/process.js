@@ -2,7 +2,7 @@
 // the supervisor holds.
 // Decisions: docs/internals/guest-in-a-process.md.
 
-import { spawn } from "node:child_process";
+import { spawn, spawnSync } from "node:child_process";
 import { closeSync, openSync, readFileSync, readdirSync } from "node:fs";
 import process from "node:process";
 import { LANES, createReader, createWriter } from "./pipe.js";
@@ -19,6 +19,7 @@ const MAX_WORDS = 2000;
 /** The most bytes of a guest's message beside its Blobs: more than the arguments of a host call should have. */
 const MAX_BYTES = 2 ** 28;
 
+const IS_DENO = "Deno" in globalThis;
 /** The flag of a descriptor that started programs do not get, as /proc shows it. */
 const CLOSED_ON_EXEC = 0o2000000;
 
@@ -30,26 +31,40 @@ const CLOSED_ON_EXEC = 0o2000000;
 export function startProgram({ program, args, env, filter }) {
   /** @type {("pipe" | "ignore" | number)[]} */
   const stdio = ["pipe", "pipe", "pipe"];
-  const nothing = process.platform === "linux" && !("Deno" in globalThis) ? openSync("/dev/null", "r") : undefined;
   // Whoever started this program may have left files or sockets open, which the guest would inherit.
-  for (const fd of nothing === undefined ? [] : inheritable()) stdio[fd] = /** @type {number} */ (nothing);
+  const inherited = inheritable();
+  // Deno gives no open file to a program. There, a pipe that is closed at once takes the place.
+  const nothing = IS_DENO || inherited.length === 0 ? "pipe" : openSync("/dev/null", "r");
+  for (const fd of inherited) stdio[fd] = nothing;
   if (filter) stdio[3] = "pipe";
   try {
     const child = spawn(program, args, { env, stdio: Array.from(stdio, (way) => way ?? "ignore") });
     // Whoever has the handle hears more; without a listener, Node ends the host's program.
     child.on("error", () => {});
     const pipes = /** @type {any[]} */ (child.stdio ?? []);
-    for (const pipe of pipes) pipe?.on("error", () => {});
+    for (const [fd, pipe] of pipes.entries()) {
+      pipe?.on("error", () => {});
+      if (fd > (filter ? 3 : 2)) pipe?.destroy();
+    }
     if (!child.stdin) throw new Error(`${program} could not be started: this program has too many files open`);
     if (filter) pipes[3]?.end(filter);
     return child;
   } finally {
-    if (nothing !== undefined) closeSync(nothing);
+    if (typeof nothing === "number") closeSync(nothing);
   }
 }
 
 /** The descriptors beyond the standard ones that started programs get. */
 function inheritable() {
+  if (process.platform !== "linux") return [];
+  if (IS_DENO) {
+    // It may not look into /proc without all rights, so a started program tells what it got.
+    const { stdout } = spawnSync("/bin/ls", ["/proc/self/fd"], { env: {}, encoding: "utf8" });
+    return `${stdout ?? ""}`
+      .split("\n")
+      .map(Number)
+      .filter((fd) => fd > 2);
+  }
   /** @type {number[]} */
   const all = readdirSync("/proc/self/fdinfo").map(Number);
   return all.filter((fd) => {

@@ -153,7 +153,8 @@ function* readMessages(take, maxBytes) {
 
   /** @param {number} size @param {boolean} [isBlob] @returns {Generator<number, Uint8Array[], Uint8Array[]>} */
   function* bytes(size, isBlob) {
-    if (size > left || (!isBlob && size > allowed)) throw new RangeError("a value that cannot be");
+    if (size > left) throw new RangeError("a value that cannot be");
+    if (!isBlob && size > allowed) throw new RangeError(`a message of more than ${maxBytes} bytes beside its files`);
     left -= size;
     if (!isBlob) allowed -= size;
     return size ? yield size : [];

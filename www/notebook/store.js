@@ -47,7 +47,13 @@ export class Store extends EventTarget {
     try {
       return readNotebook(this.#known);
     } catch (error) {
-      this.#become(`The saved cells cannot be read: ${/** @type {Error} */ (error).message}`, false);
+      const why = /** @type {Error} */ (error).message;
+      try {
+        localStorage.setItem(`${KEY}.unread`, this.#known); // the next change replaces the other text
+      } catch {
+        // there is no room for a copy
+      }
+      this.#become(`The saved cells cannot be read: ${why}`, false);
       return undefined;
     }
   }
@@ -83,7 +89,7 @@ export class Store extends EventTarget {
     let waited = false;
     void navigator.locks.request(KEY, () => {
       // The other tab may have saved cells that this one has never seen: those are kept.
-      if (waited && localStorage.getItem(KEY) !== this.#known) {
+      if (waited && stored() !== this.#known) {
         this.#become(
           "Not saved: another tab has saved other cells. Save these as a file, or reload to see those",
           false,
@@ -91,7 +97,7 @@ export class Store extends EventTarget {
         return;
       }
       this.#isWriter = true;
-      if (waited) this.#become("Saved in this browser", true);
+      if (waited) this.changed(); // what was changed here meanwhile
       return new Promise(() => {}); // held until the page goes
     });
     setTimeout(() => (waited = !this.#isWriter));
@@ -105,6 +111,15 @@ export class Store extends EventTarget {
   }
 }
 
+/** The saved text; null where there is none, or the browser keeps nothing. */
+function stored() {
+  try {
+    return localStorage.getItem(KEY);
+  } catch {
+    return null;
+  }
+}
+
 /**
  * The notebook's text, without the largest outputs if it would be too long.
  * @param {CellRecord[]} cells
@@ -115,11 +130,14 @@ function fitting(cells) {
   const sizes = cells.map(({ outputs }) => JSON.stringify(outputs ?? []).length);
   const largest = sizes.map((_, index) => index).sort((a, b) => Number(sizes[b]) - Number(sizes[a]));
   let text = writeNotebook(kept);
+  let size = text.length;
   let left = 0;
-  while (text.length > MAX_CHARS && left < largest.length) {
+  while (size > MAX_CHARS && left < largest.length) {
     const index = Number(largest[left++]);
     kept[index] = { .../** @type {CellRecord} */ (kept[index]), outputs: [] };
-    text = writeNotebook(kept);
+    size -= Number(sizes[index]);
+    // The sizes are rough, so the text is written again once it may be short enough.
+    if (size <= MAX_CHARS || left === largest.length) size = (text = writeNotebook(kept)).length;
   }
   return text.length > MAX_CHARS ? { text: undefined, left } : { text, left };
 }

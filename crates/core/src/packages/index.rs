@@ -1,4 +1,4 @@
-//! The JSON API of a package index, as PyPI's describes it (<https://docs.pypi.org/api/json/>): the files of a project's releases.
+//! The JSON API of a package index, as PyPI's describes it: the files of a project's releases.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;

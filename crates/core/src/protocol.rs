@@ -33,7 +33,7 @@ mod python;
 
 macro_rules! version {
     () => {
-        9
+        10
     };
 }
 
@@ -45,6 +45,9 @@ pub const SUBPROTOCOL: &str = concat!("sandglass.v", version!());
 
 /// The host functions for which the guest has helpers. All others are the user's own.
 pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
+
+/// The mime type of the last expression's value as a rich output, up to the name of the value's encoding.
+pub const VALUE_MIME: &str = "application/vnd.sandglass.";
 
 /// A message from host to guest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -102,6 +105,14 @@ pub enum Request {
         exchange: u32,
         name: String,
         encoding: Encoding,
+        timeout_ms: f64,
+    },
+    /// Replaces the host functions, and the names of the values that `SUBMIT` takes. Answered by `Done`, or by `Refused`; then nothing
+    /// changed.
+    Configure {
+        exchange: u32,
+        host_functions: Vec<String>,
+        output_fields: Vec<String>,
         timeout_ms: f64,
     },
     /// Lists the user's variables. Answered by `Value`, a list of dicts with `name`, `type` and `length`.
@@ -237,6 +248,8 @@ pub struct GuestConfig {
     pub profile: Profile,
     /// The names of the values that `SUBMIT` takes. If empty, `SUBMIT` takes any values.
     pub output_fields: Vec<String>,
+    /// The most bytes of the last expression's value. A smaller value is sent as a rich output, see [`VALUE_MIME`]. If 0, none is sent.
+    pub max_result_bytes: f64,
 }
 
 /// The project whose prompts and controllers a sandbox supports. It sets the names in Python, their signatures, and the form of failures.
@@ -372,9 +385,10 @@ pub enum Event {
         #[serde(default)]
         is_result: bool,
     },
-    /// Python called the host function `name` and waits. The body is the list of arguments, or a single str argument alone. `blocking`: the
-    /// guest reads only what the driver puts into its mailbox. `batch`: the number of calls that it makes at once, this one included. Their
-    /// events come one after another.
+    /// Python called the host function `name` and waits. The body of a query ([`QUERIES`]) is the list of arguments, or a single str argument
+    /// alone. The body of another call is a tuple: the list of positional arguments, the dict of keyword arguments or `None`, and the
+    /// numbers of the cell and line that made the call, 0 if unknown. `blocking`: the guest reads only what the driver puts into its
+    /// mailbox. `batch`: the number of calls that it makes at once, this one included. Their events come one after another.
     HostCall {
         exchange: u32,
         call: u32,

@@ -45,7 +45,7 @@ use crate::budget::{Budget, BudgetLimits, Usage};
 use crate::deadline::earliest;
 use crate::error::Error;
 use crate::execution::CodeExecution;
-use crate::limits::Limits;
+use crate::limits::{Limits, MAX_DISPLAY_BYTES};
 use crate::packages::{Wheel, normalized};
 use crate::protocol::{Encoding, Event, GuestInfo, Profile, Request, Stream};
 use crate::speculate::Prediction;
@@ -112,6 +112,13 @@ pub enum Command<B> {
     Later(Target),
     /// Lists the variables.
     ListVariables,
+    /// Replaces the host functions, and the names of the values that `SUBMIT` takes, from the next execution on.
+    Configure {
+        /// The names of the functions that Python may call.
+        host_functions: Vec<String>,
+        /// The names of the values that `SUBMIT` takes.
+        output_fields: Vec<String>,
+    },
     /// Adds variables that [`Command::CaptureState`] wrote. The number is the most bytes that they take unpacked.
     OpenState(B, f64),
     /// Writes the variables for another session. The number is the most bytes that they take unpacked.
@@ -303,6 +310,7 @@ impl<B: Body> Session<B> {
             host_functions,
             profile: Profile::Default,
             output_fields: Vec::new(),
+            max_result_bytes: 0.0,
         }))
     }
 
@@ -325,6 +333,13 @@ impl<B: Body> Session<B> {
     pub fn with_profile(mut self, profile: Profile, output_fields: Vec<String>) -> Self {
         self.interpreter.config.profile = profile;
         self.interpreter.config.output_fields = output_fields;
+        self
+    }
+
+    /// Lets guests send the value of a last expression, up to this number of bytes.
+    #[must_use]
+    pub fn with_values(mut self, max_bytes: f64) -> Self {
+        self.interpreter.config.max_result_bytes = max_bytes.min(MAX_DISPLAY_BYTES);
         self
     }
 

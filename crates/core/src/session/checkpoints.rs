@@ -147,7 +147,7 @@ impl<B: Body> Checkpoints<B> {
             Job::File(command) if command.changes().is_some() => self.touched(false),
             Job::Get(_) | Job::CaptureState(_) => self.looked_at = true,
             Job::File(FileCommand::Cell { .. } | FileCommand::Look { .. }) => self.looked_at = true,
-            Job::File(_) | Job::List | Job::Install(_) | Job::Restore { .. } => {}
+            Job::Configure { .. } | Job::File(_) | Job::List | Job::Install(_) | Job::Restore { .. } => {}
         }
     }
 

@@ -111,6 +111,13 @@ impl<B: Body> Interpreter<B> {
             Command::Later(target) => return Ok(Queued::Awaiting(target)),
             Command::GetVariable(name) => Job::Get(name),
             Command::ListVariables => Job::List,
+            Command::Configure {
+                host_functions,
+                output_fields,
+            } => Job::Configure {
+                host_functions,
+                output_fields,
+            },
             Command::OpenState(state, max_bytes) => Job::OpenState(state, max_bytes),
             Command::CaptureState(max_bytes) => Job::CaptureState(max_bytes),
             Command::File(command) => Job::File(command),

@@ -20,7 +20,7 @@ use crate::limits::{
     OUTPUT_PER_SECOND_PER_CHAR, VALUE_TIMEOUT_MS,
 };
 use crate::output::{OutputBuffer, omission_notice};
-use crate::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
+use crate::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream, VALUE_MIME};
 
 /// A task for a guest, done in one exchange.
 #[derive(Debug)]
@@ -32,6 +32,10 @@ pub(super) enum Job<B> {
         value: Encoded<B>,
     },
     List,
+    Configure {
+        host_functions: Vec<String>,
+        output_fields: Vec<String>,
+    },
     OpenState(B, f64),
     CaptureState(f64),
     File(FileCommand<B>),
@@ -223,6 +227,18 @@ impl<B: Body> Job<B> {
             ),
             Self::File(command) => command.request(exchange, timeout_ms),
             Self::List => (Request::ListVariables { exchange, timeout_ms }, None),
+            Self::Configure {
+                host_functions,
+                output_fields,
+            } => (
+                Request::Configure {
+                    exchange,
+                    host_functions: host_functions.clone(),
+                    output_fields: output_fields.clone(),
+                    timeout_ms,
+                },
+                None,
+            ),
             Self::Set { target, value } => {
                 let request = Request::SetVariable {
                     exchange,
@@ -240,7 +256,11 @@ impl<B: Body> Job<B> {
 impl<B> Exchange<B> {
     /// Returns true if the user may stop the job. An assignment cannot be stopped: the guest may have only a part of it.
     pub(super) fn can_be_stopped(&self) -> bool {
-        self.ticket.is_some() && !matches!(self.job, Job::Set { .. } | Job::File(_) | Job::Install(_))
+        let is_short = matches!(
+            self.job,
+            Job::Set { .. } | Job::Configure { .. } | Job::File(_) | Job::Install(_)
+        );
+        self.ticket.is_some() && !is_short
     }
 }
 
@@ -305,7 +325,8 @@ impl<B: Body> Exchange<B> {
             }
             (Event::Waiting { .. }, Job::Execute(_)) => {} // `Extend` or `Promote` is on its way already
             (Event::Display { mime, is_result, .. }, Job::Execute(execution)) => {
-                let shown = execution.display(self.ticket, mime, is_result, body)?;
+                let most_bytes = config.max_result_bytes;
+                let shown = execution.display(self.ticket, mime, is_result, body, most_bytes)?;
                 effects.extend(shown.map(Effect::Host));
             }
             (
@@ -364,7 +385,10 @@ impl<B: Body> Job<B> {
                 None => return Err("a value without a body".to_owned()),
                 Some(body) => Ending::Value(Encoded { encoding, body }),
             },
-            (Event::Done { .. }, Self::Set { .. } | Self::OpenState(..) | Self::Install(_)) => Ending::Done,
+            (
+                Event::Done { .. },
+                Self::Set { .. } | Self::Configure { .. } | Self::OpenState(..) | Self::Install(_),
+            ) => Ending::Done,
             (Event::Restored { lost, .. }, Self::Restore { .. }) => Ending::Restored(lost),
             (Event::Refused { message, .. }, job) if !matches!(job, Self::Execute(_)) => Ending::Refused(message),
             (event, _) => return Err(format!("{} does not fit what was asked", kind(&event))),
@@ -567,6 +591,7 @@ impl Execution {
         mime: String,
         is_result: bool,
         body: Option<B>,
+        max_result_bytes: f64,
     ) -> Result<Option<HostEffect<B>>, String> {
         let body = body.ok_or("a display without a body")?;
         let to_result = match (self.result.is_empty(), is_result) {
@@ -574,7 +599,11 @@ impl Execution {
             (false, true) => ToResult::Same,
             (false, false) => ToResult::After,
         };
-        self.shown.add(&mime, body.size())?;
+        if mime.starts_with(VALUE_MIME) {
+            self.shown.add_value(body.size(), max_result_bytes)?;
+        } else {
+            self.shown.add(&mime, body.size())?;
+        }
         Ok(ticket.map(|ticket| HostEffect::Display {
             ticket,
             mime,

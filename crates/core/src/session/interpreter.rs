@@ -56,6 +56,8 @@ pub(super) struct Config {
     pub(super) profile: Profile,
     /// The names of the values that `SUBMIT` takes.
     pub(super) output_fields: Vec<String>,
+    /// The most bytes of a last expression's value that is sent. If 0, none is sent.
+    pub(super) max_result_bytes: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -198,6 +200,7 @@ impl<B: Body> Interpreter<B> {
             host_functions,
             profile,
             output_fields,
+            max_result_bytes,
         } = &self.config;
         let config = GuestConfig {
             max_output_chars: limits.max_output_chars,
@@ -214,6 +217,7 @@ impl<B: Body> Interpreter<B> {
             max_host_calls: limits.max_host_calls,
             profile: *profile,
             output_fields: output_fields.clone(),
+            max_result_bytes: *max_result_bytes,
         };
         self.post(Request::Init {
             version: PROTOCOL_VERSION,

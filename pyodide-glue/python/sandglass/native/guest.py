@@ -196,6 +196,7 @@ class Guest:
             try:
                 config = request["config"]
                 self._runtime.configure(config)
+                self._config = config
                 self._max_file_bytes, self._max_files = config["maxFileBytes"], config["maxFiles"]
             except Exception as error:
                 self._channel.post({"type": "bootFailed", "message": _describe(error)})
@@ -373,6 +374,11 @@ class Guest:
                 return runtime.get_variable(request["name"])
             case "listVariables":
                 return runtime.list_variables()
+            case "configure":
+                config = self._config.copy()
+                config["hostFunctions"], config["outputFields"] = request["hostFunctions"], request["outputFields"]
+                runtime.configure(config)
+                self._config = config
             case "setVariable":
                 runtime.set_variable(request["name"], request["encoding"], body)
             case "openState":

@@ -4,9 +4,9 @@ A new helper also needs a name in `profiles.py` and a line in the controller's p
 
 The profile selects the helpers, their names and their texts (`profiles.py`).
 
-A host function is called with a list of arguments. `llm_query` gets `[prompt]` or `[prompt, model]`. `rlm_query` gets
-`[task, context]` or `[task, context, model]`. A user's function gets its positional arguments, and one object with the
-keyword arguments at the end, if there are any.
+A query is called with a list of arguments. `llm_query` gets `[prompt]` or `[prompt, model]`. `rlm_query` gets
+`[task, context]` or `[task, context, model]`. A user's function is called with a tuple: the list of positional
+arguments, the dict of keyword arguments or None, and the numbers of the cell and line that called it.
 
 All helpers block and return plain results. A str from the host, and a list of them, can also be awaited, because models
 write both `llm_query(x)` and `await llm_query(x)`. Results of other types are returned as they are.
@@ -14,8 +14,10 @@ write both `llm_query(x)` and `await llm_query(x)`. Results of other types are r
 
 from __future__ import annotations
 
+import re
 from functools import wraps
 from keyword import iskeyword
+from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime.errors import CallLimitError, HostCallError, LimitError, Submitted
@@ -27,12 +29,16 @@ from sandglass.runtime.values import as_text, safe_repr, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
+    from types import FrameType
 
     from sandglass.runtime.profiles import Failure, Profile
 
     # Calls a host function once for each argument list. Returns `(True, value)` or `(False, error)` for each.
-    HostCalls = Callable[[str, list[list[Any]]], list[tuple[bool, Any]]]
+    Arguments = list[Any] | tuple[list[Any], dict[str, Any] | None, int, int]
+    HostCalls = Callable[[str, list[Arguments]], list[tuple[bool, Any]]]
 
+_CELL = re.compile(r"<cell (\d{1,9})>\Z").match
+_NEAR_FRAMES = 50
 _CALLBACKS = {"llm_query": "onLLMQuery", "rlm_query": "onRLMQuery"}
 
 
@@ -66,6 +72,19 @@ class AwaitableList(list[Any]):
 for _class, _base in ((AwaitableStr, str), (AwaitableList, list)):
     _class.__name__ = _class.__qualname__ = _base.__name__
     _class.__module__ = "builtins"
+
+
+def _caller() -> tuple[int, int]:
+    """Returns the numbers of the cell and line that called a host function; zeros when no cell is near."""
+    frame: FrameType | None = _getframe(2)
+    for _ in range(_NEAR_FRAMES):
+        if frame is None:
+            break
+        cell = _CELL(frame.f_code.co_filename)
+        if cell:
+            return int(cell[1]), frame.f_lineno
+        frame = frame.f_back
+    return 0, 0
 
 
 def _awaitable(value: Any) -> Any:
@@ -293,7 +312,8 @@ class Helpers:
     def _host_function(self, name: str) -> Callable[..., Any]:
         def host_function(*args: Any, **kwargs: Any) -> Any:
             self._made += 1
-            ok, value = self._call_host(name, [[*args, kwargs] if kwargs else list(args)])[0]
+            call = list(args), kwargs or None, *_caller()
+            ok, value = self._call_host(name, [call])[0]
             if not ok:
                 raise value
             return _awaitable(value)

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from sandglass.runtime.wire import Encoding
 
 OPAQUE_CHARS = 1000
+VALUE_MIME = "application/vnd.sandglass."  # and an encoding: the last expression's value as a rich output
 BYTE_ORDER_MARK = "\ufeff"
 TYPE_NAME_CHARS = 200
 _SCALARS = frozenset({type(None), bool, int, float})

@@ -1,0 +1,46 @@
+"""Finds the program `sandglass-host`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from shutil import which
+
+from sandglass.client.errors import SandboxError
+
+NAME = "sandglass-host"
+VARIABLE = "SANDGLASS_HOST"
+
+
+def find_program() -> str:
+    """The path of the program: of the variable SANDGLASS_HOST, of the wheel, or of PATH."""
+    if named := os.environ.get(VARIABLE):
+        found = which(named)
+        if found is None:
+            raise SandboxError("backend_unavailable", f"{VARIABLE} is {named!r}, which is no program: correct it")
+        return found
+    for folder in _folders():
+        path = os.path.join(folder, NAME)
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+    found = which(NAME)
+    if found is None:
+        advice = (
+            f"install a wheel that has it (for Linux), or build it (cargo build --release -p sandglass-cli) "
+            f"and name it in {VARIABLE}, or give the url of a server"
+        )
+        raise SandboxError("backend_unavailable", f"the program {NAME} is not installed: {advice}")
+    return found
+
+
+def _folders() -> list[str]:
+    """The folders in which an installer may have put the wheel's program."""
+    above = Path(__file__).parents[2]
+    return [
+        sysconfig.get_path("scripts"),
+        os.path.dirname(sys.executable),
+        sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user")),
+        str(above / "bin"),  # pip install --target
+    ]

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::{Stream as Pieces, StreamExt};
+use sandglass_core::budget::{Budget, BudgetLeft, Usage};
 use sandglass_core::execution::CodeExecution;
 use sandglass_core::protocol::QUERIES;
 use sandglass_core::session::{CellFile, Command, Encoded, FileCommand, Look, Reply, Series};
@@ -22,7 +23,7 @@ pub use builder::SandboxBuilder;
 
 use builder::check_names;
 
-use crate::driver::{Driver, Watch};
+use crate::driver::{Driver, Watch, now};
 use crate::launcher::BackendKind;
 use crate::value::{Payload, Value};
 
@@ -37,6 +38,7 @@ pub struct Sandbox {
     values: bool,
     /// The names of the queries that the host answers.
     queries: Vec<String>,
+    budget: Budget,
 }
 
 /// The options of one execution.
@@ -273,6 +275,16 @@ impl Sandbox {
     /// [`Error::Destroyed`].
     pub async fn stats(&self) -> Result<Stats, Error> {
         self.driver.stats().await
+    }
+
+    /// The amounts that are left in the budget of all executions.
+    pub fn budget_left(&self) -> BudgetLeft {
+        self.budget.left(now())
+    }
+
+    /// The use of models by all executions so far.
+    pub fn spent(&self) -> Usage {
+        self.budget.spent()
     }
 
     /// A variable's value; `None` when there is no such variable.

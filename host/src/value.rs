@@ -63,7 +63,7 @@ pub enum Value {
     Set(Vec<Self>),
     /// A point in time: milliseconds since 1970, UTC.
     DateTime(f64),
-    /// A numpy array. Python can send one, but not receive one.
+    /// A numpy array. Python receives one only where numpy is installed.
     Array {
         /// numpy's name of the element type.
         dtype: String,
@@ -72,7 +72,7 @@ pub enum Value {
         /// The elements, little-endian, in C order.
         data: Vec<u8>,
     },
-    /// A pandas DataFrame. Python can send one, but not receive one.
+    /// A pandas DataFrame. Python receives one only where pandas is installed.
     Table {
         /// The names of the columns.
         columns: Vec<Self>,
@@ -430,15 +430,37 @@ impl Encoder<'_> {
                 self.tagged = true;
                 self.writer.date(*ms);
             }
-            Value::Array { .. } => {
-                return refuse("holds an array, which only comes out of Python: give lists, or bytes");
+            Value::Array { dtype, shape, data } => {
+                self.extension("ndarray", 3);
+                self.writer.text(dtype);
+                self.writer.list(shape.len());
+                for length in shape {
+                    self.writer.int(i64::from(*length));
+                }
+                self.writer.bytes(data);
             }
-            Value::Table { .. } => return refuse("holds a table, which only comes out of Python: give lists or dicts"),
+            Value::Table { columns, index, data } => {
+                self.extension("frame", 3);
+                for part in [columns, index] {
+                    self.writer.list(part.len());
+                    self.all(part, inner)?;
+                }
+                self.writer.list(data.len());
+                for row in data {
+                    self.writer.list(row.len());
+                    self.all(row, inner)?;
+                }
+            }
             Value::Other { type_name, .. } => {
                 return refuse(&format!("holds a {type_name} of which only the text is known"));
             }
         }
         Ok(())
+    }
+
+    fn extension(&mut self, kind: &str, payloads: usize) {
+        self.tagged = true;
+        self.writer.extension(kind, payloads);
     }
 
     fn all(&mut self, items: &[Value], depth: u32) -> Result<(), Error> {

@@ -16,11 +16,13 @@
 //! The command `serve` is in the crate `sandglass-server`, and `kernel` in the crate `sandglass-jupyter`.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use sandglass_host::{cgroup, log, users};
-use sandglass_jupyter::{KernelChoice, KernelCommand};
+use sandglass_host::args::GuestArgs;
+use sandglass_host::{Settings, cgroup, log, users};
+use sandglass_jupyter::{KernelChoice, KernelCommand, KernelSettings};
 use sandglass_server::ServeArgs;
 
 use self::cell::CellArgs;
@@ -56,6 +58,13 @@ struct ServeCommand {
     args: ServeArgs,
     #[command(flatten)]
     kernel: KernelChoice,
+}
+
+/// `sandglass-host rpc`.
+#[derive(Args)]
+struct RpcArgs {
+    #[command(flatten)]
+    guest: GuestArgs,
 }
 
 // One line per command, here and in `main`.
@@ -94,6 +103,12 @@ enum Command {
         after_help = "Examples:\n  sandglass-host rlm --model gpt-5 --task 'Which year had most sales?' sales.csv\n  sandglass-host rlm --url http://127.0.0.1:8000/v1 --model qwen3 --budget-time 300 --task 'List the errors.' log.txt"
     )]
     Rlm(Box<RlmArgs>),
+    /// Serves one program by JSON-RPC on standard input and output.
+    ///
+    /// Client libraries start this command. docs/rpc.md describes the messages. It ends, with all its sandboxes, when its input
+    /// ends.
+    #[command(after_help = "Example:\n  sandglass-host rpc --backend bubblewrap")]
+    Rpc(Box<RpcArgs>),
     /// Shows the value in a file that a notebook's cell wrote.
     ///
     /// The file is opened in a sandbox, because opening it can run any code. Exits with 0, or with 1 if the file cannot be
@@ -134,6 +149,7 @@ async fn ended() -> ExitCode {
         Command::Repl(args) => repl::repl(*args).await,
         Command::Doctor(args) => run::doctor(*args).await,
         Command::Rlm(args) => return rlm::main(*args).await,
+        Command::Rpc(args) => rpc(&args.guest).await,
         Command::Cell(args) => return cell::main(*args).await,
         Command::Kernel(command) => sandglass_jupyter::kernel(command).await,
         Command::Image(command) => image::image(command).await,
@@ -149,6 +165,14 @@ async fn ended() -> ExitCode {
 }
 
 /// Runs the command `serve`, and hands the server the starter of Jupyter kernels.
+async fn rpc(guest: &GuestArgs) -> Result<u8, String> {
+    let settings = Settings {
+        kernels: Some(Arc::new(KernelSettings::default())),
+        ..guest.settings()
+    };
+    sandglass_rpc::stdio::serve(guest, settings).await.map(|()| 0)
+}
+
 async fn serve(ServeCommand { mut args, kernel }: ServeCommand) -> Result<u8, String> {
     if kernel.connection_file.is_some() {
         return Err(

@@ -282,7 +282,7 @@ impl SandboxBuilder {
             None => Budget::new(self.budget_limits, now()),
         };
         let session = Session::new(limits.clone(), names)
-            .with_budget(budget)
+            .with_budget(budget.clone())
             .with_profile(self.profile, self.output_fields)
             .with_values(self.max_result_bytes);
         let session = if self.contextless {
@@ -310,6 +310,7 @@ impl SandboxBuilder {
             limits,
             values: self.max_result_bytes > 0.0,
             queries,
+            budget,
         })
     }
 }

@@ -20,6 +20,8 @@ from sandglass.client.asynchronous import AsyncFiles, AsyncSandbox
 from sandglass.client.calls import Answer, Approved, Tools, approve
 from sandglass.client.errors import SandboxError
 from sandglass.client.execution import (
+    BudgetLeft,
+    BudgetState,
     CodeExecution,
     CodeLine,
     Display,
@@ -43,6 +45,8 @@ __all__ = [
     "AsyncFiles",
     "AsyncSandbox",
     "Budget",
+    "BudgetLeft",
+    "BudgetState",
     "CodeExecution",
     "CodeLine",
     "Display",

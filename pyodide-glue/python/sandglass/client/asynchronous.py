@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, Unpack
 
 from sandglass.client.calls import Tools
 from sandglass.client.connection import Answer, Asked, Connection
-from sandglass.client.execution import CodeExecution, Display, FileInfo, Variable
+from sandglass.client.execution import BudgetState, CodeExecution, Display, FileInfo, Variable
 from sandglass.client.options import Budget, SandboxOptions
 from sandglass.client.session import Ask, Heard, Session, ignore
 
@@ -182,6 +182,10 @@ class AsyncSandbox:
     async def stats(self) -> dict[str, Any]:
         """Counts of the sandbox: see docs/executions.md."""
         return await self._run(self._session.stats())
+
+    async def budget(self) -> BudgetState:
+        """The amounts of the budget that are left, and those that are spent: see docs/budgets.md."""
+        return await self._run(self._session.budget())
 
     async def destroy(self) -> None:
         """Ends the sandbox. Nothing of it is left afterwards; later calls raise. Doing it twice is no error."""

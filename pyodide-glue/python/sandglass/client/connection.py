@@ -145,8 +145,7 @@ class Connection:
 
     def cancel(self, number: int) -> None:
         """Tells the other side that nobody needs the answer to a request."""
-        if self._end is None:
-            self._send({"jsonrpc": "2.0", "method": "cancel", "params": {"id": number}})
+        self._notify("cancel", {"id": number})
 
     def answer(self, number: int, result: dict[str, Any]) -> None:
         """Answers a request of the other side."""
@@ -181,16 +180,24 @@ class Connection:
 
     def _file(self, path: Path) -> Any:
         number = next(self._blob_numbers)
-        with path.open("rb") as file:
-            piece = file.read(_PIECE)
-            while following := file.read(_PIECE):
-                self._send_piece(number, False, memoryview(piece))
-                piece = following
-            self._send_piece(number, True, memoryview(piece))
+        try:
+            with path.open("rb") as file:
+                piece = file.read(_PIECE)
+                while following := file.read(_PIECE):
+                    self._send_piece(number, False, memoryview(piece))
+                    piece = following
+                self._send_piece(number, True, memoryview(piece))
+        except BaseException:
+            self._notify("drop", {"blob": number})
+            raise
         return {"$blob": {"id": number, "type": "file"}}
 
     def _send_piece(self, number: int, is_last: bool, piece: memoryview) -> None:
         self._write(piece, True, _HEAD.pack(number, is_last))
+
+    def _notify(self, method: str, params: dict[str, Any]) -> None:
+        if self._end is None:
+            self._send({"jsonrpc": "2.0", "method": method, "params": params})
 
     def _send(self, message: dict[str, Any]) -> None:
         try:

@@ -98,6 +98,25 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class BudgetLeft:
+    """The rest of a budget, with the time in milliseconds. None means that there is no limit."""
+
+    calls: float | None = None
+    tokens: float | None = None
+    cost: float | None = None
+    time: float | None = None
+    depth: float | None = None
+
+
+@dataclass(frozen=True)
+class BudgetState:
+    """The amounts of a budget that are left, and those that are spent."""
+
+    left: BudgetLeft
+    spent: Usage
+
+
+@dataclass(frozen=True)
 class Truncated:
     """The numbers of characters, displays and files that were left out."""
 

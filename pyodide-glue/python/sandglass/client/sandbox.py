@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, Unpack
 from sandglass.client.calls import Tools
 from sandglass.client.connection import Answer, Asked
 from sandglass.client.errors import SandboxError
-from sandglass.client.execution import CodeExecution, Display, FileInfo, Variable
+from sandglass.client.execution import BudgetState, CodeExecution, Display, FileInfo, Variable
 from sandglass.client.options import Budget, SandboxOptions
 from sandglass.client.session import Ask, Execution, Heard, Session, ignore
 
@@ -203,6 +203,10 @@ class Sandbox:
     def stats(self) -> dict[str, Any]:
         """Counts of the sandbox: see docs/executions.md."""
         return self._run(self._session.stats())
+
+    def budget(self) -> BudgetState:
+        """The amounts of the budget that are left, and those that are spent: see docs/budgets.md."""
+        return self._run(self._session.budget())
 
     def destroy(self) -> None:
         """Ends the sandbox. Nothing of it is left afterwards; later calls raise. Doing it twice is no error."""

@@ -12,7 +12,18 @@ from weakref import finalize
 from sandglass.client.calls import Callbacks, Calls, Tools, answering
 from sandglass.client.connection import Answer, Asked, Connection, Message, connect
 from sandglass.client.errors import SandboxError
-from sandglass.client.execution import CodeExecution, Display, FileInfo, Variable, make, read_execution, snake_keys
+from sandglass.client.execution import (
+    BudgetLeft,
+    BudgetState,
+    CodeExecution,
+    Display,
+    FileInfo,
+    Usage,
+    Variable,
+    make,
+    read_execution,
+    snake_keys,
+)
 from sandglass.client.options import Budget, SandboxOptions, write_budget, write_options
 from sandglass.client.values import MAX_INLINE
 
@@ -156,7 +167,7 @@ class Session:
     def create(self) -> Ask[dict[str, Any]]:
         """Makes the sandbox."""
         self._check()
-        return Ask("create", _result, {**self._written, "hostFunctions": list(self.tools)})
+        return Ask("create", _result, {**self._written, "hostFunctions": list(self.tools), "cleanHtml": True})
 
     def created(self, connection: Connection, result: dict[str, Any]) -> None:
         """Takes the sandbox that was made. It ends with this object."""
@@ -290,6 +301,13 @@ class Session:
 
     def stats(self) -> Ask[dict[str, Any]]:
         return Ask("stats", lambda message: cast("dict[str, Any]", snake_keys(_result(message))))
+
+    def budget(self) -> Ask[BudgetState]:
+        def read(message: Message) -> BudgetState:
+            budget = snake_keys(_result(message)["budget"])
+            return BudgetState(make(BudgetLeft, budget["left"]), make(Usage, budget["spent"]))
+
+        return Ask("stats", read)
 
     def interrupt(self) -> Ask[None]:
         return Ask("interrupt", _nothing)

@@ -17,6 +17,7 @@ MAX_DEPTH = 200
 MAX_INLINE = 64 << 10
 _EXACT = 2**53
 _NESTED = frozenset({list, dict})
+_ARRAY_KINDS = "biuf"
 _PLAIN = _NESTED | {str, int, float, bool, type(None)}
 #: Python refuses to write longer ints in decimal, and is slow at it.
 _DECIMAL_BITS = 10_000
@@ -159,7 +160,7 @@ def _structure(value: Any, name: str, depth: int) -> Any:
         return _dict(value, name, depth)
     if isinstance(value, (set, frozenset)):
         return {"$set": [_structure(item, f"{name}{{…}}", depth + 1) for item in value]}
-    if isinstance(value, datetime):
+    if isinstance(value, datetime) and value == value:  # pandas' NaT equals nothing
         if value.tzinfo is None:
             raise _refused(name, "is a datetime without a time zone: give it one, such as value.astimezone()")
         return {"$date": (value - _EPOCH) / timedelta(milliseconds=1)}
@@ -187,20 +188,25 @@ def _dict(value: dict[Any, Any], name: str, depth: int) -> Any:
 
 
 def _of_library(value: Any, name: str, depth: int) -> Any:
-    numpy = modules.get("numpy")
+    numpy, pandas = modules.get("numpy"), modules.get("pandas")
     if numpy is not None and isinstance(value, numpy.generic):
         return _structure(value.item(), name, depth)
+    if numpy is not None and isinstance(value, numpy.ndarray) and not isinstance(value, numpy.ma.MaskedArray):
+        if value.dtype.kind not in _ARRAY_KINDS or value.dtype.itemsize > 8:
+            raise _refused(name, f"is an array of {value.dtype}, which cannot go into the sandbox: give value.tolist()")
+        data = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes("C")
+        array = {"dtype": value.dtype.name, "shape": list(value.shape), "data": b64encode(data).decode()}
+        return {"$array": array}
+    if pandas is not None and (value is pandas.NA or value is pandas.NaT):
+        return None
+    if pandas is not None and isinstance(value, pandas.DataFrame):
+        columns = [value.iloc[:, position].tolist() for position in range(value.shape[1])]
+        rows = [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in value.index]
+        parts = {"columns": value.columns.tolist(), "index": value.index.tolist(), "data": rows}
+        return {"$table": {part: _structure(item, f"{name}.{part}", depth + 1) for part, item in parts.items()}}
     kind = type(value).__name__
-    if kind == "ndarray":
-        raise _refused(
-            name, "is an array, which cannot go into the sandbox: give value.tolist(), or write it as a file"
-        )
-    if kind == "DataFrame":
-        advice = 'give value.to_dict("list"), or write it as a file: sandbox.files["table.csv"] = value.to_csv()'
-        raise _refused(name, f"is a DataFrame, which cannot go into the sandbox: {advice}")
-    raise _refused(
-        name, f"is a {kind}, which cannot go into the sandbox: give plain data (texts, numbers, lists, dicts)"
-    )
+    advice = "give plain data, such as texts, numbers, lists and dicts"
+    raise _refused(name, f"is a {kind}, which cannot go into the sandbox: {advice}")
 
 
 def _refused(name: str, reason: str) -> SandboxError:

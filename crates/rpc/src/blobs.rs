@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use serde_json::value::{RawValue, to_raw_value};
 
-use crate::messages::{BLOB_BYTES, MAX_BLOB_BYTES, MAX_PIECE_BYTES, RpcError, WireValue};
+use crate::messages::{BLOB_BYTES, MAX_PIECE_BYTES, MAX_REQUESTS, RpcError, WireValue};
 
 /// The bytes before a piece's own.
 const HEAD_BYTES: usize = 5;
@@ -43,11 +43,12 @@ pub enum Kind {
 }
 
 /// Blobs that have arrived, or are on their way.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Arrived {
     blobs: HashMap<u32, Blob>,
     last: u32,
     bytes: usize,
+    max_bytes: usize,
 }
 
 #[derive(Debug, Default)]
@@ -57,6 +58,16 @@ struct Blob {
 }
 
 impl Arrived {
+    /// No blobs yet. Those that no message has named may take this many bytes.
+    pub fn within(max_bytes: usize) -> Self {
+        Self {
+            blobs: HashMap::new(),
+            last: 0,
+            bytes: 0,
+            max_bytes,
+        }
+    }
+
     /// Takes a piece.
     ///
     /// # Errors
@@ -76,9 +87,10 @@ impl Arrived {
             }
             self.last = id;
         }
-        if self.bytes.saturating_add(data.len()) > MAX_BLOB_BYTES {
+        let (most, count) = (self.max_bytes, self.blobs.len());
+        if self.bytes.saturating_add(data.len()) > most || count >= MAX_REQUESTS {
             return Err(format!(
-                "blobs that no message names take more than {MAX_BLOB_BYTES} bytes"
+                "blobs that no message names are more than {MAX_REQUESTS}, or take more than {most} bytes"
             ));
         }
         let blob = self.blobs.entry(id).or_default();

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::{AbortHandle, Abortable, BoxFuture, poll_fn};
 use futures_util::stream::FuturesUnordered;
-use sandglass_host::sandbox::SandboxBuilder;
+use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
 use sandglass_host::{Sandbox, Value};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -63,16 +63,19 @@ pub trait Home: Send + Sync + 'static {
         options: Options,
         client: Box<dyn FnOnce(SandboxBuilder) -> SandboxBuilder + Send>,
     ) -> BoxFuture<'_, Result<Made, RpcError>>;
-
-    /// Admits an execution. It holds the returned value until its end.
-    ///
-    /// # Errors
-    /// The client may not execute more at once.
-    fn admit(&self) -> Result<Box<dyn Send>, RpcError>;
 }
 
-/// Ends a sandbox.
-pub type Destroy = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
+/// The keeper of a sandbox in its home.
+pub trait Keeper: Send + Sync {
+    /// Notes that the sandbox is used, until the returned value is dropped.
+    fn enter(&self) -> Box<dyn Send>;
+
+    /// Runs code in the sandbox, within the home's own limits. Dropping the future interrupts the code.
+    fn execute(&self, code: String, options: ExecuteOptions) -> BoxFuture<'_, Result<Execution, RpcError>>;
+
+    /// Ends the sandbox, and resolves when nothing of it is left.
+    fn destroy(&self) -> BoxFuture<'_, ()>;
+}
 
 /// A sandbox that its home has made.
 pub struct Made {
@@ -80,10 +83,8 @@ pub struct Made {
     pub id: String,
     /// The sandbox.
     pub sandbox: Sandbox,
-    /// Ends the sandbox, and resolves when nothing of it is left.
-    pub destroy: Destroy,
-    /// Whatever must live as long as the connection uses the sandbox.
-    pub held: Box<dyn Send>,
+    /// Its keeper.
+    pub keeper: Box<dyn Keeper>,
 }
 
 /// The messages that wait to be sent.
@@ -280,7 +281,7 @@ impl Connection {
     pub fn new(home: Arc<dyn Home>) -> Self {
         let client = Client {
             outbox: Arc::default(),
-            arrived: Mutex::default(),
+            arrived: Mutex::new(Arrived::within(home.bounds().max_blob_bytes)),
             pending: Mutex::default(),
             last_request: AtomicU64::new(0),
             last_blob: AtomicU32::new(0),
@@ -344,7 +345,7 @@ impl Connection {
         self.running.clear();
         let sandboxes: Vec<_> = lock(&self.context.sandboxes).drain().collect();
         for (_, sandbox) in sandboxes {
-            sandbox.destroy().await;
+            sandbox.keeper().destroy().await;
         }
         ended
     }

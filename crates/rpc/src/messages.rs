@@ -30,8 +30,6 @@ pub const MAX_PIECE_BYTES: usize = 16 << 20;
 pub const BLOB_BYTES: usize = 64 << 10;
 /// The most requests of a client that are under way.
 pub const MAX_REQUESTS: usize = 1_000;
-/// The most bytes of blobs that no message has named yet.
-pub const MAX_BLOB_BYTES: usize = 4 << 30;
 /// The most characters of a request's id.
 const MAX_ID_CHARS: usize = 100;
 

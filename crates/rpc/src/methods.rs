@@ -18,7 +18,7 @@ use crate::messages::{
     SeriesName, SetVariable, Valued, Variable, Variables, Welcome, WireValue, WriteFile, Written,
 };
 use crate::options::Options;
-use crate::sandbox::{Caller, ClientSandbox, Configured};
+use crate::sandbox::{Caller, ClientSandbox, Configured, Used};
 
 /// The description of all methods, for programs.
 pub const OPENRPC: &str = include_str!("../openrpc.json");
@@ -97,10 +97,12 @@ fn written(result: &impl Serialize) -> Answer {
 
 #[expect(clippy::unused_async, reason = "all handlers are called alike")]
 impl Context {
-    fn sandbox(&self, id: &str) -> Result<Arc<ClientSandbox>, RpcError> {
+    fn sandbox(&self, id: &str) -> Result<Used, RpcError> {
         let sandboxes = lock(&self.sandboxes);
         let sandbox = sandboxes.get(id).cloned();
-        sandbox.ok_or_else(|| RpcError::NoSandbox(id.chars().take(100).collect()))
+        sandbox
+            .map(Used::new)
+            .ok_or_else(|| RpcError::NoSandbox(id.chars().take(100).collect()))
     }
 
     async fn hello(&self, _: &Id, _: Hello) -> Result<Welcome, RpcError> {
@@ -128,7 +130,7 @@ impl Context {
             && let Err(error) = sandbox.sandbox.initialize(context).await
         {
             lock(&self.sandboxes).remove(sandbox.id());
-            sandbox.destroy().await;
+            sandbox.keeper().destroy().await;
             return Err(error.into());
         }
         let capabilities = sandbox.sandbox.capabilities();
@@ -164,7 +166,6 @@ impl Context {
 
     async fn execute(&self, id: &Id, params: Execute) -> Result<Executed, RpcError> {
         let sandbox = self.sandbox(&params.sandbox)?;
-        let _admitted = self.home.admit()?;
         let budget = params.budget()?;
         let watch = params.stream.then(|| Watching {
             client: Arc::clone(&self.client),
@@ -183,7 +184,7 @@ impl Context {
         let place = sandbox.place(id.clone());
         let execution = tokio::select! {
             biased;
-            execution = sandbox.sandbox.execute_with(params.code, options) => execution?,
+            execution = sandbox.keeper().execute(params.code, options) => execution?,
             () = place.taken_back.cancelled() => {
                 let message = "the execution was cancelled before it began; nothing was run".to_owned();
                 return Err(RpcError::Refused { code: "cancelled".to_owned(), message });
@@ -330,7 +331,7 @@ impl Context {
     async fn destroy(&self, _: &Id, of: OfSandbox) -> Result<Empty, RpcError> {
         let sandbox = self.sandbox(&of.sandbox)?;
         lock(&self.sandboxes).remove(&of.sandbox);
-        sandbox.destroy().await;
+        sandbox.keeper().destroy().await;
         Ok(Empty {})
     }
 }

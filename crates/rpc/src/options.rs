@@ -24,6 +24,8 @@ pub struct Bounds {
     pub max_memory_bytes: f64,
     /// The resources of sandboxes that name none, and the most that they may name.
     pub resources: Resources,
+    /// The most bytes of blobs that no message has named yet.
+    pub max_blob_bytes: usize,
     /// True if the client may name files and programs of this machine.
     pub is_local: bool,
 }

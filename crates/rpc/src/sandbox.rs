@@ -1,6 +1,7 @@
 //! A connection's sandbox, and the functions of the client that Python calls.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use sandglass_core::budget::Usage;
@@ -9,7 +10,7 @@ use sandglass_host::{Sandbox, Value};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::connection::{Client, Destroy, Made, lock};
+use crate::connection::{Client, Keeper, Made, lock};
 use crate::messages::{Answered, BLOB_BYTES, Call, CodeLine, Id, LlmQuery, Returned, RlmQuery, UsageOfCall};
 use crate::options::Options;
 
@@ -29,8 +30,7 @@ pub(crate) struct ClientSandbox {
     pub(crate) clean_html: bool,
     configured: Mutex<Configured>,
     caller: Arc<Caller>,
-    destroy: Mutex<Option<Destroy>>,
-    _held: Mutex<Box<dyn Send>>,
+    keeper: Box<dyn Keeper>,
 }
 
 /// The settings that `configure` changes.
@@ -176,20 +176,14 @@ impl Caller {
 
 impl ClientSandbox {
     pub(crate) fn new(made: Made, caller: Arc<Caller>, configured: Configured, clean_html: bool) -> Self {
-        let Made {
-            id,
-            sandbox,
-            destroy,
-            held,
-        } = made;
+        let Made { id, sandbox, keeper } = made;
         let _ = caller.id.set(id);
         Self {
             sandbox,
             clean_html,
             configured: Mutex::new(configured),
             caller,
-            destroy: Mutex::new(Some(destroy)),
-            _held: Mutex::new(held),
+            keeper,
         }
     }
 
@@ -243,11 +237,28 @@ impl ClientSandbox {
         true
     }
 
-    /// Ends the sandbox. Resolves when nothing of it is left.
-    pub(crate) async fn destroy(&self) {
-        let destroy = lock(&self.destroy).take();
-        if let Some(destroy) = destroy {
-            destroy().await;
-        }
+    pub(crate) fn keeper(&self) -> &dyn Keeper {
+        &*self.keeper
+    }
+}
+
+/// A sandbox that a request uses.
+pub(crate) struct Used {
+    sandbox: Arc<ClientSandbox>,
+    _guard: Box<dyn Send>,
+}
+
+impl Used {
+    pub(crate) fn new(sandbox: Arc<ClientSandbox>) -> Self {
+        let _guard = sandbox.keeper.enter();
+        Self { sandbox, _guard }
+    }
+}
+
+impl Deref for Used {
+    type Target = ClientSandbox;
+
+    fn deref(&self) -> &ClientSandbox {
+        &self.sandbox
     }
 }

@@ -10,10 +10,10 @@ use futures_util::{FutureExt, Stream, stream};
 use sandglass_core::Limits;
 use sandglass_host::Settings;
 use sandglass_host::args::GuestArgs;
-use sandglass_host::sandbox::{Sandbox, SandboxBuilder};
+use sandglass_host::sandbox::{ExecuteOptions, Execution, Sandbox, SandboxBuilder};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 
-use crate::connection::{Connection, Home, Made, Message, Outbox};
+use crate::connection::{Connection, Home, Keeper, Made, Message, Outbox};
 use crate::messages::{MAX_JSON_BYTES, MAX_PIECE_BYTES, RpcError};
 use crate::options::{Bounds, Local, Options};
 
@@ -21,6 +21,8 @@ use crate::options::{Bounds, Local, Options};
 const MAX_LINE_BYTES: u64 = 1_000;
 /// The most header lines of a message.
 const MAX_LINES: usize = 16;
+/// The most bytes of blobs that nothing has named.
+const MAX_BLOB_BYTES: usize = 4 << 30;
 /// The media type of a binary message.
 const BINARY: &str = "application/octet-stream";
 
@@ -168,6 +170,7 @@ impl OwnProcess {
             boot_timeout_ms: Limits::default().boot_timeout_ms,
             max_memory_bytes: f64::INFINITY,
             resources: settings.resources,
+            max_blob_bytes: MAX_BLOB_BYTES,
             is_local: true,
         };
         Self {
@@ -215,18 +218,29 @@ impl Home for OwnProcess {
                 .predictions(options.predictions)
                 .without_context();
             let sandbox = client(builder).build().await?;
-            let destroyed = sandbox.clone();
             Ok(Made {
                 id: (self.last.fetch_add(1, Ordering::Relaxed) + 1).to_string(),
+                keeper: Box::new(Own(sandbox.clone())),
                 sandbox,
-                destroy: Box::new(move || async move { destroyed.destroy().await }.boxed()),
-                held: Box::new(()),
             })
         }
         .boxed()
     }
+}
 
-    fn admit(&self) -> Result<Box<dyn Send>, RpcError> {
-        Ok(Box::new(()))
+/// The keeper of a sandbox of this program.
+struct Own(Sandbox);
+
+impl Keeper for Own {
+    fn enter(&self) -> Box<dyn Send> {
+        Box::new(())
+    }
+
+    fn execute(&self, code: String, options: ExecuteOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
+        async move { Ok(self.0.execute_with(code, options).await?) }.boxed()
+    }
+
+    fn destroy(&self) -> BoxFuture<'_, ()> {
+        self.0.destroy().boxed()
     }
 }

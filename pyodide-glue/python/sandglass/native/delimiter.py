@@ -72,6 +72,7 @@ _CONFIG: GuestConfig = {
     "maxHostCalls": 0,
     "profile": "default",
     "outputFields": [],
+    "maxResultBytes": 0,
 }
 
 

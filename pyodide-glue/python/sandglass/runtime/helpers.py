@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from sandglass.runtime.profiles import Failure, Profile
 
-    # Calls a host function once for each argument list. Returns `(True, value)` or `(False, error)` for each.
-    Arguments = list[Any] | tuple[list[Any], dict[str, Any] | None, int, int]
-    HostCalls = Callable[[str, list[Arguments]], list[tuple[bool, Any]]]
+    # Calls a host function once for each list or tuple of arguments. Returns `(True, value)` or `(False, error)` for
+    # each.
+    HostCalls = Callable[[str, list[Any]], list[tuple[bool, Any]]]
 
 _CELL = re.compile(r"<cell (\d{1,9})>\Z").match
 _NEAR_FRAMES = 50

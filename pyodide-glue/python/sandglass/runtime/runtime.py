@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from sandglass.runtime.bridge import Bridge, Threads
-    from sandglass.runtime.helpers import Arguments
     from sandglass.runtime.reserve import Reserve
     from sandglass.runtime.wire import Encoding, ExecutionReport, GuestConfig, Stream
 
@@ -92,7 +91,7 @@ class Runtime:
         self._threads = threads
         self._max_output_chars = 0
         self._max_value_bytes = 0
-        self._max_result_bytes = int(config.get("maxResultBytes", 0))
+        self._max_result_bytes = 0
         self._encode = partial(values.encode, max_bytes=0, max_depth=0)
         self._show: Callable[[object], str] | None = None
         self.sources = Sources()
@@ -191,8 +190,8 @@ class Runtime:
         Keys: `maxOutputChars`, `maxValueBytes`, `maxValueDepth`, `maxSourceCache` (characters of source kept for
         tracebacks), `maxDisplays`, `maxDisplayBytes`, `maxDisplaysBytes`, `maxFiles` (in a listing), `hostFunctions`
         (names that the host answers), `maxHostCalls` (of a cell), `profile` (a name of `PROFILES`), `outputFields`
-        (names of the values that `SUBMIT` takes), `maxResultBytes` (of a last expression's value). Unknown keys are for other parts of the guest. Raises KeyError or
-        ValueError, and then changes nothing.
+        (names of the values that `SUBMIT` takes), `maxResultBytes` (of a last expression's value). Unknown keys are for
+        other parts of the guest. Raises KeyError or ValueError, and then changes nothing.
         """
         profile = PROFILES.get(config.get("profile", "default"))
         if profile is None:
@@ -206,6 +205,7 @@ class Runtime:
         if profile.aliases:  # the other profiles have exactly the names of their projects
             helpers.setdefault("display", self._displays.display)
         self._max_output_chars, self._max_value_bytes, depth, self.sources.limit = limits
+        self._max_result_bytes = int(config.get("maxResultBytes", 0))
         self._encode = partial(values.encode, max_bytes=self._max_value_bytes, max_depth=depth)
         self._show = profile.show
         self._helpers.configure(profile, answered, most_calls)
@@ -608,7 +608,7 @@ class Runtime:
             self._output.flush()  # output that was printed before a display comes before it
             self._bridge.display(mime, data, is_result)
 
-    def _call_host(self, name: str, calls: list[Arguments]) -> list[tuple[bool, Any]]:
+    def _call_host(self, name: str, calls: list[Any]) -> list[tuple[bool, Any]]:
         self._require_execution()
         encoded = [self._encode_arguments(name, arguments) for arguments in calls]
         self._output.flush()
@@ -624,7 +624,7 @@ class Runtime:
             replies.append((status == "ok", value))
         return replies
 
-    def _encode_arguments(self, name: str, arguments: Arguments) -> tuple[Encoding, str | bytes]:
+    def _encode_arguments(self, name: str, arguments: Any) -> tuple[Encoding, str | bytes]:
         """Encodes arguments. A single str crosses as text."""
         argument: Any = arguments[0] if len(arguments) == 1 and type(arguments[0]) is str else arguments
         if argument is not arguments and argument.isascii() and len(argument) <= self._max_value_bytes:

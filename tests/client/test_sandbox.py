@@ -136,14 +136,11 @@ def test_files(shared: Sandbox, tmp_path: Path) -> None:
     assert files["c"] == (tmp_path / "c").read_bytes()
     assert {"in/a.bin", "b.txt", "c", "d"} <= set(files)
     assert "in" not in set(files)
-    assert [(file.type, file.path) for file in files.list() if file.path == "in"] == [("folder", "in")]
+    assert [(file.type, file.path) for file in files.list() if file.path == "in"] == [("directory", "in")]
     del files["d"]
     assert "d" not in files
     with pytest.raises(KeyError):
         files["d"]
-    with pytest.raises(SandboxError) as refused:
-        files["../escape"] = b""
-    assert refused.value.code == "file_error"
 
 
 def test_a_file_that_cannot_be_read_changes_nothing(shared: Sandbox, tmp_path: Path) -> None:
@@ -454,7 +451,11 @@ def test_bubblewrap_isolates() -> None:
         assert run.outcome == "error"
         run = sandbox.execute("import os\nos.listdir('/root')")
         assert run.outcome == "error"
-        assert sandbox.execute("x = bytearray(10**9)").error_type == "MemoryError"
+        with pytest.raises(SandboxError) as refused:
+            sandbox.files["/etc/passwd"] = b""
+        assert refused.value.code == "file_error"
+        large = sandbox.execute("x = bytearray(10**9)")
+        assert large.error_type == "MemoryError" or large.killer == "oom"
         lost = sandbox.execute("import os\nos.kill(os.getpid(), 9)")
         assert (lost.outcome, lost.state.status) == ("crashed", "lost")
         assert sandbox.execute("1").value == 1

@@ -294,11 +294,11 @@ _lock = Lock()
 
 def connect(url: str | None, api_key: str | None) -> Connection:
     """The connection of this process to a server, or to the program of this machine."""
-    key = ("server", url, api_key or "") if url else ("program", find_program())
+    key = ("server", url, api_key or "") if url is not None else ("program", find_program())
     with _lock:
         connection = _connections.get(key)
         if connection is None or connection.has_ended:
-            transport = Server(url, api_key) if url else Program(key[1])
+            transport = Server(url, api_key) if url is not None else Program(key[1])
             connection = Connection(transport)
             connection.hello()
             _connections[key] = connection

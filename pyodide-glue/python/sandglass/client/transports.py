@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 from sandglass.client.errors import SandboxError
+from sandglass.client.program import environment
 
 SUBPROTOCOL = "sandglass.rpc.v1"
 PATH = "/v1/rpc"
@@ -65,6 +66,7 @@ class Program:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
+                env=environment(),
                 process_group=0,
             )
         except OSError as error:

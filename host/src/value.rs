@@ -307,6 +307,14 @@ fn object(entries: &[(Value, Value)]) -> Option<serde_json::Value> {
     (!is_special && object.len() == entries.len()).then_some(serde_json::Value::Object(object))
 }
 
+/// The value as a key or an item of a set. A list was a tuple, because Python cannot hash lists.
+fn hashable(value: Value) -> Value {
+    match value {
+        Value::List(items) => Value::Tuple(items.into_iter().map(hashable).collect()),
+        value => value,
+    }
+}
+
 /// The value of the special form `{kind: content}`.
 fn special(kind: &str, content: serde_json::Value) -> Result<Value, Error> {
     let wrong = |what: &str| Error::NotSerializable(format!("{{\"{kind}\": …}} needs {what}; nothing was done"));
@@ -341,12 +349,12 @@ fn special(kind: &str, content: serde_json::Value) -> Result<Value, Error> {
             Some("-inf") => Value::Float(f64::NEG_INFINITY),
             _ => return Err(wrong("\"nan\", \"inf\" or \"-inf\"")),
         },
-        "$set" => Value::Set(list(content)?),
+        "$set" => Value::Set(list(content)?.into_iter().map(hashable).collect()),
         "$date" => Value::DateTime(content.as_f64().ok_or_else(|| wrong("milliseconds since 1970"))?),
         "$map" => {
             let pairs = list(content)?.into_iter().map(|pair| match pair {
                 Value::List(pair) => <[Value; 2]>::try_from(pair)
-                    .map(|[key, value]| (key, value))
+                    .map(|[key, value]| (hashable(key), value))
                     .map_err(|_| wrong("pairs")),
                 _ => Err(wrong("pairs")),
             });

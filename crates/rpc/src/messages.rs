@@ -178,6 +178,7 @@ impl RpcError {
             Self::MethodNotFound(_) => (-32601, "method_not_found"),
             Self::InvalidParams(_) | Self::Sandbox(Error::InvalidOption { .. }) => (-32602, "invalid_option"),
             Self::Sandbox(error) => (-32000, error.code()),
+            Self::Refused { code, .. } if code == "invalid_option" => (-32602, code.as_str()),
             Self::Refused { code, .. } => (-32000, code.as_str()),
             Self::NoSandbox(_) => (-32001, "no_sandbox"),
             Self::HelloFirst(_) => (-32002, "hello_first"),

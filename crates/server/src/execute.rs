@@ -69,6 +69,30 @@ pub async fn execute(
     bodies::json(StatusCode::OK, size_of(&execution), execution).await
 }
 
+/// Runs code in a session of this key, within the server's limits.
+pub async fn run(
+    app: App,
+    account: &Account,
+    session: Arc<Session>,
+    code: String,
+    options: ExecuteOptions,
+) -> Result<Execution, ApiError> {
+    let (_, in_use) = session.sandbox()?;
+    let place = account.execution()?;
+    check_timeout(&app, options.timeout_ms)?;
+    if let Some(folder) = session.folder() {
+        folder.room().await?;
+    }
+    let timeout = options.timeout_ms;
+    let execution = Running {
+        app,
+        session,
+        run: Run { code, timeout },
+        _kept: (in_use, place, Vec::new()),
+    };
+    execution.run(options).await
+}
+
 fn check_timeout(app: &App, timeout: Option<f64>) -> Result<(), ApiError> {
     let most_ms = app.args.max_timeout_seconds * 1_000.0;
     match timeout {

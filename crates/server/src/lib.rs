@@ -14,6 +14,7 @@
 //! | [`sessions`] | all sessions, and their expiry |
 //! | `create`, `execute`, `variables`, `files` | the routes of a session |
 //! | `channel`, `pieces` | the WebSocket relay between a page's supervisor and a guest |
+//! | `rpc` | JSON-RPC on a WebSocket |
 //! | `stateless` | runs that leave nothing behind |
 //! | `storage` | the folders of sessions on disk |
 //! | `warm` | the pool of spares, and cold starts |
@@ -36,6 +37,7 @@ mod middleware;
 mod pieces;
 pub mod quotas;
 pub mod routes;
+mod rpc;
 pub mod sessions;
 pub mod settings;
 mod stateless;

@@ -422,13 +422,17 @@ def _untag_extension(kind: object = None, *payload: Any) -> Any:
     if kind == "file" and len(payload) == 1:
         return _file(payload[0])
     if kind == "ndarray" and len(payload) == 3:
-        import numpy
-
+        try:
+            import numpy
+        except ImportError as error:
+            raise ValueError("the value is an array, and this Python has no numpy") from error
         dtype, shape, data = payload
         return numpy.frombuffer(data, numpy.dtype(dtype).newbyteorder("<")).astype(dtype).reshape(shape)
     if kind == "frame" and len(payload) == 3:
-        import pandas
-
+        try:
+            import pandas
+        except ImportError as error:
+            raise ValueError("the value is a DataFrame, and this Python has no pandas") from error
         columns, index, rows = _untag(list(payload))
         return pandas.DataFrame(rows, index=index, columns=columns)
     if kind == "opaque" and len(payload) == 2:

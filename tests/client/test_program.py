@@ -143,3 +143,14 @@ def test_finding_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PATH", "")
     with pytest.raises(SandboxError, match="is not installed"):
         program.find_program()
+
+
+def test_warnings_of_the_program_are_heard(caplog: pytest.LogCaptureFixture) -> None:
+    with Sandbox(**PLAIN) as sandbox:
+        sandbox.execute("1")
+        connection = sandbox._session._connection
+        assert connection
+    connection.close()
+    connection._transport.why()  # until the program has ended, and all that it said is read
+    (warning,) = [record for record in caplog.records if "nothing isolates it" in record.message]
+    assert (warning.name, warning.levelname) == ("sandglass", "WARNING")

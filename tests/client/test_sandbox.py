@@ -17,7 +17,7 @@ import pytest
 from conftest import PLAIN
 
 from sandglass import Answer, CodeExecution, HostCall, Sandbox, SandboxError, Usage, approve
-from sandglass.client import Display, Opaque
+from sandglass.client import Display, Opaque, calls
 
 WHO: ContextVar[str] = ContextVar("who", default="nobody")
 
@@ -260,10 +260,11 @@ def test_positional_and_keyword_arguments_stay_apart() -> None:
         assert run.host_calls == len(run.calls) == 4
 
 
-def test_the_arguments_that_a_result_keeps_are_bounded() -> None:
+def test_the_arguments_that_a_result_keeps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_KEPT", 250_000)
     with Sandbox(host_functions={"take": lambda text: len(text)}, **PLAIN) as sandbox:
-        run = sandbox.execute("for _ in range(4): print(take('x' * (6 << 20)))")
-        assert run.stdout.split() == [str(6 << 20)] * 4
+        run = sandbox.execute("for _ in range(4): print(take('x' * 100_000))")
+        assert run.stdout.split() == ["100000"] * 4
         assert [call.args is None for call in run.calls] == [False, False, True, True]
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, Unpack
 
 from sandglass.client.calls import Tools
 from sandglass.client.connection import Answer, Asked, Connection
+from sandglass.client.errors import SandboxError
 from sandglass.client.execution import BudgetState, CodeExecution, Display, FileInfo, Variable
 from sandglass.client.options import Budget, SandboxOptions
 from sandglass.client.session import Ask, Heard, Session, ignore
@@ -190,8 +191,13 @@ class AsyncSandbox:
     async def destroy(self) -> None:
         """Ends the sandbox. Nothing of it is left afterwards; later calls raise. Doing it twice is no error."""
         ask = self._session.destroy()
-        if self._session.destroyed():
+        if not self._session.destroyed():
+            return
+        try:
             await self._run(ask)
+        except SandboxError as error:
+            if not self._session.is_gone(error):
+                raise
 
     close = destroy
 

@@ -323,4 +323,5 @@ def _after_fork() -> None:
 
 
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

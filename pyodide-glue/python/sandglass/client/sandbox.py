@@ -211,8 +211,13 @@ class Sandbox:
     def destroy(self) -> None:
         """Ends the sandbox. Nothing of it is left afterwards; later calls raise. Doing it twice is no error."""
         ask = self._session.destroy()
-        if self._session.destroyed():
+        if not self._session.destroyed():
+            return
+        try:
             self._run(ask)
+        except SandboxError as error:
+            if not self._session.is_gone(error):
+                raise
 
     close = destroy
 

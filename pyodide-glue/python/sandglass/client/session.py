@@ -55,7 +55,11 @@ class Ask(Generic[T]):
     def result(self, answer: Answer) -> T:
         """Reads the answer. Raises its error."""
         answer.result()
-        return self.read(answer.message)
+        try:
+            return self.read(answer.message)
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+            problem = f"the answer to {self.method} cannot be read ({error!r}); the state is kept"
+            raise SandboxError("protocol", problem) from error
 
 
 @dataclass(frozen=True)
@@ -188,6 +192,10 @@ class Session:
             raise SandboxError("invalid_option", problem)
         values = {name: self._connection.encoded(value, shown) for name, (value, shown) in ask.values.items()}
         return self._connection, self._connection.ask(ask.method, {"sandbox": self._id, **ask.params, **values}, asked)
+
+    def is_gone(self, error: SandboxError) -> bool:
+        """True if the sandbox could not be destroyed because it is gone."""
+        return error.code in ("destroyed", "no_sandbox") or self._connection is None or self._connection.has_ended
 
     def destroyed(self) -> bool:
         """Marks the sandbox as destroyed. Returns false if it was, or never was there."""

@@ -24,6 +24,7 @@ _ATOMIC = 4096
 #: A pipe as large as a piece of a blob: fewer turns between the two processes.
 _PIPE_BYTES = 1 << 20
 _STDERR_LINES = 20
+_LINE_CHARS = 2000
 _END_SECONDS = 5.0
 
 logger = logging.getLogger("sandglass")
@@ -125,8 +126,7 @@ class Program:
         # A copy of the pipe's end in this process would keep the program alive after its parent's end.
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe:
-                with suppress(OSError):
-                    os.close(pipe.fileno())
+                pipe.close()
         self._process.returncode = 0  # it is no child of this process, so nobody may wait for it
 
     def why(self) -> str:
@@ -142,8 +142,9 @@ class Program:
         assert self._process.stderr
         with open(self._process.stderr.fileno(), encoding="utf-8", errors="replace", closefd=False) as lines:
             for line in lines:
-                self._said.append(line.rstrip()[:1000])
-                logger.info("%s", line.rstrip())
+                level, text = _read_log(line.strip()[:_LINE_CHARS])
+                self._said.append(text)
+                logger.log(level, "%s", text)
 
 
 class Server:
@@ -218,6 +219,13 @@ def _refusal(url: str, status: int, body: bytes) -> SandboxError:
         advice = "api_key is missing or wrong" if status == 401 else "is it a sandglass-host of this version?"
         code = "unauthorized" if status == 401 else "backend_unavailable"
         return SandboxError(code, f"{url} refused with status {status}: {advice}")
+
+
+def _read_log(line: str) -> tuple[int, str]:
+    """The level of a line of the program's log, and its text."""
+    word, _, rest = line.partition(" ")
+    level = {"ERROR": logging.ERROR, "WARN": logging.WARNING}.get(word)
+    return (logging.INFO, line) if level is None else (level, rest)
 
 
 def _widen(pipe: int) -> None:

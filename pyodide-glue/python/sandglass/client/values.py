@@ -18,6 +18,10 @@ MAX_INLINE = 64 << 10
 _EXACT = 2**53
 _NESTED = frozenset({list, dict})
 _ARRAY_KINDS = "biuf"
+_DTYPES = frozenset(["bool", *(f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64))]) - {
+    "float8"
+}
+_REPR_CHARS = 1000
 _PLAIN = _NESTED | {str, int, float, bool, type(None)}
 #: Python refuses to write longer ints in decimal, and is slow at it.
 _DECIMAL_BITS = 10_000
@@ -38,7 +42,7 @@ class Opaque:
 
 @dataclass(frozen=True)
 class Array:
-    """A numpy array, where numpy is not installed: its items in C order, little-endian."""
+    """A numpy array that numpy cannot take, for it is not installed: its items in C order, little-endian."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -47,7 +51,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Table:
-    """A DataFrame, where pandas is not installed: rows of values."""
+    """A DataFrame that pandas cannot take, for it is not installed: rows of values."""
 
     columns: list[Any]
     index: list[Any]
@@ -228,7 +232,7 @@ def _special(kind: str, content: Any, blobs: Blobs) -> Any:
         case "$set":
             return {_hashable(decode(item, blobs)) for item in content}
         case "$date":
-            return _EPOCH + timedelta(milliseconds=content)
+            return _date(content)
         case "$array":
             return _array(content["dtype"], content["shape"], b64decode(content["data"]))
         case "$table":
@@ -256,20 +260,38 @@ def _hashable(value: Any) -> Any:
         return tuple(map(_hashable, value))
     if type(value) is set:
         return frozenset(value)
+    try:
+        hash(value)
+    except TypeError:  # no guest that keeps to its rules sends it
+        return Opaque(type(value).__name__, repr(value)[:_REPR_CHARS])
     return value
 
 
+def _date(milliseconds: float) -> Any:
+    try:
+        return _EPOCH + timedelta(milliseconds=milliseconds)
+    except (OverflowError, ValueError):
+        return Opaque("datetime", f"{milliseconds} ms since 1970")
+
+
 def _array(dtype: str, shape: list[int], data: bytes) -> Any:
+    array = Array(dtype, tuple(shape), data)
+    if dtype not in _DTYPES:
+        return array
     try:
         import numpy
-    except ImportError:
-        return Array(dtype, tuple(shape), data)
-    return numpy.frombuffer(data, numpy.dtype(dtype).newbyteorder("<")).astype(dtype).reshape(shape)
+
+        return numpy.frombuffer(data, numpy.dtype(dtype).newbyteorder("<")).astype(dtype).reshape(shape)
+    except (ImportError, ValueError):  # a guest can lie about the shape
+        return array
 
 
 def _table(columns: list[Any], index: list[Any], data: list[list[Any]]) -> Any:
     try:
+        if len(index) != len(data) or any(len(row) != len(columns) for row in data):
+            raise ValueError("the parts do not fit")
         import pandas
-    except ImportError:
+
+        return pandas.DataFrame(data, index=pandas.Index(index), columns=pandas.Index(columns))
+    except (ImportError, TypeError, ValueError):  # a guest can lie about the parts
         return Table(columns, index, data)
-    return pandas.DataFrame(data, index=pandas.Index(index), columns=pandas.Index(columns))

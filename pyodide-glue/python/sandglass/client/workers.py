@@ -107,4 +107,5 @@ def _after_fork() -> None:
     _workers, _loop = Workers(), Loop()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows, where sandboxes of servers work
+    os.register_at_fork(after_in_child=_after_fork)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import PROGRAM
+from conftest import PACKAGE, PROGRAM
 
 from sandglass import AsyncSandbox, Sandbox, SandboxError
 
@@ -88,7 +88,7 @@ try:
 except Exception as error:
     print(error)
 """
-    env = {**os.environ, "PYTHONPATH": sys.path[0]}
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
     )

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from threading import Lock, Thread
 from typing import Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
@@ -165,14 +165,17 @@ class Server:
             raise SandboxError("invalid_option", f"url must be like https://python.example.com, not {url!r}")
         scheme = {"http": "ws", "https": "wss"}.get(scheme, scheme)
         self._url = urlunsplit((scheme, host, path.rstrip("/").removesuffix(PATH) + PATH, query, ""))
+        self._open = ExitStack()
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
-            self._socket = connect(
-                self._url,
-                subprotocols=[Subprotocol(SUBPROTOCOL)],
-                additional_headers=headers,
-                max_size=MAX_MESSAGE + 1024,
-                compression=None,
+            self._socket = self._open.enter_context(
+                connect(
+                    self._url,
+                    subprotocols=[Subprotocol(SUBPROTOCOL)],
+                    additional_headers=headers,
+                    max_size=MAX_MESSAGE + 1024,
+                    compression=None,
+                )
             )
         except InvalidStatus as error:
             raise _refusal(url, error.response.status_code, bytes(error.response.body or b"")) from None
@@ -198,7 +201,7 @@ class Server:
         return (message.encode(), False) if isinstance(message, str) else (message, True)
 
     def close(self) -> None:
-        self._socket.close()
+        self._open.close()
 
     def abandon(self) -> None:
         with suppress(OSError):

@@ -48,10 +48,12 @@ if (!existsSync(dataPython)) {
 const bench = join(release, "examples/bench");
 const ours = start("sandglass", [bench, "bubblewrap"]);
 const data = start("sandglass", [bench, "bubblewrap", dataPython, PRELOAD]);
+/** Sandglass as programs in Python use it. */
+const client = start("from Python", ["python3", join(root, "scripts/bench/rivals.py"), "sandglass"]);
 /** Sandglass in the same kernel that the rival jupyter_client starts. */
 const kernel = names.includes("ipykernel") ? start("sandglass", [bench, "jupyter", rivalsPython]) : undefined;
 const rivals = names.map((name) => start(name, [rivalsPython, join(root, "scripts/bench/rivals.py"), name]));
-const all = [ours, ...rivals];
+const all = [ours, client, ...rivals];
 
 console.log(`Sandglass on a server: ${cpus().length} × ${cpus()[0]?.model}`);
 console.log("Milliseconds; competitors take turns; sandglass is in bubblewrap with all of its isolation.\n");
@@ -151,7 +153,12 @@ function row(name, times, base) {
 /** @param {string} name @param {string[]} command @returns {Competitor} */
 function start(name, command) {
   const child = spawn(/** @type {string} */ (command[0]), command.slice(1), {
-    env: { ...process.env, PATH: `${join(root, ".setup/rivals/bin")}:${process.env.PATH}` },
+    env: {
+      ...process.env,
+      PATH: `${join(root, ".setup/rivals/bin")}:${process.env.PATH}`,
+      PYTHONPATH: join(root, "pyodide-glue/python"),
+      SANDGLASS_HOST: join(release, "sandglass-host"),
+    },
     stdio: ["pipe", "pipe", "pipe"],
   });
   let said = "";

@@ -1,5 +1,7 @@
 """Runs one rival for `npm run bench:host`: `python rivals.py monty|ipykernel|local-repl|dspy|docker-exec|docker-run`.
 
+`python rivals.py sandglass` is no rival: it is Sandglass as programs in Python use it, with SANDGLASS_HOST and PYTHONPATH.
+
 It takes the same orders as crates/cli/examples/bench.rs, as lines of JSON, and answers in the same way.
 """
 
@@ -20,6 +22,32 @@ if TYPE_CHECKING:
 IMAGE = "sandglass-base"
 ORDER_SECONDS = 5
 """An order ends after so long with the samples that it has: a container per cell takes half a second."""
+
+
+class Client:
+    """Sandglass from Python: JSON-RPC with a `sandglass-host`, and guests in bubblewrap with all of their isolation."""
+
+    def __enter__(self) -> Client:
+        from sandglass import Sandbox
+
+        self.sandbox = Sandbox(backend="bubblewrap", host_functions={"echo": lambda text: text})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sandbox.destroy()
+
+    def execute(self, code: str) -> None:
+        self.sandbox.execute(code)
+
+    def host_calls(self, times: int) -> list[float]:
+        measuring = "began = time.perf_counter(); echo('x'); took.append((time.perf_counter() - began) * 1000)"
+        self.sandbox.execute(f"import time\ntook = []\nfor _ in range({times}): {measuring}")
+        took: list[float] = self.sandbox["took"]
+        return took
+
+    def context(self, text: str) -> None:
+        self.sandbox.initialize(text)
+        self.sandbox.execute("len(context)")
 
 
 class Monty:
@@ -170,6 +198,7 @@ class DockerRun(DockerExec):
 
 
 RIVALS = {
+    "sandglass": Client,
     "monty": Monty,
     "ipykernel": Kernel,
     "local-repl": LocalRepl,

@@ -91,10 +91,9 @@ class Connection:
 
     def hello(self) -> None:
         """Begins the conversation."""
-        from sandglass import __version__
-
         answers: SimpleQueue[Answer] = SimpleQueue()
-        client = f"sandglass-repl {__version__} (Python {sys.version.split()[0]})"
+        version = sys.modules[__name__.partition(".")[0]].__version__  # this package's, which imports from here
+        client = f"sandglass-repl {version} (Python {sys.version.split()[0]})"
         self.ask("hello", {"version": VERSION, "client": client}, Asked(answers.put))
         try:
             self.server = answers.get(timeout=_HELLO_SECONDS).result()["server"]

@@ -51,6 +51,7 @@ const LONG_LINES = 600;
 /** @type {Record<string, string>} */
 const LONG = {
   "crates/rlm/src/schema.rs": "one language, that of schemas: reading, checking and describing go together",
+  "crates/rpc/src/messages.rs": "the definition of one wire, a message after the other",
   "host/src/backend/bubblewrap.rs": "one backend: its plan, and the spawn",
   "crates/jupyter/src/backend.rs": "one backend: its plan, and the spawn",
   "host/src/pool.rs": "one task: guests that wait, and who waits for them",

@@ -14,7 +14,7 @@
 //! | `interpreter.rs` | the guest's life and clock; sorts its messages |
 //! | `commands.rs` | the queue of users' commands, and the choice of the next one |
 //! | `exchanges.rs` | the interpreter's part in an exchange: its beginning, and the results of its end |
-//! | `exchange.rs`, `calls.rs`, `display.rs`, `files.rs` | one exchange: its job, output and host calls |
+//! | `exchange.rs`, `execution.rs`, `calls.rs`, `display.rs`, `files.rs` | one exchange: its job, output and host calls |
 //! | `saves.rs`, `checkpoints.rs`, `checkpoint_chain.rs` | the time of saves, the return to saved states, and the kept checkpoints |
 //! | `contexts.rs`, `packages.rs` | values and packages that every guest is given |
 //! | `pings.rs`, `oversized.rs` | checks on guests: a proof of idleness, and bounds on events |
@@ -31,6 +31,7 @@ mod contexts;
 mod display;
 mod exchange;
 mod exchanges;
+mod execution;
 mod files;
 mod guesses;
 mod interpreter;

@@ -13,7 +13,7 @@
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
-use super::exchange::Execution;
+use super::execution::Execution;
 use super::interpreter::{Interpreter, Note};
 use super::{Body, Command, Effect, GuestEffect, GuestInput, HostEffect, Reply, ShadowId};
 use crate::budget::{Budget, BudgetLimits};

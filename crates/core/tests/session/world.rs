@@ -780,6 +780,7 @@ impl World {
             Request::Execute { exchange, .. }
             | Request::GetVariable { exchange, .. }
             | Request::SetVariable { exchange, .. }
+            | Request::Configure { exchange, .. }
             | Request::ListVariables { exchange, .. }
             | Request::OpenState { exchange, .. }
             | Request::CaptureState { exchange, .. }

@@ -33,6 +33,7 @@ const FOREIGN = {
         { output_type: "execute_result", execution_count: 7, data: { "text/plain": ["'a value'"] } },
         { output_type: "error", ename: "ValueError", evalue: ATTACK, traceback: ["\u001b[31mred\u001b[0m"] },
         { output_type: "nonsense" },
+        { output_type: "stream", name: "stdout", text: "x".repeat(100_001) },
       ],
     },
     { cell_type: "raw", source: "as it is" },
@@ -85,20 +86,36 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
       check("there are four", (await cells()) === 4);
       await run(4, 'kept = "over a reload"; print("printed"); kept');
       await includes("#saved", "Saved in this browser");
-      await page.reload();
+      // Another tab, which finds cells that it cannot read, and which writes once this tab has gone.
+      const kept = await page.evaluate(() => {
+        const kept = String(localStorage.getItem("sandglass.notebook"));
+        localStorage.setItem("sandglass.notebook", `${kept}!`);
+        return kept;
+      });
+      const other = await browser.newPage();
+      const says = (/** @type {string} */ words) =>
+        other.waitForFunction((words) => document.querySelector("#saved")?.textContent?.includes(words), {}, words);
+      await other.goto(`${site.url}/www/#notebook`);
+      await says("cannot be read");
+      await other.click("#add-cell");
+      await says("open in another tab");
+      await page.goto("about:blank");
+      await says("Saved in this browser");
+      const [written, unread] = await other.evaluate((kept) => {
+        const keys = ["sandglass.notebook", "sandglass.notebook.unread"];
+        const stored = keys.map((key) => String(localStorage.getItem(key)));
+        localStorage.setItem("sandglass.notebook", kept);
+        return stored;
+      }, kept);
+      check("it has written its own cells", JSON.parse(written).cells.length === 4);
+      check("and has kept those that it cannot read", unread === `${kept}!`);
+      await other.close();
+      await page.goto(`${site.url}/www/#notebook`);
       await state("ready");
       check("they are there again", (await cells()) === 4 && (await sources())[3].startsWith('kept = "over'));
       const shown = await text(cell(4, ".result"));
       check(`with their outputs: ${shown}`, /printed\n.*'over a reload'.*Saved output/s.test(shown));
       check("nothing has run", !(await page.$('#variable-rows button[title="Show kept"]')));
-      const other = await browser.newPage();
-      await other.goto(`${site.url}/www/#notebook`);
-      await other.waitForSelector(".cell");
-      await other.click("#add-cell");
-      await other.waitForFunction(() =>
-        /open in another tab/.test(document.querySelector("#saved")?.textContent ?? ""),
-      );
-      await other.close();
       await page.evaluate(() => {
         for (let size = 4_000_000; size >= 100; size = Math.floor(size / 2)) {
           try {
@@ -113,6 +130,8 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
       await page.evaluate(() => {
         for (const key of Object.keys(localStorage)) if (key.startsWith("filler")) localStorage.removeItem(key);
       });
+      await paste(4, "#\n".repeat(500_001));
+      await includes("#saved", "cell 4 has more than a million characters");
       await paste(4, "kept = 2");
       await includes("#saved", "Saved in this browser");
     },
@@ -173,6 +192,7 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
         `outputs: ${shown}`,
         ["printed\nbefore", "'a value'", ATTACK, "red"].every((part) => shown.includes(part)),
       );
+      check("what is left out is counted", shown.includes("101 more characters are not kept"));
       check("without colours of a terminal", !shown.includes("\u001b"));
       check("nothing has run", !(await page.evaluate(() => /** @type {any} */ (window).hacked)));
       // Code that nobody here has written or run does not run ahead either, which begins with a timer.
@@ -262,19 +282,35 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
     },
 
     "undoes a run, and tries something in a fork": async (check) => {
+      const earlier = { cell_type: "code", source: "", execution_count: 9_999, outputs: [] };
+      await open(JSON.stringify({ nbformat: 4, cells: [earlier] }));
+      await includes("#replace", "Open other.ipynb? (1 cell)");
+      await page.click("#replace-add");
+      /** The notice after a click. A run clears the one before. */
+      const notice = async () => {
+        await page.waitForSelector("#notice:not([hidden])");
+        return text("#notice");
+      };
       await run(5, "x = 1");
       await run(5, "x = 2");
       await page.click("#undo");
-      await includes("#notice", "Undone. Variables and files are as they were after run");
+      const undone = await notice();
+      check(undone, undone.startsWith("Undone. Variables and files are as they were after run"));
       check("the cell says so", await page.$(cell(5, ".undone")));
+      check("and no other, whatever number it has from elsewhere", (await page.$$(".undone")).length === 1);
       check("it is undone", (await run(5, "x")).value === "1");
       await page.click("#fork");
-      await includes("#notice", "Fork 1 has a copy of all variables");
+      const forked = await notice();
+      check(forked, forked.startsWith("Fork 1 has a copy of all variables"));
       check("with its variables", (await run(5, "x = x + 10; x")).value === "11");
       const [main, fork] = await page.$$("#branches button[aria-pressed]");
       check("the fork is chosen", (await fork.evaluate((it) => it.getAttribute("aria-pressed"))) === "true");
       await main.click();
       await page.waitForSelector('#branches li:first-child button[aria-pressed="true"]');
+      await run(6, "x = 3");
+      await page.click("#undo");
+      await page.waitForSelector(cell(6, ".undone"));
+      check("what ran in the fork is not undone", !(await page.$(cell(5, ".undone"))));
       check("the first has its own", (await run(5, "x")).value === "1");
       await page.click('#branches button[aria-label="Close Fork 1"]');
       await page.waitForSelector("#branches[hidden]");

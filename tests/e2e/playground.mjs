@@ -263,9 +263,23 @@ const STEPS = {
 
   "runs all cells up to the first that fails": async (check) => {
     await paste(3, "raise ValueError('stop here')");
+    await page.evaluate(() => {
+      const seen = /** @type {any} */ (window);
+      seen.gaps = 0;
+      seen.watch = setInterval(() => {
+        const isBusy = document.querySelector('.code-cell:not([data-state="idle"])');
+        if (isBusy && document.querySelector("#undo:not([disabled])")) seen.gaps++;
+      });
+    });
     await page.click("#run-all");
     check("the first two ran", (await ended(1)).badge === "ok" && (await ended(2)).badge === "ok");
     check("the third failed", (await ended(3)).badge === "error");
+    const gaps = await page.evaluate(() => {
+      const { gaps, watch } = /** @type {any} */ (window);
+      clearInterval(watch);
+      return gaps;
+    });
+    check(`nothing can be undone in between: ${gaps}`, gaps === 0);
     await state("ready");
     const ids = await page.$$eval(".count", (counts) => counts.map((it) => Number(it.textContent?.slice(1, -1))));
     check(`the fourth did not run: ${ids}`, ids[2] > ids[1] && ids[1] > ids[0] && ids[3] < ids[0]);

@@ -65,7 +65,7 @@ export function openNotebook(answer) {
   };
   store.addEventListener("change", showSaved);
   showSaved();
-  branches(session, (last) => notebook.undone(last), say);
+  branches(session, (runs) => notebook.undone(runs), say);
   const files = new FileMenu(notebook, EXAMPLES, say);
   const help = /** @type {HTMLDialogElement} */ (byId("shortcuts"));
 

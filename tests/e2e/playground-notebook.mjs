@@ -85,7 +85,7 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
     "keeps cells and outputs over a reload, and runs none of them": async (check) => {
       check("there are four", (await cells()) === 4);
       await run(4, 'kept = "over a reload"; print("printed"); kept');
-      await includes("#saved", "Saved in this browser");
+      await page.waitForFunction(() => localStorage.getItem("sandglass.notebook")?.includes("'over a reload'"));
       // Another tab, which finds cells that it cannot read, and which writes once this tab has gone.
       const kept = await page.evaluate(() => {
         const kept = String(localStorage.getItem("sandglass.notebook"));
@@ -130,8 +130,6 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
       await page.evaluate(() => {
         for (const key of Object.keys(localStorage)) if (key.startsWith("filler")) localStorage.removeItem(key);
       });
-      await paste(4, "#\n".repeat(500_001));
-      await includes("#saved", "cell 4 has more than a million characters");
       await paste(4, "kept = 2");
       await includes("#saved", "Saved in this browser");
     },

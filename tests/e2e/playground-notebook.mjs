@@ -85,37 +85,21 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
     "keeps cells and outputs over a reload, and runs none of them": async (check) => {
       check("there are four", (await cells()) === 4);
       await run(4, 'kept = "over a reload"; print("printed"); kept');
-      await page.waitForFunction(() => localStorage.getItem("sandglass.notebook")?.includes("'over a reload'"));
-      // Another tab, which finds cells that it cannot read, and which writes once this tab has gone.
-      const kept = await page.evaluate(() => {
-        const kept = String(localStorage.getItem("sandglass.notebook"));
-        localStorage.setItem("sandglass.notebook", `${kept}!`);
-        return kept;
-      });
-      const other = await browser.newPage();
-      const says = (/** @type {string} */ words) =>
-        other.waitForFunction((words) => document.querySelector("#saved")?.textContent?.includes(words), {}, words);
-      await other.goto(`${site.url}/www/#notebook`);
-      await says("cannot be read");
-      await other.click("#add-cell");
-      await says("open in another tab");
-      await page.goto("about:blank");
-      await says("Saved in this browser");
-      const [written, unread] = await other.evaluate((kept) => {
-        const keys = ["sandglass.notebook", "sandglass.notebook.unread"];
-        const stored = keys.map((key) => String(localStorage.getItem(key)));
-        localStorage.setItem("sandglass.notebook", kept);
-        return stored;
-      }, kept);
-      check("it has written its own cells", JSON.parse(written).cells.length === 4);
-      check("and has kept those that it cannot read", unread === `${kept}!`);
-      await other.close();
-      await page.goto(`${site.url}/www/#notebook`);
+      await includes("#saved", "Saved in this browser");
+      await page.reload();
       await state("ready");
       check("they are there again", (await cells()) === 4 && (await sources())[3].startsWith('kept = "over'));
       const shown = await text(cell(4, ".result"));
       check(`with their outputs: ${shown}`, /printed\n.*'over a reload'.*Saved output/s.test(shown));
       check("nothing has run", !(await page.$('#variable-rows button[title="Show kept"]')));
+      const other = await browser.newPage();
+      await other.goto(`${site.url}/www/#notebook`);
+      await other.waitForSelector(".cell");
+      await other.click("#add-cell");
+      await other.waitForFunction(() =>
+        /open in another tab/.test(document.querySelector("#saved")?.textContent ?? ""),
+      );
+      await other.close();
       await page.evaluate(() => {
         for (let size = 4_000_000; size >= 100; size = Math.floor(size / 2)) {
           try {

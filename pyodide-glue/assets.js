@@ -36,3 +36,38 @@ export function assetUrl(asset, base) {
     );
   }
 }
+
+/**
+ * The reason why an answer is no file of the package; undefined if it may be one. Servers answer with their start page where
+ * an application has taken over all addresses.
+ * @param {string} url
+ * @param {Response} response
+ * @returns {string | undefined}
+ */
+export function wrongAnswer(url, response) {
+  const isPage = response.headers.get("content-type")?.includes("text/html");
+  if (response.ok && !isPage) return undefined;
+  const what = response.ok
+    ? "the server answered with a web page (text/html), so the file is not there"
+    : `the server answered ${response.status}`;
+  return `${what}. ${remedy(url)}`;
+}
+
+/**
+ * The reason why a request failed. Browsers do not tell code that CORS was the reason.
+ * @param {string} url
+ * @param {unknown} error
+ */
+export function failedRequest(url, error) {
+  const what = error instanceof Error ? error.message : String(error);
+  const own = globalThis.location?.origin;
+  if (!own || new URL(url, location.href).origin === own) return what;
+  return `${what}; its server must allow pages of ${own} to read it: Access-Control-Allow-Origin`;
+}
+
+/** Advice for a file that is not where the bundle looks for it. @param {string} url */
+const remedy = (url) =>
+  url.includes("/.vite/")
+    ? `Vite moved the package's code away from its files: set optimizeDeps: { exclude: ["sandglass"] } in vite.config.js`
+    : "If your bundler does not copy the files of packages, copy node_modules/sandglass/dist into your site and pass its " +
+      "address by the option assetsUrl (docs/bundlers.md)";

@@ -8,7 +8,7 @@ import { basename, delimiter, dirname, join } from "node:path";
 import process from "node:process";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
-import { startProcess } from "./process.js";
+import { startProcess, startProgram } from "./process.js";
 import { filterFor } from "./seccomp.js";
 
 /** @typedef {import("./process.js").Command} Command */
@@ -18,7 +18,12 @@ const run = promisify(execFile);
 /** The time for a trial run, in milliseconds. */
 const TRIAL_MS = 30_000;
 /** The script of a guest's process. Found when it is needed, because a bundle may not know its own address. */
-const ownScript = () => fileURLToPath(new URL("../dist/process.mjs", import.meta.url));
+function ownScript() {
+  const path = fileURLToPath(new URL("../dist/process.mjs", import.meta.url));
+  if (existsSync(path)) return path;
+  const remedy = "If your program is bundled, leave the package sandglass out of the bundle (external)";
+  throw new Error(`${path} is not there. ${remedy}`);
+}
 /** The first version of Node.js that calls its permissions by their final name. */
 const [PERMISSIONS_MAJOR, PERMISSIONS_MINOR] = [22, 13];
 /** The paths of the engine and its script in bubblewrap. */
@@ -149,13 +154,30 @@ async function inBubblewrap(script) {
     ...(kind === "deno" ? ["--size", `${1 << 20}`, "--tmpfs", "/tmp", "--setenv", "DENO_DIR", "/tmp"] : []),
     ...["--proc", "/proc", "--remount-ro", "/", "--chdir", "/"],
   ];
-  const trial = await run(bwrap, [...around, "--", INSIDE_ENGINE, "--version"], { env: {}, timeout: TRIAL_MS });
-  const args = [
-    ...around,
-    ...(filter ? ["--seccomp", "3"] : []),
-    ...["--", INSIDE_ENGINE, ...argumentsOf(kind, trial.stdout, INSIDE_SCRIPT)],
-  ];
-  return { program: bwrap, args, env: {}, filter };
+  const start = [...around, ...(filter ? ["--seccomp", "3"] : []), "--", INSIDE_ENGINE];
+  const version = await tryOut({ program: bwrap, args: [...start, "--version"], env: {}, filter });
+  return { program: bwrap, args: [...start, ...argumentsOf(kind, version, INSIDE_SCRIPT)], env: {}, filter };
+}
+
+/** Runs a program that ends by itself. Resolves to its output; rejects with what it said of its failure. @param {Command} command */
+async function tryOut(command) {
+  const child = startProgram(command);
+  let [said, failure] = ["", ""];
+  child.stdout.setEncoding("utf8").on("data", (/** @type {string} */ text) => (said += text));
+  child.stderr.setEncoding("utf8").on("data", (/** @type {string} */ text) => (failure += text));
+  const timer = setTimeout(() => child.kill("SIGKILL"), TRIAL_MS);
+  try {
+    /** @type {unknown} */
+    const ending = await new Promise((resolve, reject) =>
+      child
+        .on("error", reject)
+        .on("close", (/** @type {number | null} */ code, /** @type {string} */ signal) => resolve(code ?? signal)),
+    );
+    if (ending !== 0) throw new Error(failure || `${command.program} ended with ${ending}`);
+    return said;
+  } finally {
+    clearTimeout(timer);
+  }
 }
 
 /** The libraries that a program is linked with, and its loader. @param {string} program */
@@ -173,8 +195,9 @@ async function inDeno(script) {
   const deno = findDeno();
   if (!deno) return undefined;
   const env = surroundings();
-  const { stdout } = await run(deno, ["--version"], { env, timeout: TRIAL_MS });
-  return { program: deno, args: argumentsOf("deno", stdout, script), env };
+  // A program in the PATH may be a script, which would leave Deno behind when it is killed.
+  const { stdout } = await run(deno, ["eval", "console.log(Deno.execPath())"], { env, timeout: TRIAL_MS });
+  return { program: stdout.trim(), args: argumentsOf("deno", "", script), env };
 }
 
 /** Deno: the one that runs this code, that of the npm package "deno", or a program in the PATH. */

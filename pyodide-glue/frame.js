@@ -7,6 +7,7 @@ import { trustedHtml, trustedScript } from "./trusted-types.js";
 
 /** @typedef {{ element: HTMLIFrameElement, loaded: boolean, blocked: boolean }} Frame */
 
+const TITLE = "Sandglass guest";
 /** The time in which a browser reports what a policy blocked, in milliseconds. */
 const POLICY_MS = 2_000;
 
@@ -22,7 +23,7 @@ export function createFrame() {
   const element = document.createElement("iframe");
   element.setAttribute("sandbox", "allow-scripts");
   element.allow = "cross-origin-isolated *";
-  element.title = "Sandglass guest";
+  element.title = TITLE;
   element.setAttribute("aria-hidden", "true");
   element.hidden = true;
   const policy = `<meta http-equiv="Content-Security-Policy" content="${POLICY}">`;
@@ -46,7 +47,7 @@ let isBlocked;
 
 /**
  * Finds out if the page's policy blocks the script of frames. Only a frame would hear of that, so the same script is put into
- * the page, where it does nothing. Dispatches "error" at the frame.
+ * the page, where it does nothing. Dispatches "error" at all frames of guests.
  * @param {Frame} frame
  */
 function watchPolicy(frame) {
@@ -54,10 +55,10 @@ function watchPolicy(frame) {
   isBlocked = false;
   const same = document.createElement("script");
   same.text = trustedScript(script);
-  const hear = (/** @type {SecurityPolicyViolationEvent} */ { target }) => {
-    if (target !== same) return;
+  const hear = (/** @type {SecurityPolicyViolationEvent} */ { target, disposition }) => {
+    if (target !== same || disposition !== "enforce") return;
     isBlocked = frame.blocked = true;
-    frame.element.dispatchEvent(new Event("error"));
+    for (const each of document.querySelectorAll(`iframe[title="${TITLE}"]`)) each.dispatchEvent(new Event("error"));
   };
   document.addEventListener("securitypolicyviolation", hear);
   document.documentElement.append(same);

@@ -22,8 +22,8 @@ let isFirst = true;
 export async function createSandbox(options) {
   if (!isFirst) return startSandbox(await load(options), options);
   isFirst = false;
-  prefetch(options);
   try {
+    prefetch(options);
     return await startSandbox(await load(options), options);
   } finally {
     discardPrefetched();

@@ -4,6 +4,7 @@
 
 import { readFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
+import { frameHash as hash } from "../dist/assets.js";
 import { startSandbox } from "../pkg/sandglass.js";
 import { createProcesses } from "./confinement.js";
 import { load, provide } from "./supervisor.js";
@@ -11,6 +12,9 @@ import { load, provide } from "./supervisor.js";
 /** @import { Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
 
 export { SandboxError } from "./sandbox-error.js";
+
+/** The hash of the frames' script, for programs that build a page or serve one. @type {string} */
+export const frameHash = hash;
 
 /**
  * Reads a file of the package by its address; undefined leaves an address of the web to `fetch`.

@@ -17,6 +17,8 @@ const KINDS = /** @type {const} */ (["null", "text", "bytes", "blob", "list"]);
 const MAX_DEPTH = 3;
 /** The most bytes of a message: more than a checkpoint has, and less than an ArrayBuffer may have. */
 const MAX_BYTES = 2 ** 31 - 1;
+/** The most values of a list: more than a batch of host calls has. */
+const MAX_VALUES = 250_000;
 
 /**
  * Makes a writer of messages. Messages leave in order, although a Blob has to be read first.
@@ -27,6 +29,7 @@ export function createWriter(write, fail) {
   /** @type {[lane: number, value: Value][]} */
   const waiting = [];
   let isBusy = false;
+  let hasFailed = false;
 
   const drain = async () => {
     isBusy = true;
@@ -35,18 +38,20 @@ export function createWriter(write, fail) {
         const [lane, value] = next;
         write(pack(lane, encode(hasBlob(value) ? await readBlobs(value) : value)));
       }
-      isBusy = false;
     } catch (error) {
+      hasFailed = true;
+      waiting.length = 0;
       fail(error);
     }
+    isBusy = false;
   };
 
   /** @param {number} lane @param {Value} value */
   return (lane, value) => {
-    if (isBusy || hasBlob(value)) {
-      waiting.push([lane, value]);
-      if (!isBusy) drain();
-    } else write(pack(lane, encode(value)));
+    if (hasFailed) return;
+    waiting.push([lane, value]);
+    // It runs at once as far as the first Blob.
+    if (!isBusy) drain();
   };
 }
 
@@ -65,6 +70,7 @@ const hasBlob = (value) => value instanceof Blob || (Array.isArray(value) && val
 
 /** @param {Value} value @returns {Promise<ReadValue>} */
 async function readBlobs(value) {
+  if (value instanceof Blob && value.size > MAX_BYTES) throw new RangeError("a file of more than 2 GB");
   if (value instanceof Blob) return new BlobBytes(new Uint8Array(await value.arrayBuffer()));
   return Array.isArray(value) ? Promise.all(value.map(readBlobs)) : value;
 }
@@ -107,62 +113,85 @@ function pack(lane, pieces) {
 /**
  * Makes a reader of messages. It throws when the bytes are no message, and is of no use after.
  * @param {(lane: number, value: Value) => void} take
+ * @param {number} [maxBytes]  the most bytes of a message beside its Blobs
  * @returns {(chunk: Uint8Array) => void}
  */
-export function createReader(take) {
+export function createReader(take, maxBytes = MAX_BYTES) {
   // Bytes are kept as they come, so that a size alone makes nobody take memory.
   /** @type {Uint8Array[]} */
   let chunks = [];
   let length = 0;
-  let wanted = SIZE;
-  let hasSize = false;
+  const messages = readMessages(take, maxBytes);
+  let wanted = messages.next().value ?? Infinity;
 
   return (chunk) => {
     chunks.push(chunk);
     length += chunk.length;
     while (length >= wanted) {
-      const bytes = chunks.length === 1 ? chunks[0] : join(chunks, length);
-      const part = bytes.subarray(0, wanted);
-      chunks = wanted < length ? [bytes.subarray(wanted)] : [];
+      // All but the last were not enough, so the end of these bytes is in the last.
+      const last = /** @type {Uint8Array} */ (chunks.pop());
+      const end = last.length - (length - wanted);
+      const parts = [...chunks, last.subarray(0, end)];
+      chunks = end < last.length ? [last.subarray(end)] : [];
       length -= wanted;
-      hasSize = !hasSize;
-      wanted = hasSize ? new DataView(part.buffer, part.byteOffset).getUint32(0, true) : SIZE;
-      if (wanted === 0 || wanted > MAX_BYTES) throw new RangeError("a message that cannot be");
-      if (!hasSize) take(part[0], decode(part));
+      wanted = messages.next(parts).value ?? Infinity;
     }
   };
 }
 
-/** @param {Uint8Array} message @returns {Value} */
-function decode(message) {
-  const view = new DataView(message.buffer, message.byteOffset, message.length);
-  let at = 1;
-  /** @param {number} depth @returns {Value} */
-  const next = (depth) => {
-    const kind = KINDS[view.getUint8(at)];
-    const size = view.getUint32(at + 1, true);
-    at += HEAD;
+/**
+ * Reads messages without end. It yields a number of bytes, at least one, and is continued with these.
+ * @param {(lane: number, value: Value) => void} take
+ * @param {number} maxBytes
+ * @returns {Generator<number, void, Uint8Array[]>}
+ */
+function* readMessages(take, maxBytes) {
+  /** The bytes of the message that were not read yet. */
+  let left = 0;
+  /** Those that it may still have beside its Blobs. */
+  let allowed = 0;
+
+  /** @param {number} size @param {boolean} [isBlob] @returns {Generator<number, Uint8Array[], Uint8Array[]>} */
+  function* bytes(size, isBlob) {
+    if (size > left) throw new RangeError("a value that cannot be");
+    if (!isBlob && size > allowed) throw new RangeError(`a message of more than ${maxBytes} bytes beside its files`);
+    left -= size;
+    if (!isBlob) allowed -= size;
+    return size ? yield size : [];
+  }
+
+  /** @param {number} depth @returns {Generator<number, Value, Uint8Array[]>} */
+  function* value(depth) {
+    const head = join(yield* bytes(HEAD));
+    const kind = KINDS[head[0]];
+    const size = new DataView(head.buffer).getUint32(1, true);
     if (kind === "null") return null;
-    if (kind === "list") {
-      // Each value of a list takes bytes of the message, so the list is no longer than these.
-      if (depth === MAX_DEPTH || size * HEAD > message.length - at) throw new RangeError("a list that cannot be");
-      return Array.from({ length: size }, () => next(depth + 1));
-    }
-    const end = at + size;
-    if (!kind || end > message.length) throw new RangeError("a value that cannot be");
-    const bytes = message.subarray(at, end);
-    at = end;
-    if (kind === "text") return decoder.decode(bytes);
-    return kind === "blob" ? new Blob([/** @type {BlobPart} */ (bytes)]) : bytes.slice();
-  };
-  const value = next(0);
-  if (at !== message.length) throw new RangeError("bytes after a message");
-  return value;
+    if (kind === "text") return decoder.decode(join(yield* bytes(size)));
+    if (kind === "bytes") return join(yield* bytes(size));
+    if (kind === "blob") return new Blob(/** @type {BlobPart[]} */ (yield* bytes(size, true)));
+    // Each value of a list takes bytes of the message, so the list is no longer than these.
+    if (kind !== "list" || depth === MAX_DEPTH || size > MAX_VALUES || size * HEAD > left)
+      throw new RangeError("a list that cannot be");
+    /** @type {Value[]} */
+    const list = [];
+    while (list.length < size) list.push(yield* value(depth + 1));
+    return list;
+  }
+
+  for (;;) {
+    left = new DataView(join(yield SIZE).buffer).getUint32(0, true);
+    if (left > MAX_BYTES) throw new RangeError("a message that cannot be");
+    allowed = maxBytes;
+    const [lane] = join(yield* bytes(1));
+    const whole = yield* value(0);
+    if (left > 0) throw new RangeError("bytes after a message");
+    take(lane, whole);
+  }
 }
 
-/** @param {Uint8Array[]} chunks @param {number} length */
-function join(chunks, length) {
-  const whole = new Uint8Array(length);
+/** Makes a copy, because a chunk may be memory that its stream uses again. @param {Uint8Array[]} chunks */
+function join(chunks) {
+  const whole = new Uint8Array(chunks.reduce((total, chunk) => total + chunk.length, 0));
   let offset = 0;
   for (const chunk of chunks) {
     whole.set(chunk, offset);

@@ -2,7 +2,7 @@
 // the supervisor holds.
 // Decisions: docs/internals/guest-in-a-process.md.
 
-import { spawn } from "node:child_process";
+import { spawn, spawnSync } from "node:child_process";
 import { closeSync, openSync, readFileSync, readdirSync } from "node:fs";
 import process from "node:process";
 import { LANES, createReader, createWriter } from "./pipe.js";
@@ -11,9 +11,15 @@ import { LANES, createReader, createWriter } from "./pipe.js";
 
 /** @typedef {{ program: string, args: string[], env: Record<string, string | undefined>, filter?: Uint8Array }} Command */
 
+/** The time after which a process that does not start is killed all the same, in milliseconds. */
+const START_MS = 10_000;
 /** The most characters of a failure that the process wrote to its standard error. */
 const MAX_WORDS = 2000;
 
+/** The most bytes of a guest's message beside its Blobs: more than the arguments of a host call should have. */
+const MAX_BYTES = 2 ** 28;
+
+const IS_DENO = "Deno" in globalThis;
 /** The flag of a descriptor that started programs do not get, as /proc shows it. */
 const CLOSED_ON_EXEC = 0o2000000;
 
@@ -25,21 +31,40 @@ const CLOSED_ON_EXEC = 0o2000000;
 export function startProgram({ program, args, env, filter }) {
   /** @type {("pipe" | "ignore" | number)[]} */
   const stdio = ["pipe", "pipe", "pipe"];
-  const nothing = process.platform === "linux" && !("Deno" in globalThis) ? openSync("/dev/null", "r") : undefined;
   // Whoever started this program may have left files or sockets open, which the guest would inherit.
-  for (const fd of nothing === undefined ? [] : inheritable()) stdio[fd] = /** @type {number} */ (nothing);
+  const inherited = inheritable();
+  // Deno gives no open file to a program. There, a pipe that is closed at once takes the place.
+  const nothing = IS_DENO || inherited.length === 0 ? "pipe" : openSync("/dev/null", "r");
+  for (const fd of inherited) stdio[fd] = nothing;
   if (filter) stdio[3] = "pipe";
   try {
     const child = spawn(program, args, { env, stdio: Array.from(stdio, (way) => way ?? "ignore") });
-    if (filter) /** @type {any} */ (child.stdio[3]).end(filter);
+    // Whoever has the handle hears more; without a listener, Node ends the host's program.
+    child.on("error", () => {});
+    const pipes = /** @type {any[]} */ (child.stdio ?? []);
+    for (const [fd, pipe] of pipes.entries()) {
+      pipe?.on("error", () => {});
+      if (fd > (filter ? 3 : 2)) pipe?.destroy();
+    }
+    if (!child.stdin) throw new Error(`${program} could not be started: this program has too many files open`);
+    if (filter) pipes[3]?.end(filter);
     return child;
   } finally {
-    if (nothing !== undefined) closeSync(nothing);
+    if (typeof nothing === "number") closeSync(nothing);
   }
 }
 
 /** The descriptors beyond the standard ones that started programs get. */
 function inheritable() {
+  if (process.platform !== "linux") return [];
+  if (IS_DENO) {
+    // It may not look into /proc without all rights, so a started program tells what it got.
+    const { stdout } = spawnSync("/bin/ls", ["/proc/self/fd"], { env: {}, encoding: "utf8" });
+    return `${stdout ?? ""}`
+      .split("\n")
+      .map(Number)
+      .filter((fd) => fd > 2);
+  }
   /** @type {number[]} */
   const all = readdirSync("/proc/self/fdinfo").map(Number);
   return all.filter((fd) => {
@@ -62,8 +87,9 @@ function inheritable() {
  */
 export function startProcess(command, script, port, control) {
   const child = startProgram(command);
-  const { stdin, stdout, stderr } = child;
+  const { stdin, stdout, stderr } = child; // "close" reports their errors
   let words = "";
+  let isRunning = false;
   const fail = (/** @type {unknown} */ why) => {
     child.kill("SIGKILL");
     control.postMessage(`its process has ended: ${why}`);
@@ -72,9 +98,10 @@ export function startProcess(command, script, port, control) {
   const read = createReader((lane, value) => {
     if (lane === LANES.port) return port.postMessage(value);
     if (lane !== LANES.control || (value !== null && typeof value !== "string")) throw new RangeError("no such lane");
-    control.postMessage(value);
-  });
+    control.postMessage(value && value.slice(0, MAX_WORDS));
+  }, MAX_BYTES);
   stdout.on("data", (/** @type {Uint8Array} */ chunk) => {
+    isRunning = true; // by the script's first message
     try {
       read(chunk);
     } catch (error) {
@@ -83,7 +110,6 @@ export function startProcess(command, script, port, control) {
     }
   });
   stderr.setEncoding("utf8").on("data", (/** @type {string} */ text) => (words = (words + text).slice(-MAX_WORDS)));
-  stdin.on("error", () => {}); // "close" reports the end
   child.on("error", fail);
   child.on("close", (/** @type {number | null} */ code, /** @type {string | null} */ signal) =>
     fail(words.trim() || (signal ?? `exit code ${code}`)),
@@ -92,7 +118,16 @@ export function startProcess(command, script, port, control) {
   script.text().then((text) => write(LANES.script, text));
   port.onmessage = ({ data }) => write(LANES.port, data);
   control.onmessage = ({ data }) => write(LANES.control, giveControl(data));
-  return { terminate: () => void child.kill("SIGKILL") };
+  return {
+    terminate() {
+      const kill = () => child.kill("SIGKILL");
+      if (isRunning) return void kill();
+      // Killed while it starts, bubblewrap leaves a process behind, which waits for it.
+      const timer = setTimeout(kill, START_MS);
+      stdout.once("data", kill);
+      child.once("close", () => clearTimeout(timer));
+    },
+  };
 }
 
 /** A message of `control` as a value of a pipe. `process-script.js` reads it. @param {Parts | [string, Uint8Array?]} message */

@@ -2,7 +2,7 @@
 
 import init from "../pkg/sandglass.js";
 import { build, integrity, platform } from "../dist/assets.js";
-import { assetUrl } from "./assets.js";
+import { assetUrl, failedRequest, wrongAnswer } from "./assets.js";
 import { openFrame, takeRequest } from "./prefetch.js";
 import { SandboxError } from "./sandbox-error.js";
 import { startWorker } from "./start-worker.js";
@@ -15,6 +15,8 @@ const glue = {
   integrity,
   platform,
   assetUrl,
+  wrongAnswer,
+  failedRequest,
   openFrame,
   takeRequest,
   startWorker,
@@ -30,18 +32,41 @@ export function provide(functions) {
   Object.assign(glue, functions);
 }
 
+/** The supervisor's start; undefined before it, and after a failure. @type {Promise<unknown> | undefined} */
+let starting;
+
 /**
  * Resolves when the supervisor can be called, to the functions that it needs.
  * @param {unknown} [options]  the sandbox's options, which nobody has checked yet
  */
 export async function load(options) {
-  const { assetsUrl } = Object(options);
-  const url = assetUrl("supervisor", typeof assetsUrl === "string" ? assetsUrl : undefined);
+  starting ??= start(Object(options).assetsUrl);
   try {
-    await init({ module_or_path: glue.read?.(url) ?? url });
+    await starting;
   } catch (error) {
-    const remedy = "see docs/bundlers.md for the way in which your bundler copies it, or pass assetsUrl";
-    throw new SandboxError("asset_failed", `${url}: the supervisor could not be loaded: ${error}; ${remedy}`);
+    starting = undefined; // the next sandbox tries again
+    throw error;
   }
   return glue;
+}
+
+/** @param {unknown} assetsUrl */
+async function start(assetsUrl) {
+  const url = assetUrl("supervisor", typeof assetsUrl === "string" ? assetsUrl : undefined);
+  try {
+    await init({ module_or_path: glue.read?.(url) ?? fetch(url, { integrity: integrity.supervisor }) });
+  } catch (error) {
+    throw new SandboxError("asset_failed", `${url}: ${await reason(url, error)}; no guest was started`);
+  }
+}
+
+/** The reason why the supervisor did not start. @param {string} url @param {unknown} error */
+async function reason(url, error) {
+  if (glue.read?.(url)) return `it could not be read: ${error}`;
+  try {
+    const answer = wrongAnswer(url, await fetch(url));
+    return answer ?? `it is not the file of this release (${error}); serve the package's dist/ whole`;
+  } catch (failure) {
+    return `it could not be fetched (${failedRequest(url, failure)})`;
+  }
 }

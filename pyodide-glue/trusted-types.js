@@ -2,16 +2,17 @@
 
 /** @typedef {{ createHTML(html: string): string, createScript(text: string): string, createScriptURL(url: string): string }} Policy */
 
-/** @type {Policy | undefined} */
+/** Null when the page allows no such policy. @type {Policy | null | undefined} */
 let policy;
 
 function find() {
   const { trustedTypes } = /** @type {any} */ (globalThis);
   try {
     const pass = (/** @type {string} */ text) => text;
-    policy ??= trustedTypes?.createPolicy("sandglass", { createHTML: pass, createScript: pass, createScriptURL: pass });
+    if (policy === undefined)
+      policy = trustedTypes?.createPolicy("sandglass", { createHTML: pass, createScript: pass, createScriptURL: pass });
   } catch {
-    // The page allows no such policy. The next assignment fails if the page requires one.
+    policy = null; // the next assignment fails if the page requires a policy
   }
   return policy;
 }

@@ -25,7 +25,7 @@ const FILES = {
 };
 /** The memory that guests start from. It is made by a guest of the other files. */
 const SNAPSHOT = "snapshot.bin";
-/** The text of dist/assets.js, without the snapshot's hash. */
+/** The text of dist/assets.js, without the hashes of the snapshot and the supervisor. */
 let assets = "";
 
 await mkdir(dist, { recursive: true });
@@ -104,7 +104,7 @@ async function guest() {
     build: build.digest("hex"),
     frame,
     frameHash,
-    integrity: { ...Object.fromEntries(integrity), snapshot: "" },
+    integrity: { ...Object.fromEntries(integrity), snapshot: "", supervisor: "" },
     platform,
   };
   const lines = Object.entries(constants).map(([name, value]) => `export const ${name} = ${JSON.stringify(value)};\n`);
@@ -146,6 +146,8 @@ async function script(entry, options) {
 // Adds the snapshot to the files of dist/, which have to be there.
 async function snapshot() {
   const file = join(dist, SNAPSHOT);
+  assets = assets.replace('"supervisor":""', `"supervisor":"${await digest(join(dist, "supervisor.wasm"))}"`);
+  await writeFile(join(dist, "assets.js"), assets);
   await writeFile(file, await makeSnapshot(await readFile(join(dist, FILES.wasm)), dev ? 6 : 9));
   await writeFile(join(dist, "assets.js"), assets.replace('"snapshot":""', `"snapshot":"${await digest(file)}"`));
 }

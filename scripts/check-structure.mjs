@@ -73,6 +73,11 @@ const RULES = {
       .split("\n")
       .filter((line) => /^(web-sys|js-sys|wasm-bindgen|gloo-)/.test(line)),
 
+  "no file holds marks of a merge": () =>
+    files
+      .filter((file) => /\.(rs|m?js|ts|py|md|json|toml|css|html)$|ignore$/.test(file))
+      .flatMap((file) => linesWith(file, /^(<{7}|>{7}) /)),
+
   "pyodide-glue/ imports along its layers": () =>
     againstLayers(new Map([...scripts].filter(([file]) => isGlue(file))), GLUE),
 

@@ -78,14 +78,16 @@ impl Assets {
 
     /// The package's snapshot, for a page that has no other yet. `None` where data is to be saved, or the browser tells that the line is slow
     /// (`3g` or less): making one takes less time there.
-    pub(super) async fn snapshot(&self, base: &str, glue: &Glue) -> Result<Option<JsValue>, Error> {
+    pub(super) async fn snapshot(&self, base: &str, glue: &Glue) -> Option<JsValue> {
         let connection = get(&get(&js_sys::global(), "navigator"), "connection");
         let kind = get(&connection, "effectiveType").as_string();
         if kind.is_some_and(|kind| kind != "4g") || get(&connection, "saveData").is_truthy() {
-            return Ok(None);
+            return None;
         }
-        let file = self.snapshot.get_or_init(|| load_one(base, SNAPSHOT, glue));
-        settle(&file.blob).await.map(Some)
+        let file = load_one(base, SNAPSHOT, glue);
+        let blob = settle(&file.blob).await.ok()?; // without it, the guest makes one
+        let _ = self.snapshot.set(file);
+        Some(blob)
     }
 
     /// Waits until all files are verified to be those of this release.
@@ -133,7 +135,7 @@ fn load_one(base: &str, asset: &'static str, glue: &Glue) -> File {
     let request = glue.take_request(&url);
     let file = File {
         url: url.as_str().into(),
-        blob: promise(&url, download(url.clone(), integrity.clone(), request)),
+        blob: promise(&url, download(glue.clone(), url.clone(), integrity.clone(), request)),
         integrity,
         verified: Rc::default(),
     };
@@ -168,58 +170,22 @@ fn failed(error: &JsValue) -> JsValue {
 }
 
 /// Fetches a file.
-async fn download(url: String, integrity: JsValue, begun: Option<Promise>) -> Result<JsValue, JsValue> {
+async fn download(glue: Glue, url: String, integrity: JsValue, begun: Option<Promise>) -> Result<JsValue, JsValue> {
     // A context that is not secure has no `crypto.subtle`. There the browser checks the hash while it fetches, on the main thread.
     let init = match subtle() {
         Some(_) => Object::new(),
         None => object(&[("integrity", &integrity)]),
     };
     let response = async { JsFuture::from(begun.map_or_else(|| fetch(&url, &init), Ok)?).await };
-    let response = response.await.map_err(|error| failed(&other_origin(&url, &error)))?;
+    let response = response
+        .await
+        .map_err(|error| failed(&glue.failed_request(&url, &error).into()))?;
     let response: Response = response.unchecked_into();
-    if let Some(problem) = wrong_answer(&response) {
-        return Err(format!("{problem}. {}", remedy(&url)).into());
+    if let Some(problem) = glue.wrong_answer(&url, &response) {
+        return Err(problem.into());
     }
     let blob = async { JsFuture::from(response.blob()?).await };
     blob.await.map_err(|error| failed(&error))
-}
-
-/// The reason why an answer cannot be the file. Servers answer with their start page where an application has taken over all addresses.
-fn wrong_answer(response: &Response) -> Option<String> {
-    if !response.ok() {
-        return Some(format!("the server answered {}", response.status()));
-    }
-    let kind = response
-        .headers()
-        .get("content-type")
-        .ok()
-        .flatten()
-        .unwrap_or_default();
-    kind.contains("text/html")
-        .then(|| "the server answered with a web page (text/html), so the file is not there".to_owned())
-}
-
-/// The advice for a file that is not where the bundle looks for it.
-fn remedy(url: &str) -> &'static str {
-    if url.contains("/.vite/") {
-        "Vite moved the package's code away from its files: set optimizeDeps: { exclude: [\"sandglass\"] } in vite.config.js"
-    } else {
-        "If your bundler does not copy the files of packages, copy node_modules/sandglass/dist into your site and pass its address by the \
-         option assetsUrl"
-    }
-}
-
-/// The reason of a failed request. Browsers do not tell code that CORS was the reason.
-fn other_origin(url: &str, error: &JsValue) -> JsValue {
-    let origin = |url: &str| web_sys::Url::new(url).map(|url| url.origin());
-    let own = get(&get(&js_sys::global(), "location"), "href").as_string();
-    match (own.map(|own| origin(&own)), origin(url)) {
-        (Some(Ok(own)), Ok(other)) if own != other => {
-            let hint = format!("its server must allow pages of {own} to read it: Access-Control-Allow-Origin");
-            format!("{}; {hint}", describe(error)).into()
-        }
-        _ => error.clone(),
-    }
 }
 
 /// Checks the SHA-256 of a file.

@@ -273,6 +273,9 @@ impl Endpoint {
     async fn explain(&self, stop: &Stop) -> String {
         let page = js_sys::global();
         let origin = get(&get(&page, "location"), "origin").as_string().unwrap_or_default();
+        if origin.is_empty() {
+            return ": nothing answers there".to_owned(); // no page, so no policy and no CORS
+        }
         let of = web_sys::Url::new(&self.base_url).map_or(origin.clone(), |url| url.origin());
         let setup = self
             .setup

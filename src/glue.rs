@@ -16,6 +16,12 @@ extern "C" {
     /// The address of a file of the package: in the folder `base`, or where the package itself is when that is empty.
     #[wasm_bindgen(method, catch, js_name = assetUrl)]
     pub(super) fn asset_url(this: &Glue, asset: &str, base: &str) -> Result<String, JsValue>;
+    /// The reason why an answer is no file of the package.
+    #[wasm_bindgen(method, js_name = wrongAnswer)]
+    pub(super) fn wrong_answer(this: &Glue, url: &str, response: &web_sys::Response) -> Option<String>;
+    /// The reason why a request failed.
+    #[wasm_bindgen(method, js_name = failedRequest)]
+    pub(super) fn failed_request(this: &Glue, url: &str, error: &JsValue) -> String;
     /// The SHA-256 of every asset, as subresource integrity metadata.
     #[wasm_bindgen(method, getter)]
     pub(super) fn integrity(this: &Glue) -> Object;

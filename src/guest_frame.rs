@@ -20,8 +20,10 @@ use sandglass_core::protocol::Request;
 const FRAME_MS: u32 = 20_000;
 /// The time for which an abandoned guest is kept, in milliseconds. Most of its answers arrive within it.
 const SOON_MS: u32 = 30;
-const FRAME_IS_BLOCKED: &str = "its frame does not run. Does the page have a Content-Security-Policy? The frame inherits \
-    it: allow its script in script-src (its hash is the package's export `frameHash`) with 'wasm-unsafe-eval', and worker-src blob:";
+const FRAME_IS_BLOCKED: &str = "the page's Content-Security-Policy blocks its frame, which inherits it: allow its script in \
+    script-src (its hash is the package's export `frameHash`) with 'wasm-unsafe-eval', and worker-src blob:";
+const FRAME_IS_SILENT: &str = "its frame does not run. Does the page have a Content-Security-Policy? The frame inherits it: allow its \
+    script in script-src (its hash is the package's export `frameHash`) with 'wasm-unsafe-eval', and worker-src blob:";
 
 pub(super) const NO_PROCESSES: &str =
     "this is the package's entry for browsers; import \"sandglass\", with the export condition \"node\"";
@@ -192,7 +194,7 @@ impl Guest {
             Home::Frame { element, gate, .. } => {
                 let inbox = self.inbox.clone();
                 let watch = Timeout::new(FRAME_MS, move || {
-                    inbox.deliver(Letter::Failure(FRAME_IS_BLOCKED.to_owned()))
+                    inbox.deliver(Letter::Failure(FRAME_IS_SILENT.to_owned()))
                 });
                 self.frame_watch.replace(Some(watch));
                 gate.message.replace(Some((script.clone(), self.far_ends.clone())));

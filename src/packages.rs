@@ -138,6 +138,7 @@ pub(super) async fn find(
     if settings.is_offline {
         return match wanted {
             Wanted::Modules(_) => Ok(Vec::new()),
+            Wanted::Requirements(texts) if texts.is_empty() => Ok(Vec::new()),
             Wanted::Requirements(texts) => Err(Error::PackageNotFound(format!(
                 "{}: packageBaseUrl is null, so no packages are fetched; nothing was installed",
                 texts.join(", ")

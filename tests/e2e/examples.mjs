@@ -41,7 +41,7 @@ const WAYS = {
   },
 };
 
-const score = new Score();
+const score = new Score(values.only);
 const top = await mkdtemp(join(tmpdir(), "sandglass-examples-"));
 const log = (/** @type {string} */ name) => join(root, `.setup/logs/example-${name}.log`);
 const browser = await launch("chromium");
@@ -49,9 +49,10 @@ try {
   await mustRun(["npm", "pack", "--ignore-scripts", "--pack-destination", top], { log: log("pack") });
   const tarball = join(top, String((await readdir(top)).find((name) => name.endsWith(".tgz"))));
   for (const [name, way] of Object.entries(WAYS)) {
-    if (!values.only.split("|").some((part) => name.includes(part))) continue;
+    if (!score.wants(name)) continue;
     await score.test(name, () => tryOut(way, tarball));
   }
+  if (score.passed + score.failed === 0) score.fail(values.only, ["there is no such example"]);
 } finally {
   await browser.close();
   if (values.keep) console.log(`the copies are in ${top}`);
@@ -87,11 +88,15 @@ async function tryOut({ example, build, start, folder }, tarball) {
   await close();
   const [program, ...args] = start.map((word) => word.replace("PORT", `${port}`));
   const server = spawn(/** @type {string} */ (program), args, { cwd: copy, stdio: "ignore", detached: true });
-  const ended = new Promise((resolve) => server.once("exit", resolve));
+  /** @type {Promise<string[]>} */
+  const ended = new Promise((resolve) => {
+    server.once("exit", (code) => resolve([`its server ended by itself (${code})`]));
+    server.once("error", (error) => resolve([`its server could not be started: ${error}`]));
+  });
   try {
-    return await open(`http://127.0.0.1:${port}`);
+    return await Promise.race([open(`http://127.0.0.1:${port}`), ended]);
   } finally {
-    process.kill(-Number(server.pid), "SIGKILL");
+    if (server.pid && server.exitCode === null) process.kill(-server.pid, "SIGKILL");
     await ended;
   }
 }

@@ -26,6 +26,7 @@ export async function visit(suite) {
   });
   // Runs in the page before its own scripts.
   await page.evaluateOnNewDocument(() => {
+    if (self !== top) return; // a frame of a guest may be gone before its document is there
     const seen = /** @type {any} */ (window);
     seen.states = [];
     seen.longTasks = [];

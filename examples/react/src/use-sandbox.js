@@ -29,12 +29,16 @@ export function useSandbox(context = null) {
       mounted = false;
       setSandbox(null);
       setStatus("starting");
+      setOutput("");
+      setRun(null);
+      setError(null);
       starting.then((started) => started.destroy()).catch(() => {});
     };
   }, [context]);
 
   const execute = useCallback(
     async (code) => {
+      if (!sandbox) return; // it is still starting
       setStatus("running");
       setOutput("");
       const add = (text) => setOutput((before) => before + text);

@@ -1,4 +1,4 @@
-//! The JSON API of a package index, as PyPI's describes it (<https://docs.pypi.org/api/json/>): the files of a project's releases.
+//! The JSON API of a package index, as PyPI's describes it: the files of a project's releases.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -61,7 +61,9 @@ pub(super) fn choose(text: &str, requirement: &Requirement, target: &Target) -> 
             continue;
         }
         let fits = |file: &&File| !file.yanked && has_python(file);
-        let found = files.iter().filter(fits).find_map(|file| wheel(file, name, target));
+        let wheels = files.iter().filter(fits).filter_map(|file| wheel(file, name, target));
+        let is_it = |wheel: &Wheel| Version::from_str(&wheel.version).is_ok_and(|found| found == rank.1);
+        let found = wheels.into_iter().find(is_it);
         if let Some(wheel) = found {
             best = Some((rank, wheel));
         }

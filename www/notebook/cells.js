@@ -56,6 +56,7 @@ export class Notebook {
     this.#runningAll = true;
     try {
       for (const cell of [...this.#cells]) {
+        if (!this.#cells.includes(cell)) continue; // deleted or converted meanwhile
         const run = await cell.run();
         if (cell.kind === "code" && run?.outcome !== "ok") break;
       }

@@ -87,7 +87,7 @@ export function openNotebook(answer) {
   for (const [id, action] of Object.entries(actions)) byId(id).addEventListener("click", () => void action());
 
   document.addEventListener("keydown", (event) => {
-    if (byId("notebook").hidden) return;
+    if (document.documentElement.dataset.view !== "notebook") return;
     const isTyping = event
       .composedPath()
       .some((it) => it instanceof Element && it.matches("input, textarea, .cm-editor"));

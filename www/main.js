@@ -30,5 +30,10 @@ function show() {
   if (isNotebook) notebook ??= import("./notebook/view.js").then(({ openNotebook }) => openNotebook(settings.answer));
 }
 
-addEventListener("hashchange", show);
+addEventListener("hashchange", () => {
+  const before = document.documentElement.dataset.view;
+  show();
+  // The place in one view means nothing in the other.
+  if (document.documentElement.dataset.view !== before) scrollTo(0, 0);
+});
 show();

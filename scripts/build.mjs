@@ -33,7 +33,7 @@ const built = await Promise.all([
   step("pkg/ (Rust to wasm)", supervisor),
   step("dist/ (the guest: worker and Pyodide)", guest),
   step("dist/display.js (HTML of guests)", display),
-  step("dist/www/ (the playground's editor)", editor),
+  step("dist/www/ (the playground's styles and editor)", playground),
   licences(),
 ]);
 await writeFile(join(root, ".setup/carried.json"), JSON.stringify(Object.fromEntries(carried)));
@@ -234,9 +234,16 @@ async function types() {
 }
 
 // Bundles what the playground takes from others: its editor, Python's colours, which a page needs much sooner, and the reader of
-// Markdown.
-async function editor() {
+// Markdown. Its own style sheets become one file.
+async function playground() {
   await Promise.all([
+    esbuild.build({
+      entryPoints: [join(root, "www/sheets.css")],
+      outdir: join(dist, "www"),
+      bundle: true,
+      minify: true,
+      logLevel: "silent",
+    }),
     bundle("codemirror", [
       `export { basicSetup, EditorView } from "codemirror";`,
       `export { Compartment, EditorState, Prec } from "@codemirror/state";`,

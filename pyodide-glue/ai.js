@@ -1,5 +1,6 @@
 // The entry `sandglass/ai`: Python as a tool of agents in JavaScript, and the tools of agents as functions in Python.
 // It fits Vercel's AI SDK and clients of MCP, and imports neither.
+// Decisions: docs/internals/values-and-calls.md.
 
 import { jsonSchema, readSchema } from "./tool-schemas.js";
 
@@ -239,9 +240,11 @@ function instructionsFor(names) {
 
 /** @param {ToolSource} source @returns {Promise<[string, Callable][]>} */
 async function toolsOf(source) {
+  /** @type {any} */
+  const given = source;
   // The AI SDK's client has both methods, and its own idea of a cursor.
-  const own = "tools" in source && typeof source.tools === "function" ? await source.tools() : source;
-  if (typeof own.listTools === "function") return toolsOfClient(/** @type {McpClient} */ (own));
+  const own = typeof given.tools === "function" ? await given.tools() : given;
+  if (typeof own.listTools === "function") return toolsOfClient(own);
   return Promise.all(
     Object.entries(/** @type {Record<string, AgentTool>} */ (own)).map(async ([name, tool]) => {
       try {

@@ -1,4 +1,5 @@
 // Schemas of tools: read from the shapes in which agents' libraries keep them, and used to check arguments that a guest sent.
+// Decisions: docs/internals/values-and-calls.md.
 
 import { dereference, validate } from "@cfworker/json-schema";
 

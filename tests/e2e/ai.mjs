@@ -9,6 +9,7 @@ import { generateText, isStepCount, jsonSchema, simulateReadableStream, streamTe
 import { MockLanguageModelV4 } from "ai/test";
 import { createSandbox } from "sandglass";
 import { pythonFunctions, pythonTool } from "sandglass/ai";
+import { runRlm } from "sandglass/rlm";
 import { z } from "zod";
 import { readArguments, Score } from "./harness.mjs";
 
@@ -287,6 +288,20 @@ const TEST = {
     );
     assert.match((await failure(sandbox, "tools.create_issue(5)")) ?? "", /create-issue: wrong arguments: title: /);
     assert.deepEqual(calls, []);
+  },
+
+  "the controller's prompt speaks of the tools, and not of their host function": async () => {
+    const { hostFunctions, instructions } = await pythonFunctions(own);
+    const run = await runRlm({
+      task: "Count to 3.",
+      model: (messages) =>
+        /`tools` has 4 functions/.test(messages[0]?.content ?? "") && !/_tools/.test(messages[0]?.content ?? "")
+          ? "```repl\nFINAL(tools.count(3)['number'])\n```"
+          : "FINAL(the prompt is wrong)",
+      sandbox: { hostFunctions },
+      instructions,
+    });
+    assert.equal(run.answer, "3");
   },
 
   "tools are there after the state went back": async () => {

@@ -13,6 +13,7 @@ const MOST_PRELIMINARY = 10_000;
 const MOST_ARGUMENTS = 4_000_000;
 /** Names of tools that a prompt lists. Beyond that, models search. */
 const MOST_NAMES = 40;
+const MOST_NAME_LENGTH = 64;
 /** Mime types of pictures that models take. */
 const PICTURES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 
@@ -230,9 +231,11 @@ export async function pythonFunctions(...sources) {
 
 /** @param {string[]} names */
 function instructionsFor(names) {
-  const some = names.length > MOST_NAMES ? "" : `: ${names.map((name) => `\`${name}\``).join(", ")}`;
+  // As in Python. A server's names may not bring other words into a prompt.
+  const safe = names.map((name) => `\`${name.replace(/\W/g, "_").slice(0, MOST_NAME_LENGTH)}\``);
+  const some = names.length > MOST_NAMES ? "" : `: ${safe.join(", ")}`;
   return (
-    `The Python object \`tools\` has ${names.length} functions of the host${some}. ` +
+    `The Python object \`tools\` has functions of the host (${names.length})${some}. ` +
     '`tools.search("words")` finds them, `tools.describe("name")` prints how one is called, and `tools.name(…)` calls it and ' +
     "returns its result. Prefer code that calls several and prints only what matters."
   );

@@ -83,7 +83,7 @@ def test_the_signature_and_the_documentation_come_from_the_schema(guest: Guest) 
     assert f"\nArguments: {json.dumps(ISSUE['inputSchema'])}\n\nResult: {json.dumps(ISSUE['outputSchema'])}\n" in text
     assert guest.ok("tools.describe(tools.create_issue)").stdout == text
     shown = guest.ok("help(tools.create_issue)").stdout
-    assert SIGNATURE in shown and "Words to find it by" in shown
+    assert "title: str" in shown and "Words to find it by" in shown
     assert guest.ok("import inspect; 'create_issue' + str(inspect.signature(tools.create_issue))").result == repr(
         SIGNATURE
     )
@@ -120,7 +120,8 @@ def test_wrong_calls_say_how_it_is_called(guest: Guest) -> None:
     assert "line 1, in <module>" in cell.traceback and "sandglass" not in cell.traceback
     assert guest.run("tools.create_issue()").error == f"TypeError: missing a required argument: 'title': {SIGNATURE}"
     error = "AttributeError: there is no tool 'make_issue'. Similar ones: create_issue"
-    assert guest.run("tools.make_issue").error == guest.run("tools.describe('make_issue')").error == error
+    assert guest.run("tools.describe('make_issue')").error == error
+    assert guest.run("tools.make_issue").error.startswith(error)  # Python may add a guess
     assert guest.run("tools.x").error == "AttributeError: there is no tool 'x'. tools.search(\"words\") finds tools"
     assert guest.run("tools.search(1)").error == "TypeError: tools.search() needs query to be str, not int"
     assert guest.run("tools.create_issue(object())").error == (
@@ -156,7 +157,7 @@ def test_tools_are_no_variable_and_come_back(guest: Guest) -> None:
     with pytest.raises(ValueError, match="'tools' has the name of a built-in helper"):
         guest.runtime.configure({**CONFIG, "hostFunctions": ["tools", "_tools"]})
     guest.runtime.configure(CONFIG)
-    assert guest.run("tools").error == "NameError: name 'tools' is not defined"
+    assert guest.run("tools").error.startswith("NameError: name 'tools' is not defined")
 
 
 _keys = st.sampled_from(

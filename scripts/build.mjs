@@ -33,6 +33,7 @@ const built = await Promise.all([
   step("pkg/ (Rust to wasm)", supervisor),
   step("dist/ (the guest: worker and Pyodide)", guest),
   step("dist/display.js (HTML of guests)", display),
+  step("dist/ai.js (tools of agents)", () => entry("ai")),
   step("dist/www/ (the playground's styles and editor)", playground),
   licences(),
 ]);
@@ -188,13 +189,30 @@ async function licences() {
   await cp(join(root, "LICENSES"), join(dist, "LICENSES"), { recursive: true });
 }
 
-// Bundles an entry with its libraries, because pages load the others without a bundler. The HTML tokenizer leaves character
-// references as they are, so it does without the table of their names, which would be a third of the entry.
+// The HTML tokenizer leaves character references as they are, so it does without the table of their names, which would be a
+// third of the entry.
 async function display() {
   const entities = `export class EntityDecoder {} export const DecodingMode = {}, htmlDecodeTree = null, xmlDecodeTree = null;`;
+  await entry("display", [
+    {
+      name: "entities",
+      setup(build) {
+        build.onResolve({ filter: /^entities\// }, ({ path }) => ({ path, namespace: "entities" }));
+        build.onLoad({ filter: /.*/, namespace: "entities" }, () => ({ contents: entities }));
+      },
+    },
+  ]);
+}
+
+/**
+ * Bundles an entry with its libraries, because pages load the others without a bundler.
+ * @param {string} name
+ * @param {esbuild.Plugin[]} [plugins]
+ */
+async function entry(name, plugins) {
   const { metafile } = await esbuild.build({
-    entryPoints: [join(root, "pyodide-glue/display.js")],
-    outfile: join(dist, "display.js"),
+    entryPoints: [join(root, `pyodide-glue/${name}.js`)],
+    outfile: join(dist, `${name}.js`),
     metafile: true,
     bundle: true,
     format: "esm",
@@ -202,15 +220,7 @@ async function display() {
     minify: !dev,
     legalComments: "inline",
     logLevel: "silent",
-    plugins: [
-      {
-        name: "entities",
-        setup(build) {
-          build.onResolve({ filter: /^entities\// }, ({ path }) => ({ path, namespace: "entities" }));
-          build.onLoad({ filter: /.*/, namespace: "entities" }, () => ({ contents: entities }));
-        },
-      },
-    ],
+    plugins,
   });
   await carry(metafile);
 }
@@ -220,8 +230,9 @@ async function types() {
   const folder = join(root, ".setup/types");
   await rm(folder, { recursive: true, force: true });
   for (const file of await readdir(dist)) if (file.endsWith(".d.ts")) await rm(join(dist, file));
-  // The playground imports the built entry, so its types must lie beside it.
-  await writeFile(join(dist, "display.d.ts"), `export * from "../pyodide-glue/display.js";\n`);
+  // The playground and tests import the built entries, so their types must lie beside them.
+  for (const name of ["ai", "display"])
+    await writeFile(join(dist, `${name}.d.ts`), `export * from "../pyodide-glue/${name}.js";\n`);
   const emit = ["--noEmit", "false", "--declaration", "--emitDeclarationOnly", "--rootDir", ".", "--outDir", folder];
   const { ok, output } = await run(["tsc", ...emit], { log: join(root, ".setup/logs/types.log") });
   if (!ok)

@@ -26,8 +26,8 @@ const scripts = importsOfScripts(
 /** The layers of pyodide-glue/ (see its README.md): in the page, in the frame or process, in the worker, and below all of them. */
 const GLUE = [
   [
-    ["index.js", "rlm.js", "models.js", "display.js", "node.js", "node-rlm.js"],
-    ["supervisor.js", "confinement.js"],
+    ["index.js", "rlm.js", "models.js", "ai.js", "display.js", "node.js", "node-rlm.js"],
+    ["supervisor.js", "confinement.js", "tool-schemas.js"],
     ["prefetch.js", "tidy-html.js", "filter-css.js", "process.js", "seccomp.js"],
     ["frame.js", "assets.js"],
   ],

@@ -59,6 +59,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("runtime/signals.py"),
     file!("runtime/sources.py"),
     file!("runtime/substitutes.py"),
+    file!("runtime/tools.py"),
     file!("runtime/tracebacks.py"),
     file!("runtime/user_code.py"),
     file!("runtime/values.py"),

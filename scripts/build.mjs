@@ -1,7 +1,7 @@
-// Makes pkg/ (the supervisor, Rust compiled to wasm) and dist/ (the guest, Pyodide, types, licences).
+// Makes pkg/ (the supervisor, Rust compiled to wasm) and dist/ (the guest, Pyodide, types).
 //   node scripts/build.mjs [--dev]     --dev: unoptimised, for quick loops
 import { createHash } from "node:crypto";
-import { copyFile, cp, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { copyFile, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { homedir } from "node:os";
 import { basename, join } from "node:path";
 import * as esbuild from "esbuild";
@@ -34,7 +34,6 @@ const built = await Promise.all([
   step("dist/ (the guest: worker and Pyodide)", guest),
   step("dist/display.js (HTML of guests)", display),
   step("dist/www/ (the playground's editor)", editor),
-  licences(),
 ]);
 await writeFile(join(root, ".setup/carried.json"), JSON.stringify(Object.fromEntries(carried)));
 if (
@@ -181,11 +180,6 @@ async function digest(path) {
   return `sha256-${createHash("sha256")
     .update(await readFile(path))
     .digest("base64")}`;
-}
-
-async function licences() {
-  await rm(join(dist, "LICENSES"), { recursive: true, force: true });
-  await cp(join(root, "LICENSES"), join(dist, "LICENSES"), { recursive: true });
 }
 
 // Bundles an entry with its libraries, because pages load the others without a bundler. The HTML tokenizer leaves character

@@ -6,7 +6,7 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use js_sys::{Object, Promise, Reflect, Uint8Array};
+use js_sys::{Array, Object, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise};
 use web_sys::{Blob, Response, SubtleCrypto};
@@ -68,9 +68,10 @@ impl Assets {
 
     /// Pyodide's files. Trust them no more than a guest, until [`Self::verified`] says that all are right.
     pub(super) async fn pyodide(&self) -> Result<Object, Error> {
+        let blobs: Array = self.pyodide.iter().map(|file| file.blob.clone()).collect();
+        let blobs: Array = settle(&Promise::all(&blobs)).await?.unchecked_into();
         let files = Object::new();
-        for (asset, file) in PYODIDE.into_iter().zip(&self.pyodide) {
-            let blob = settle(&file.blob).await?;
+        for (asset, blob) in PYODIDE.into_iter().zip(blobs.iter()) {
             let _ = Reflect::set(&files, &asset.into(), &blob); // a fresh object takes any property
         }
         Ok(files)

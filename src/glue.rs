@@ -109,8 +109,12 @@ extern "C" {
 
 /// Returns false on Node, Deno and Bun, where a guest is a process.
 pub(super) fn is_page() -> bool {
-    let node = get(&get(&get(&js_sys::global(), "process"), "versions"), "node");
-    !get(&js_sys::global(), "document").is_undefined() || !node.is_string()
+    let global = js_sys::global();
+    let versions = get(&get(&global, "process"), "versions");
+    let is_of = |program| get(&versions, program).is_string();
+    // The windows of Electron and NW.js are pages, and have Node's names. Elsewhere a `document` beside these is a library's, such as jsdom's.
+    let is_window = (is_of("electron") || is_of("nw")) && !get(&global, "document").is_undefined();
+    is_window || !is_of("node")
 }
 
 /// Nobody waits for this promise, so its rejection must not be reported as unhandled.
@@ -162,6 +166,16 @@ pub(super) fn base64(data: &Uint8Array) -> JsString {
             .collect();
         parts.join("")
     })
+}
+
+/// The error for what JavaScript of the package has thrown: a `SandboxError` keeps its code. `otherwise` makes the error of anything else.
+pub(super) fn failure(thrown: &JsValue, otherwise: fn(String) -> Error) -> Error {
+    let text = |name| get(thrown, name).as_string().unwrap_or_default();
+    match text("code").as_str() {
+        "asset_failed" => Error::AssetFailed(text("message")),
+        "boot_failed" => Error::BootFailed(text("message")),
+        _ => otherwise(describe(thrown)),
+    }
 }
 
 /// Makes the JavaScript error for an [`Error`].

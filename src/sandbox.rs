@@ -519,8 +519,9 @@ impl Sandbox {
     #[wasm_bindgen(getter)]
     pub fn capabilities(&self) -> CapabilitiesValue {
         let info = self.driver.guest_info();
+        let isolation = self.driver.isolation(); // known, because pages get a sandbox after its guest has started
         object(&[
-            ("isolation", &self.driver.isolation().into()),
+            ("isolation", &isolation.map_or(JsValue::NULL, JsValue::from)),
             ("bridge", &info.bridge.into()),
             ("softInterrupt", &info.soft_interrupt.into()),
             ("memoryLimit", &self.driver.options().limits.max_memory_bytes.into()),

@@ -12,7 +12,7 @@ use web_sys::Response;
 use super::arguments::{entries, json, number, text, whole};
 use super::body::{Chunks, read_all};
 use super::budget::shown;
-use super::glue::{describe, fetch, get, is_plain, object, readable};
+use super::glue::{describe, fetch, get, global, is_plain, object, readable};
 use super::stop::{Stop, after};
 use sandglass_core::error::Error;
 use sandglass_rlm::limits::{ATTEMPT_TIMEOUT_MS, MAX_REPLY_BYTES, MAX_RETRIES};
@@ -265,8 +265,11 @@ impl Endpoint {
             }
             return reader.end();
         }
-        let body = read_all(&response, MAX_REPLY_BYTES).await.map_err(|error| cut(&error))?;
-        let body = body.ok_or_else(|| Failure::Final(format!("the endpoint's reply is longer than {MAX_REPLY_BYTES} bytes")))?;
+        let body = read_all(&response, MAX_REPLY_BYTES)
+            .await
+            .map_err(|error| cut(&error))?;
+        let body =
+            body.ok_or_else(|| Failure::Final(format!("the endpoint's reply is longer than {MAX_REPLY_BYTES} bytes")))?;
         let reply = read_reply(&body)?;
         listener.text(&reply.text);
         Ok(reply)
@@ -274,7 +277,7 @@ impl Endpoint {
 
     /// The likely reason why no request comes through, and the way to mend it. Browsers tell pages no reason.
     async fn explain(&self, stop: &Stop) -> String {
-        let page = js_sys::global();
+        let page = global();
         let origin = get(&get(&page, "location"), "origin").as_string().unwrap_or_default();
         if origin.is_empty() {
             return ": nothing answers there".to_owned(); // no page, so no policy and no CORS

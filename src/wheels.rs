@@ -12,7 +12,7 @@ use web_sys::{Blob, Cache, CacheStorage, Response};
 
 use super::assets;
 use super::body::Chunks;
-use super::glue::{describe, fetch, get, object};
+use super::glue::{describe, fetch, get, global, object};
 use sandglass_core::error::Error;
 use sandglass_core::packages::Wheel;
 
@@ -208,7 +208,7 @@ impl Drop for Slot {
 
 /// The browser's cache. An error in a context that is not secure.
 async fn open() -> Result<Cache, JsValue> {
-    let caches: CacheStorage = get(&js_sys::global(), "caches").dyn_into()?;
+    let caches: CacheStorage = get(&global(), "caches").dyn_into()?;
     JsFuture::from(caches.open(CACHE)).await?.dyn_into()
 }
 

@@ -345,7 +345,7 @@ impl Sandbox {
         };
         let promise = codes.and_then(|codes: Vec<String>| match self.driver.is_destroyed() {
             true => Err(Error::Destroyed),
-            false => Ok(self.driver.hint(codes, sandglass_core::speculate::Source::Explicit)),
+            false => Ok(self.driver.hint(codes, sandglass_core::predictions::Source::Explicit)),
         });
         self.promise(promise).unchecked_into()
     }

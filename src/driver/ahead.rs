@@ -25,8 +25,8 @@ use crate::stop::Stop;
 use sandglass_core::error::Error;
 use sandglass_core::limits::MAX_WRITTEN_BYTES;
 use sandglass_core::packages::imported_modules;
+use sandglass_core::predictions::{Lines, Prediction, Source};
 use sandglass_core::session::{Command, Input, Package, Wanted};
-use sandglass_core::speculate::{Lines, Prediction, Source};
 use sandglass_core::stats::Stats;
 
 /// The assumed memory of a machine in GiB, if the browser does not tell.

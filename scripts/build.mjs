@@ -1,7 +1,7 @@
-// Makes pkg/ (the supervisor, Rust compiled to wasm) and dist/ (the guest, Pyodide, types, licences).
+// Makes pkg/ (the supervisor, Rust compiled to wasm) and dist/ (the guest, Pyodide, types).
 //   node scripts/build.mjs [--dev]     --dev: unoptimised, for quick loops
 import { createHash } from "node:crypto";
-import { copyFile, cp, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { copyFile, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { homedir } from "node:os";
 import { basename, join } from "node:path";
 import * as esbuild from "esbuild";
@@ -35,7 +35,6 @@ const built = await Promise.all([
   step("dist/display.js (HTML of guests)", display),
   step("dist/ai.js (tools of agents)", () => entry("ai")),
   step("dist/www/ (the playground's styles and editor)", playground),
-  licences(),
 ]);
 await writeFile(join(root, ".setup/carried.json"), JSON.stringify(Object.fromEntries(carried)));
 if (
@@ -182,11 +181,6 @@ async function digest(path) {
   return `sha256-${createHash("sha256")
     .update(await readFile(path))
     .digest("base64")}`;
-}
-
-async function licences() {
-  await rm(join(dist, "LICENSES"), { recursive: true, force: true });
-  await cp(join(root, "LICENSES"), join(dist, "LICENSES"), { recursive: true });
 }
 
 // The HTML tokenizer leaves character references as they are, so it does without the table of their names, which would be a

@@ -1,10 +1,12 @@
 """LZ4 frames in Python alone, for guests without the package `lz4`.
 
 Frames are written without compression, which the format allows, so that any LZ4 reads them. All frames of one piece are
-read, but no checksum is compared. Reading takes about a second for ten megabytes of text.
+read, but no checksum is compared. Five megabytes of text take about a second to read.
 
 The format: https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md and `lz4_Block_format.md` beside it.
 """
+
+# Decisions: docs/internals/server.md.
 
 from __future__ import annotations
 

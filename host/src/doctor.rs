@@ -1,9 +1,16 @@
-//! Reports which backends work on this machine.
+//! Reports which backends work on this machine, and what else is missing.
 
 use std::fmt;
+use std::path::Path;
+use std::process::Stdio;
+
+use tokio::process::Command;
 
 use crate::backend::{launcher, subprocess};
+use crate::cgroup;
 use crate::launcher::{BackendKind, Settings};
+use crate::runtime::Python;
+use crate::workspace::Workspaces;
 
 /// The report of a backend.
 #[derive(Debug, Clone)]
@@ -24,6 +31,77 @@ impl fmt::Display for Finding {
             Err(why) => write!(formatter, "{:<11} does not work: {why}", self.backend),
         }
     }
+}
+
+/// The report of another part of the machine.
+#[derive(Debug, Clone)]
+pub struct Part {
+    /// The part's name.
+    pub name: &'static str,
+    /// The part's state; otherwise the lack, and the remedy.
+    pub state: Result<String, String>,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Ok(told) | Err(told)) = &self.state;
+        write!(formatter, "{:<11} {told}", self.name)
+    }
+}
+
+/// Looks at the parts that bubblewrap's guests use.
+pub async fn examine_parts(settings: &Settings) -> Vec<Part> {
+    vec![
+        Part {
+            name: "cgroups",
+            state: cgroup::check()
+                .map(|found| format!("bound memory, processes and processor time: {found}"))
+                .map_err(|why| {
+                    format!(
+                        "missing, so nothing bounds what all processes of a guest take together: {why}. Run as root, or in a systemd \
+                         service with Delegate=yes"
+                    )
+                }),
+        },
+        Part {
+            name: "lz4",
+            state: lz4(settings).await,
+        },
+    ]
+}
+
+/// Looks for the package that makes states of stateless runs smaller.
+async fn lz4(settings: &Settings) -> Result<String, String> {
+    let python = Python::find(settings.python.as_deref()).await;
+    let python = python.map_err(|error| error.to_string())?.executable;
+    let found = Command::new(&python)
+        .args(["-I", "-c", "import lz4.frame"])
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .is_ok_and(|output| output.status.success());
+    let place = python.display();
+    if found {
+        return Ok(format!("is installed in {place}"));
+    }
+    Err(format!(
+        "is not installed in {place}: states of stateless runs work, and are not compressed. Debian has it as python3-lz4; \
+         `sandglass-host venv build` installs it in an environment for --python"
+    ))
+}
+
+/// Looks at a server's folder for workspaces, without making it.
+pub fn examine_workspace(folder: &Path, settings: &Settings) -> Part {
+    let place = folder.display();
+    let state = match folder.exists() {
+        false => Err(format!("{place} is not there: `sandglass-host serve` makes it")),
+        true => Workspaces::open(folder, None, None)
+            .map_err(|error| format!("cannot be used: {error}"))
+            .and_then(|_| settings.guest_users.reach(folder))
+            .map(|()| format!("{place} can be used")),
+    };
+    let name = "workspace";
+    Part { name, state }
 }
 
 /// Tests one backend, or all backends for `auto`.

@@ -411,9 +411,24 @@ fn exchange_of(request: &Request) -> Option<u32> {
         | Request::ReadFile { exchange, .. }
         | Request::ListFiles { exchange, .. }
         | Request::RemoveFile { exchange, .. }
+        | Request::Look { exchange, .. }
+        | Request::CellFile { exchange, .. }
+        | Request::OpenState { exchange, .. }
+        | Request::CaptureState { exchange, .. }
         | Request::Restore { exchange, .. }
         | Request::Install { exchange, .. } => Some(*exchange),
-        _ => None,
+        // Without `_`, so that no later kind of request is forgotten.
+        Request::Init { .. }
+        | Request::Extend { .. }
+        | Request::Promote { .. }
+        | Request::Interrupt { .. }
+        | Request::Check { .. }
+        | Request::Survey { .. }
+        | Request::Ping { .. }
+        | Request::HostReply { .. }
+        | Request::Save { .. }
+        | Request::Part { .. }
+        | Request::Credit { .. } => None,
     }
 }
 

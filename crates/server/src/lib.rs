@@ -122,6 +122,10 @@ impl Server {
             keys.owners()
         };
         let storage = storage::Storage::open(&args)?;
+        let warm = warm::Warm::new(&args, storage.as_ref().map(|storage| storage.workspaces().path()));
+        if let Some(storage) = &storage {
+            storage.check(&args, &warm).await?;
+        }
         let listener = TcpListener::bind(args.listen)
             .await
             .map_err(|error| format!("{} cannot be listened on: {error}", args.listen))?;
@@ -130,7 +134,7 @@ impl Server {
             sessions: Sessions::default(),
             metrics: Metrics::default(),
             health: health::Checks::default(),
-            warm: warm::Warm::new(&args, storage.as_ref().map(|storage| storage.workspaces().path())),
+            warm,
             storage,
             runs: stateless::Files::default(),
             started: Instant::now(),

@@ -95,8 +95,14 @@ def serve(preload: str | None, timeout_s: float) -> NoReturn:
     names = (os.environ.get("PRELOAD_MODULES", "") if preload is None else preload).split(",")
     requests, responses = _take_client()
     if fork:
+        absent = []
         for name, why in zygote.preload([name.strip() for name in names if name.strip()]).items():
-            print(f"sandglass: {name} was not preloaded: {why}", file=sys.stderr)
+            if why.startswith("ModuleNotFoundError: "):
+                absent.append(name)
+            else:
+                print(f"sandglass: {name} was not preloaded: {why}", file=sys.stderr)
+        if absent:
+            print(f"sandglass: not installed, and so not imported ahead: {', '.join(absent)}", file=sys.stderr)
         if left := zygote.threads():
             print(f"sandglass: guests lack threads that modules have started: {', '.join(left)}", file=sys.stderr)
     libc = ctypes.CDLL(None)

@@ -90,16 +90,23 @@ async fn lz4(settings: &Settings) -> Result<String, String> {
     ))
 }
 
-/// Looks at a server's folder for workspaces, without making it.
-pub fn examine_workspace(folder: &Path, settings: &Settings) -> Part {
-    let place = folder.display();
-    let state = match folder.exists() {
-        false => Err(format!("{place} is not there: `sandglass-host serve` makes it")),
-        true => Workspaces::open(folder, None, None)
-            .map_err(|error| format!("cannot be used: {error}"))
-            .and_then(|_| settings.guest_users.reach(folder))
-            .map(|()| format!("{place} can be used")),
-    };
+/// Looks at a server's folder for workspaces, without making it. `findings` are those of [`examine`]: guests in bubblewrap have to
+/// reach the folder by themselves.
+pub fn examine_workspace(folder: &Path, settings: &Settings, findings: &[Finding]) -> Part {
+    let is_bubblewrap = |finding: &Finding| finding.backend == BackendKind::Bubblewrap && finding.usable.is_ok();
+    let there = std::path::absolute(folder).map_err(|error| error.to_string());
+    let state = there.and_then(|folder| {
+        let there = folder.ancestors().find(|place| place.exists()).unwrap_or(&folder);
+        if findings.iter().any(is_bubblewrap) {
+            settings.guest_users.reach(there)?;
+        }
+        let place = folder.display();
+        if there != folder {
+            return Ok(format!("{place} is not there yet: `sandglass-host serve` makes it"));
+        }
+        Workspaces::open(there, None, None).map_err(|error| error.to_string())?;
+        Ok(format!("{place} can be used"))
+    });
     let name = "workspace";
     Part { name, state }
 }

@@ -522,3 +522,21 @@ fn group(resources: &Resources, pidfd: &OwnedFd) -> Option<Cgroup> {
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_that_is_not_installed_is_named_once() {
+        let missing = [
+            ("scipy.stats", "ModuleNotFoundError: No module named 'scipy'"),
+            ("scipy.optimize", "ModuleNotFoundError: No module named 'scipy'"),
+            ("numpy", "ModuleNotFoundError: No module named 'numpy'"),
+            ("json.none", "ModuleNotFoundError: No module named 'json.none'"),
+            ("broken", "SyntaxError: invalid syntax"),
+        ];
+        let missing = missing.map(|(name, why)| (name.to_owned(), why.to_owned())).into();
+        assert_eq!(Vec::from_iter(not_installed(&missing)), ["json.none", "numpy", "scipy"]);
+    }
+}

@@ -138,7 +138,7 @@ pub struct DoctorArgs {
 }
 
 /// Runs the command `doctor`: prints what each backend can do here, or the named one, and what else is missing. Returns 0 when a
-/// backend works.
+/// backend works and the folder for workspaces, if one is named, can be used.
 ///
 /// # Errors
 /// Never. The signature is that of the other commands.
@@ -156,9 +156,12 @@ pub async fn doctor(args: DoctorArgs) -> Result<u8, String> {
         _ => Vec::new(),
     };
     let folder = args.workspace_dir.as_deref();
-    parts.extend(folder.map(|folder| doctor::examine_workspace(folder, &settings)));
+    let workspace = folder.map(|folder| doctor::examine_workspace(folder, &settings, &findings));
+    let is_usable = workspace.as_ref().is_none_or(|workspace| workspace.state.is_ok());
+    parts.extend(workspace);
     for part in &parts {
         show(Stream::Stdout, &format!("{part}\n"));
     }
-    Ok(u8::from(findings.iter().all(|finding| finding.usable.is_err())))
+    let works = findings.iter().any(|finding| finding.usable.is_ok());
+    Ok(u8::from(!(works && is_usable)))
 }

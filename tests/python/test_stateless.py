@@ -51,7 +51,7 @@ def capture(guest: Guest, max_bytes: int = MANY) -> bytes:
 
 def give(guest: Guest, state: bytes, max_bytes: int = MANY) -> None:
     with installed(guest.runtime):
-        guest.state.open(state, max_bytes)
+        guest.state.open(memoryview(state), max_bytes)  # as bodies come
 
 
 def state_of(value: object) -> bytes:

@@ -13,7 +13,7 @@
 //! | [`bodies`] | request bodies and JSON, with limits and deadlines |
 //! | [`sessions`] | all sessions, and their expiry |
 //! | `create`, `execute`, `variables`, `files` | the routes of a session |
-//! | `channel`, `pieces` | the WebSocket relay between a page's supervisor and a guest |
+//! | `channel`, `pieces`, `exchanges` | the WebSocket relay between a page's supervisor and a guest |
 //! | `stateless` | runs that leave nothing behind |
 //! | `storage` | the folders of sessions on disk |
 //! | `warm` | the pool of spares, and cold starts |
@@ -27,6 +27,7 @@ mod channel;
 pub mod connections;
 mod create;
 pub mod errors;
+mod exchanges;
 mod execute;
 mod files;
 mod health;

@@ -34,7 +34,7 @@ impl Workspaces {
     /// [`WorkspaceError::System`] when the folder cannot be made.
     pub fn open(path: &Path, users: Option<Users>, quota: Option<Quota>) -> Result<Self, WorkspaceError> {
         let fail = |error: io::Error| WorkspaceError::system(path.display().to_string(), error);
-        if !path.exists() {
+        if !path.is_dir() {
             std::fs::create_dir_all(path).map_err(fail)?;
             // The umask may take the guests' right to pass.
             let mode = std::fs::metadata(path).map_err(fail)?.permissions().mode();

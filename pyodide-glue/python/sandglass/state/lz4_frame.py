@@ -36,9 +36,9 @@ def pack(data: bytes | memoryview) -> bytes:
     return b"".join(parts)
 
 
-def unpack(frame: bytes, max_bytes: int) -> bytes:
+def unpack(frame: bytes | memoryview, max_bytes: int) -> bytes:
     """Returns the contents of a frame. Raises `TooLarge` above `max_bytes`, and ValueError for anything but a frame."""
-    if not frame.startswith(_HEAD[:4]) or len(frame) < len(_HEAD):
+    if frame[:4] != _HEAD[:4] or len(frame) < len(_HEAD):
         raise ValueError("it does not begin as one")
     flags = frame[4]
     is_version_1, are_independent, has_checksums = flags >> 6 == 1, flags & 0x20, flags & 0x10
@@ -59,14 +59,14 @@ def unpack(frame: bytes, max_bytes: int) -> bytes:
     return bytes(found)
 
 
-def _piece(data: bytes, at: int, size: int) -> bytes:
+def _piece(data: bytes | memoryview, at: int, size: int) -> bytes | memoryview:
     piece = data[at : at + size]
     if len(piece) < size:
         raise ValueError("it ends too early")
     return piece
 
 
-def _unpack_block(block: bytes, found: bytearray, first: int, max_bytes: int) -> None:
+def _unpack_block(block: bytes | memoryview, found: bytearray, first: int, max_bytes: int) -> None:
     """Appends the contents of a compressed block to `found`. The block may repeat what lies there from `first` on."""
     at = 0
     try:
@@ -95,7 +95,7 @@ def _unpack_block(block: bytes, found: bytearray, first: int, max_bytes: int) ->
         raise ValueError("it ends too early") from None
 
 
-def _length(block: bytes, at: int, length: int) -> tuple[int, int]:
+def _length(block: bytes | memoryview, at: int, length: int) -> tuple[int, int]:
     """Returns a length that began in a token, and the position behind it."""
     if length == 15:
         while block[at] == 255:

@@ -35,7 +35,7 @@ _LEFT_OUT = (types.ModuleType, types.GeneratorType, types.CoroutineType, types.A
 _COPY = join(dirname(dirname(__file__)), "vendored", "cloudpickle")
 
 
-def open_state(data: bytes, max_bytes: int, namespace: Namespace) -> None:
+def open_state(data: bytes | memoryview, max_bytes: int, namespace: Namespace) -> None:
     """Assigns the variables of a state.
 
     Raises ValueError for anything but such a state, or above `max_bytes` unpacked. Then no variable is set.
@@ -106,7 +106,7 @@ class _Bounded(io.BytesIO):
         return super().write(data)
 
 
-def _unpack(packed: bytes, max_bytes: int) -> bytes:
+def _unpack(packed: bytes | memoryview, max_bytes: int) -> bytes:
     """Unpacks an LZ4 frame. Refuses a frame of more than `max_bytes` before it is unpacked."""
     lz4 = _lz4()
     try:
@@ -117,7 +117,7 @@ def _unpack(packed: bytes, max_bytes: int) -> bytes:
         raise ValueError(f"the state is no LZ4 frame: {_reason(error)}; nothing was run") from None
 
 
-def _unpack_with(lz4: Any, packed: bytes, max_bytes: int) -> bytes:
+def _unpack_with(lz4: Any, packed: bytes | memoryview, max_bytes: int) -> bytes:
     unpacker = lz4.LZ4FrameDecompressor()
     pieces = []
     left = max_bytes

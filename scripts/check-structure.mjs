@@ -59,6 +59,7 @@ const LONG = {
   "pyodide-glue/checkpoint.js": "one format: what is copied, and how it is put back",
   "pyodide-glue/python/sandglass/runtime/runtime.py":
     "the order in which a cell's surroundings are put up and taken down",
+  "pyodide-glue/python/sandglass/vendored/cloudpickle/cloudpickle.py": "a package of others, unchanged",
   "src/sandbox.rs": "the public class, a method after the other",
 };
 

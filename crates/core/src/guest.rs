@@ -69,9 +69,18 @@ pub const FILES: &[(&str, &str)] = &[
     file!("state/by_value.py"),
     file!("state/cell_files.py"),
     file!("state/foreign.py"),
+    file!("state/lz4_frame.py"),
     file!("state/pickling.py"),
     file!("state/state.py"),
     file!("state/stateless.py"),
+    file!("vendored/__init__.py"),
+    // Pages have no stateless runs.
+    #[cfg(not(target_arch = "wasm32"))]
+    file!("vendored/cloudpickle/__init__.py"),
+    #[cfg(not(target_arch = "wasm32"))]
+    file!("vendored/cloudpickle/cloudpickle.py"),
+    #[cfg(not(target_arch = "wasm32"))]
+    file!("vendored/cloudpickle/cloudpickle_fast.py"),
 ];
 
 #[cfg(all(test, not(target_arch = "wasm32")))]

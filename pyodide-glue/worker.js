@@ -152,7 +152,8 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
     const changed = stringify({ ...parse(settings), hostFunctions, outputFields });
     const [encoding, why] = python.configure(changed);
     bridge.end();
-    if (encoding === "refused") return post({ type: "refused", exchange, message: String(why).slice(0, 4000).toWellFormed() });
+    if (encoding === "refused")
+      return post({ type: "refused", exchange, message: String(why).slice(0, 4000).toWellFormed() });
     settings = changed;
     post({ type: "done", exchange });
   };

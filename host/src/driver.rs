@@ -11,9 +11,9 @@ use std::time::Instant;
 
 use sandglass_core::Error;
 use sandglass_core::budget::Usage;
+use sandglass_core::predictions::Prediction;
 use sandglass_core::protocol::GuestInfo;
 use sandglass_core::session::{Command, Encoded, HostFailure, Input, Reply, Session, Ticket};
-use sandglass_core::speculate::Prediction;
 use sandglass_core::stats::Stats;
 use tokio::sync::{mpsc, oneshot};
 

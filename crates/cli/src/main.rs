@@ -92,7 +92,8 @@ enum Command {
     Repl(Box<SandboxArgs>),
     /// Tests which backends work on this machine, and says what is missing.
     ///
-    /// With --backend, tests only that one. Exits with 0 if a backend works.
+    /// Also looks at control groups, at the package lz4 and at the folder of --workspace-dir. With --backend, tests only that one.
+    /// Exits with 0 if a backend works and the folder can be used.
     #[command(after_help = "Examples:\n  sandglass-host doctor\n  sandglass-host doctor --backend docker")]
     Doctor(Box<DoctorArgs>),
     /// Lets a model answer a question about files by writing Python, which runs in sandboxes.

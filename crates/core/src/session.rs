@@ -13,8 +13,8 @@
 //! |---|---|
 //! | `interpreter.rs` | the guest's life and clock; sorts its messages |
 //! | `commands.rs` | the queue of users' commands, and the choice of the next one |
-//! | `exchanges.rs` | the interpreter's part in an exchange: its beginning, and the results of its end |
-//! | `exchange.rs`, `calls.rs`, `display.rs`, `files.rs` | one exchange: its job, output and host calls |
+//! | `begin_and_end.rs` | the interpreter's part in an exchange: its beginning, and the results of its end |
+//! | `exchange.rs`, `execution.rs`, `calls.rs`, `display.rs`, `files.rs` | one exchange: its job, output and host calls |
 //! | `saves.rs`, `checkpoints.rs`, `checkpoint_chain.rs` | the time of saves, the return to saved states, and the kept checkpoints |
 //! | `contexts.rs`, `packages.rs` | values and packages that every guest is given |
 //! | `pings.rs`, `oversized.rs` | checks on guests: a proof of idleness, and bounds on events |
@@ -23,6 +23,7 @@
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
+mod begin_and_end;
 mod calls;
 mod checkpoint_chain;
 mod checkpoints;
@@ -30,7 +31,7 @@ mod commands;
 mod contexts;
 mod display;
 mod exchange;
-mod exchanges;
+mod execution;
 mod files;
 mod guesses;
 mod interpreter;
@@ -47,8 +48,8 @@ use crate::error::Error;
 use crate::execution::CodeExecution;
 use crate::limits::{Limits, MAX_DISPLAY_BYTES};
 use crate::packages::{Wheel, normalized};
+use crate::predictions::Prediction;
 use crate::protocol::{Encoding, Event, GuestInfo, Profile, Request, Stream};
-use crate::speculate::Prediction;
 use crate::stats::Stats;
 use commands::Next;
 use interpreter::{Config, Guest, Interpreter, Note};

@@ -1,4 +1,6 @@
-//! Sandboxes over JSON-RPC 2.0, for clients in any language. Python calls functions of the client back.
+#![doc = include_str!("../README.md")]
+//!
+//! # Modules
 //!
 //! | module | holds |
 //! |---|---|
@@ -9,8 +11,6 @@
 //! | `methods` | the methods of sandboxes |
 //! | `sandbox` | a connection's sandbox, and the functions of the client that Python calls |
 //! | [`stdio`] | the wire on standard input and output |
-//!
-//! `docs/rpc.md` describes the wire for users.
 
 pub mod blobs;
 pub mod connection;

@@ -214,7 +214,7 @@ impl Context {
 
     async fn take_written(&self, _: &Id, params: Written) -> Result<Empty, RpcError> {
         let sandbox = self.sandbox(&params.sandbox)?;
-        let complete = sandglass_core::speculate::Lines::default()
+        let complete = sandglass_core::predictions::Lines::default()
             .complete(&params.code)
             .to_owned();
         // The beginning of a line predicts nothing yet.

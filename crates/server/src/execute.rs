@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use sandglass_core::Limits;
-use sandglass_core::speculate::Lines;
+use sandglass_core::predictions::Lines;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};

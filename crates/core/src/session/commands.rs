@@ -4,7 +4,8 @@
 
 use super::checkpoints::Ask;
 use super::contexts::Target;
-use super::exchange::{Execution, Job, nothing_changed};
+use super::exchange::{Job, nothing_changed};
+use super::execution::Execution;
 use super::interpreter::{Guest, Interpreter};
 use super::packages::Load;
 use super::{Body, Command, Effect, HostEffect, Reply, Ticket};

@@ -3,7 +3,7 @@
 //! Guests come and go. A guest that dies is replaced by a fresh one, which gets the saved state. Commands wait in a queue, and become
 //! exchanges one at a time. An interpreter knows nothing of shadows; it only leaves notes for them.
 //!
-//! Its methods stand in the files of their subjects: `commands.rs` (the queue), `exchanges.rs`, `saves.rs`, `contexts.rs`, `packages.rs`
+//! Its methods stand in the files of their subjects: `commands.rs` (the queue), `begin_and_end.rs`, `saves.rs`, `contexts.rs`, `packages.rs`
 //! and `pings.rs`. This file has the guest's life, the clock, and the sorting of the guest's messages.
 //!
 //! Decisions: `docs/internals/guest-in-a-browser.md` and `docs/internals/saving-and-restoring.md`.

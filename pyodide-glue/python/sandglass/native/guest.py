@@ -194,9 +194,8 @@ class Guest:
     def _init(self, request: InitRequest) -> None:
         if request["version"] == VERSION and self._gate is None:  # a shadow is configured already
             try:
-                config = request["config"]
+                self._config = config = request["config"]
                 self._runtime.configure(config)
-                self._config = config
                 self._max_file_bytes, self._max_files = config["maxFileBytes"], config["maxFiles"]
             except Exception as error:
                 self._channel.post({"type": "bootFailed", "message": _describe(error)})
@@ -375,10 +374,9 @@ class Guest:
             case "listVariables":
                 return runtime.list_variables()
             case "configure":
-                config = self._config.copy()
-                config["hostFunctions"], config["outputFields"] = request["hostFunctions"], request["outputFields"]
-                runtime.configure(config)
-                self._config = config
+                changed: Any = {name: request[name] for name in ("hostFunctions", "outputFields")}
+                runtime.configure(self._config | changed)
+                self._config |= changed
             case "setVariable":
                 runtime.set_variable(request["name"], request["encoding"], body)
             case "openState":

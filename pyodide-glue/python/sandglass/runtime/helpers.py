@@ -25,6 +25,7 @@ from sandglass.runtime.namespace import MISSING, Namespace
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime.profiles import PROFILES
 from sandglass.runtime.reading import Reading, chunk_text, extract_json, need, search
+from sandglass.runtime.tools import HOST_FUNCTION, Tools
 from sandglass.runtime.values import as_text, safe_repr, type_name
 
 if TYPE_CHECKING:
@@ -112,8 +113,10 @@ class Helpers:
         table.update(HostCallError=HostCallError, LimitError=LimitError)
         if fields and "SUBMIT" in table:
             table["SUBMIT"] = self._submit_of(fields)
+        if HOST_FUNCTION in answered:
+            table["tools"] = Tools(self._host_function(HOST_FUNCTION))
         for name in answered:
-            if name in _CALLBACKS or name == "input":  # `input` is a builtin
+            if name in (*_CALLBACKS, HOST_FUNCTION, "input"):  # `input` is a builtin
                 continue
             if name in table or name == "context" or (name == "answer" and profile.has_answer):
                 raise ValueError(f"host function {name!r} has the name of a built-in helper")

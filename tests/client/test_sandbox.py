@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
 import threading
 import time
@@ -17,7 +18,7 @@ import pytest
 from conftest import PLAIN
 
 from sandglass import Answer, CodeExecution, HostCall, Sandbox, SandboxError, Usage, approve
-from sandglass.client import Display, Opaque, calls
+from sandglass.client import Display, Opaque, calls, session
 
 WHO: ContextVar[str] = ContextVar("who", default="nobody")
 
@@ -176,6 +177,25 @@ def test_a_listener_that_fails_interrupts_the_code(shared: Sandbox) -> None:
     with pytest.raises(ValueError, match="enough"):
         shared.execute("print('a', flush=True)\nwhile True: n += 1", on_stdout=fail)
     assert shared.execute("n > 0").value is True
+
+
+def test_a_listener_that_does_not_keep_up_misses_output_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_WAITING_CHARS", 1_000)
+    printed = threading.Event()
+    heard: list[str] = []
+
+    def slow(text: str) -> None:
+        assert printed.wait(60)
+        heard.append(text)
+
+    # A host call comes after all that was printed before it.
+    with Sandbox(host_functions={"tick": lambda: None, "printed": printed.set}, **PLAIN) as sandbox:
+        run = sandbox.execute("for _ in range(50): print('x' * 999, flush=True); tick()\nprinted()", on_stdout=slow)
+    text = "".join(heard)
+    omitted = [int(count) for count in re.findall(r"\n\.\.\. \[(\d+) characters omitted\] \.\.\.\n", text)]
+    assert omitted
+    assert text.count("x") + sum(omitted) >= 50 * 999
+    assert run.stdout.count("x") == 50 * 999
 
 
 def test_displays(shared: Sandbox) -> None:

@@ -118,11 +118,14 @@ class Execution(Asked):
         skipped += self._skipped.get(stream, 0)
         self._skipped[stream] = 0
         if skipped:
-            text = f"\n... [{skipped} characters omitted] ...\n{text}"
+            text = _omitted(skipped) + text
         self._given += len(text)
         self._put(Heard(stream, text))
 
     def _end(self, answer: Answer) -> None:
+        for stream, skipped in self._skipped.items():
+            if skipped:
+                self._put(Heard(stream, _omitted(skipped)))
         self.answer = answer
         self._put(Heard(answer=answer))
 
@@ -319,6 +322,10 @@ class Session:
 
     def interrupt(self) -> Ask[None]:
         return Ask("interrupt", _nothing)
+
+
+def _omitted(characters: int) -> str:
+    return f"\n... [{characters} characters omitted] ...\n"
 
 
 def _is_light(value: Any) -> bool:

@@ -18,7 +18,7 @@ import pytest
 from conftest import PLAIN
 
 from sandglass import Answer, CodeExecution, HostCall, Sandbox, SandboxError, Usage, approve
-from sandglass.client import Display, Opaque, calls, session
+from sandglass.client import Display, HostFunction, Opaque, calls, session
 
 WHO: ContextVar[str] = ContextVar("who", default="nobody")
 
@@ -320,7 +320,11 @@ def test_approval() -> None:
     async def later(call: HostCall) -> bool:
         return call.args == (1,)
 
-    functions = {"pay": pay, "free": lambda: "free", "send": {"call": lambda: "sent", "approve": True}}
+    functions: dict[str, HostFunction] = {
+        "pay": pay,
+        "free": lambda: "free",
+        "send": {"call": lambda: "sent", "approve": True},
+    }
     with Sandbox(host_functions=functions, on_approve=on_approve, **PLAIN) as sandbox:
         verdicts[:] = [True, ((5,), {"to": "Bob"}), False, "too much", None, 1]
         run = sandbox.execute("x = 1\nprint(pay(1, to='Ada'))")

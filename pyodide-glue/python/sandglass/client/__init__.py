@@ -17,7 +17,7 @@ Part of the wheel only. Guests start no sandboxes, so `crates/core/src/guest.rs`
 """
 
 from sandglass.client.asynchronous import AsyncFiles, AsyncSandbox
-from sandglass.client.calls import Answer, Approved, Tools, approve
+from sandglass.client.calls import Answer, Approved, HostFunction, Tools, approve
 from sandglass.client.errors import SandboxError
 from sandglass.client.execution import (
     BudgetLeft,
@@ -54,6 +54,7 @@ __all__ = [
     "FileInfo",
     "Files",
     "HostCall",
+    "HostFunction",
     "Lost",
     "Opaque",
     "Sandbox",

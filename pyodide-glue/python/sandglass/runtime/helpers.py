@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _CELL = re.compile(r"<cell (\d{1,9})>\Z").match
 _NEAR_FRAMES = 50
 _CALLBACKS = {"llm_query": "onLLMQuery", "rlm_query": "onRLMQuery"}
+#: Helpers that a host function of the same name replaces: it gets a batch as a whole.
+_BATCHES = frozenset({"llm_query_batched", "rlm_query_batched", "batch_llm_query", "batch_rlm_query"})
 
 
 class AwaitableStr(str):
@@ -118,7 +120,7 @@ class Helpers:
         for name in answered:
             if name in (*_CALLBACKS, HOST_FUNCTION, "input"):  # `input` is a builtin
                 continue
-            if name in table or name == "context" or (name == "answer" and profile.has_answer):
+            if (name in table and name not in _BATCHES) or name == "context" or (name == "answer" and profile.has_answer):
                 raise ValueError(f"host function {name!r} has the name of a built-in helper")
             if iskeyword(name):
                 raise ValueError(f"host function {name!r} has the name of a Python keyword")

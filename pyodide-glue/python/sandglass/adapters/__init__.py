@@ -1,0 +1,37 @@
+"""Sandboxes for libraries of agents and of Recursive Language Models. See docs/python-adapters.md.
+
+- `rlms.py`          `rlm_environment`, for the package `rlms` (`import rlm`)
+- `dspy.py`          `DspyInterpreter`, for `dspy.RLM` and everything that runs on a `PythonInterpreter`
+- `smolagents.py`    `SmolagentsExecutor`, for a `CodeAgent`
+- `deepagents.py`    `DeepAgentsBackend`, for LangChain's `create_deep_agent`
+- `shell.py`         its part in the guest
+
+Each module imports its library, which is the user's own installation. So a module is loaded on first use. Part of the
+wheel only, as `client/` is.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sandglass.adapters.deepagents import DeepAgentsBackend as DeepAgentsBackend
+    from sandglass.adapters.dspy import DspyInterpreter as DspyInterpreter
+    from sandglass.adapters.rlms import rlm_environment as rlm_environment
+    from sandglass.adapters.smolagents import SmolagentsExecutor as SmolagentsExecutor
+
+_MODULES = {
+    "DeepAgentsBackend": "deepagents",
+    "DspyInterpreter": "dspy",
+    "SmolagentsExecutor": "smolagents",
+    "rlm_environment": "rlms",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_MODULES]

@@ -88,6 +88,8 @@ class DspyInterpreter:
         Raises SyntaxError and `CodeExecutionError` for faults of the code, and `CodeInterpreterError` when the sandbox
         cannot go on.
         """
+        if self._sandbox is None:
+            self.start()
         sandbox = self.sandbox
         renamed = _checked(self._configure, sandbox)
         for name, value in (variables or {}).items():

@@ -5,6 +5,7 @@ It runs in the sandbox, where `deepagents.py` sends its source. So it imports no
 
 import os
 import subprocess
+import sys
 import tempfile
 from shutil import which
 
@@ -17,6 +18,7 @@ def run_command(command: str, most_bytes: int) -> tuple[int, bytes, bool]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            env={**os.environ, "PATH": search_path()},
             start_new_session=True,
         )
         try:
@@ -28,6 +30,17 @@ def run_command(command: str, most_bytes: int) -> tuple[int, bytes, bool]:
         size = output.seek(0, os.SEEK_END)
         output.seek(0)
         return code, output.read(most_bytes), size > most_bytes
+
+
+def search_path() -> str:
+    """The folders of programs. Ends with one in which `python` and `python3` are this Python."""
+    folder = os.path.join(tempfile.gettempdir(), "sandglass-python")
+    os.makedirs(folder, exist_ok=True)
+    for name in ("python", "python3"):
+        link = os.path.join(folder, name)
+        if not os.path.lexists(link):
+            os.symlink(sys.executable, link)
+    return f"{os.environ.get('PATH', os.defpath)}:{folder}"
 
 
 def read_path(path: str) -> bytes | str:

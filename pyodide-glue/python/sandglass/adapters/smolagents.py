@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from io import BytesIO
+from pathlib import Path
 from typing import Any, Unpack
 
+import PIL.Image
 from smolagents.local_python_executor import CodeOutput, InterpreterError, PythonExecutor
+from smolagents.utils import AgentError
 
 from sandglass.client import CodeExecution, Opaque, Sandbox, SandboxOptions
 
 _FINAL = "final_answer"
-#: Makes `final_answer` end the code, whatever the tool of that name does. The tool itself runs in this process.
-_PRELUDE = f"""def {_FINAL}(*args, **kwargs):
-    SUBMIT(_{_FINAL}(*args, **kwargs))
-"""
+#: The host's tool of that name. In the sandbox, `final_answer` calls it and then ends the code.
+_HOST_FINAL = "_final_answer"
+
+
+class CodeError(AgentError, InterpreterError):
+    """A failure of an agent's code, as a local executor raises it, and as a remote one does."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
+        self.message = message
 
 
 class SmolagentsExecutor(PythonExecutor):
@@ -30,12 +40,15 @@ class SmolagentsExecutor(PythonExecutor):
     ) -> None:
         self.sandbox = Sandbox(url=url, api_key=api_key, **options)
         self._own = set(self.sandbox.tools)
+        self._answer: Any = None
         #: The output of the last code: an agent reads it here when the code has failed.
-        self.state: dict[str, Any] = {"_print_outputs": ""}
+        self.state: dict[str, Any] = {"__name__": "__main__", "_print_outputs": ""}
 
     def send_tools(self, tools: Mapping[str, Callable[..., Any]]) -> None:
         """Lets Python call these tools, in place of the earlier ones."""
-        given = {f"_{name}" if name == _FINAL else name: tool for name, tool in tools.items()}
+        given = {name: tool for name, tool in tools.items() if name != _FINAL}
+        if _FINAL in tools:
+            given[_HOST_FINAL] = self._taking(tools[_FINAL])
         for name in self.sandbox.tools.keys() - given.keys() - self._own:
             del self.sandbox.tools[name]
         self.sandbox.tools.update(given)
@@ -46,17 +59,20 @@ class SmolagentsExecutor(PythonExecutor):
             self.sandbox[name] = value
 
     def __call__(self, code_action: str) -> CodeOutput:
-        """Runs code. Raises `InterpreterError` when the code fails."""
-        if f"_{_FINAL}" in self.sandbox.tools:
-            self.sandbox.execute(_PRELUDE)
+        """Runs code. Raises `CodeError` when the code fails."""
+        if _HOST_FINAL in self.sandbox.tools:  # each time: code may have taken the name for a variable
+            source = Path(__file__).with_name("final_answer.py").read_text(encoding="utf-8")
+            self.sandbox.execute(f"{source}\n{_FINAL} = final_answer_of({_HOST_FINAL}, SUBMIT)")
         run = self.sandbox.execute(code_action)
         self.state["_print_outputs"] = logs = run.stdout + run.stderr
         if run.error is not None:
-            raise InterpreterError(_explained(run))
-        output = run.final if run.is_final else run.value
-        if not run.is_final and output is None or isinstance(output, Opaque):
-            output = output.repr if isinstance(output, Opaque) else run.result
-        return CodeOutput(output=output, logs=logs, is_final_answer=run.is_final)
+            raise CodeError(_explained(run))
+        if run.is_final:
+            answer, self._answer = self._answer, None
+            return CodeOutput(output=answer, logs=logs, is_final_answer=True)
+        # A value that cannot leave the sandbox is shown as text.
+        output = run.result if run.value is None or isinstance(run.value, Opaque) else run.value
+        return CodeOutput(output=output, logs=logs, is_final_answer=False)
 
     def cleanup(self) -> None:
         """Ends the sandbox."""
@@ -67,6 +83,20 @@ class SmolagentsExecutor(PythonExecutor):
 
     def __exit__(self, *_: object) -> None:
         self.cleanup()
+
+    def _taking(self, tool: Callable[..., Any]) -> Callable[..., None]:
+        """The tool `final_answer`, whose result stays in this process."""
+
+        def take(*args: Any, **kwargs: Any) -> None:
+            self._answer = tool(*map(_received, args), **{name: _received(value) for name, value in kwargs.items()})
+
+        return take
+
+
+def _received(value: Any) -> Any:
+    if isinstance(value, dict) and value.keys() == {"$png"} and isinstance(value["$png"], bytes):
+        return PIL.Image.open(BytesIO(value["$png"]), formats=["PNG"])
+    return value
 
 
 def _explained(run: CodeExecution) -> str:

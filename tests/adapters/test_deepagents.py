@@ -1,0 +1,63 @@
+"""`DeepAgentsBackend`: LangChain's standard tests of sandboxes, and what they do not ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from langchain_tests.integration_tests.sandboxes import SandboxIntegrationTests
+
+from sandglass.adapters import DeepAgentsBackend
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[DeepAgentsBackend]:
+    with DeepAgentsBackend() as backend:
+        yield backend
+
+
+#: Older than deepagents 0.7, whose `BaseSandbox` overwrites files, and names matches by their whole paths.
+OUTDATED = pytest.mark.xfail(strict=True, reason="langchain-tests 1.1 expects what deepagents 0.6 did")
+
+
+class TestStandard(SandboxIntegrationTests):
+    @pytest.fixture(scope="class")
+    def sandbox(self, backend: DeepAgentsBackend) -> DeepAgentsBackend:
+        return backend
+
+
+for name in (
+    "test_glob",
+    "test_glob_basic_pattern",
+    "test_glob_hidden_files_explicitly",
+    "test_glob_with_character_class",
+    "test_glob_with_directories",
+    "test_glob_with_question_mark",
+    "test_write_existing_file_fails",
+):
+    setattr(TestStandard, name, OUTDATED(getattr(SandboxIntegrationTests, name)))
+
+
+def test_a_command_has_its_exit_code_and_both_streams(backend: DeepAgentsBackend) -> None:
+    done = backend.execute("pwd; echo wrong >&2; exit 3")
+    assert (done.output, done.exit_code, done.truncated) == ("/workspace\nwrong\n", 3, False)
+    assert backend.execute("head -c 5000000 /dev/zero | tr '\\0' x").truncated
+    assert backend.execute("kill -9 $$").exit_code == -9
+
+
+def test_what_stays_in_the_background_holds_nothing_up(backend: DeepAgentsBackend) -> None:
+    assert backend.execute("sleep 1000 & echo begun", timeout=900).output == "begun\n"
+
+
+def test_a_command_that_takes_too_long_ends_with_its_children(backend: DeepAgentsBackend) -> None:
+    done = backend.execute("echo $$ > /tmp/shell; sleep 1000 | cat", timeout=1)
+    assert done.exit_code == 124 and done.output.startswith("Error: TimeoutError: ")
+    assert backend.execute("kill -0 -$(cat /tmp/shell)").exit_code != 0
+
+
+def test_it_says_when_files_are_lost() -> None:
+    with DeepAgentsBackend() as backend:
+        backend.upload_files([("/tmp/a", b"1")])
+        done = backend.execute("kill -9 $PPID; sleep 1000")
+        assert done.exit_code is None and done.output.endswith("files outside of it are lost")
+        assert backend.execute("cat /tmp/a").output == "cat: /tmp/a: No such file or directory\n"

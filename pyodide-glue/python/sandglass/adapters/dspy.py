@@ -136,7 +136,7 @@ class DspyInterpreter:
             sandbox.output_fields = fields
         return {wanted[name]: name for name in added if wanted[name] != name}
 
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Calls a tool by the names of its arguments, as tools of dspy are called."""
         try:
             value = self.invoke_tool(name, _by_name(self.tools[name], args, kwargs) if args else kwargs)

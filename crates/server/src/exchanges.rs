@@ -8,6 +8,7 @@ pub fn exchange_of(request: &Request) -> Option<u32> {
         Request::Execute { exchange, .. }
         | Request::GetVariable { exchange, .. }
         | Request::SetVariable { exchange, .. }
+        | Request::Configure { exchange, .. }
         | Request::ListVariables { exchange, .. }
         | Request::WriteFile { exchange, .. }
         | Request::ReadFile { exchange, .. }

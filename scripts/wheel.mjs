@@ -1,6 +1,6 @@
 // `npm run wheel`: makes the wheel of the Python package for this kind of machine, with the program `sandglass-host` in it, in dist/python/.
 //   node scripts/wheel.mjs [--profile dev]    a wheel for a quick look, with the program of a development build
-// maturin builds the program, and reads from it on which Linux it runs (the tag `manylinux_…`). The package's pyproject.toml makes the wheel without
+// Decisions: docs/internals/python-client.md. maturin builds the program, and reads from it on which Linux it runs (the tag `manylinux_…`). The package's pyproject.toml makes the wheel without
 // the program, for other machines; this script changes its build system and nothing else.
 import { cpSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { join } from "node:path";

@@ -1,5 +1,7 @@
 """Values between this program and the sandbox, as JSON with special forms: see "Values" in docs/rpc.md."""
 
+# Decisions: docs/internals/python-client.md.
+
 from __future__ import annotations
 
 import json

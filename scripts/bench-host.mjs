@@ -48,11 +48,11 @@ if (!existsSync(dataPython)) {
 const bench = join(release, "examples/bench");
 const ours = start("sandglass", [bench, "bubblewrap"]);
 const data = start("sandglass", [bench, "bubblewrap", dataPython, PRELOAD]);
-/** Sandglass as programs in Python use it. */
-const client = start("from Python", ["python3", join(root, "scripts/bench/rivals.py"), "sandglass"]);
 /** Sandglass in the same kernel that the rival jupyter_client starts. */
 const kernel = names.includes("ipykernel") ? start("sandglass", [bench, "jupyter", rivalsPython]) : undefined;
 const rivals = names.map((name) => start(name, [rivalsPython, join(root, "scripts/bench/rivals.py"), name]));
+/** Sandglass from a program in Python, which needs nothing but the program. */
+const client = start("sandglass (Python)", ["python3", join(root, "scripts/bench/rivals.py"), "client"]);
 const all = [ours, client, ...rivals];
 
 console.log(`Sandglass on a server: ${cpus().length} × ${cpus()[0]?.model}`);
@@ -124,7 +124,7 @@ async function compare(title, competitors, order, rounds) {
   const base = quantile(samples.get("sandglass") ?? [], 0.5);
   for (const { name } of competitors) {
     const error = errors.get(name);
-    if (error) console.log(`  ${name.padEnd(16)} ${error}`);
+    if (error) console.log(`  ${name.padEnd(19)} ${error}`);
     else row(name, samples.get(name) ?? [], base);
   }
   console.log();
@@ -147,7 +147,7 @@ function row(name, times, base) {
   });
   const ratio =
     Number.isNaN(base) || name === "sandglass" ? "" : `  ${(quantile(times, 0.5) / base).toPrecision(2)} × sandglass`;
-  console.log(`  ${name.padEnd(16)} ${shown.join("   ")}   n ${String(times.length).padEnd(5)}${ratio}`);
+  console.log(`  ${name.padEnd(19)} ${shown.join("   ")}   n ${String(times.length).padEnd(5)}${ratio}`);
 }
 
 /** @param {string} name @param {string[]} command @returns {Competitor} */
@@ -156,8 +156,9 @@ function start(name, command) {
     env: {
       ...process.env,
       PATH: `${join(root, ".setup/rivals/bin")}:${process.env.PATH}`,
-      PYTHONPATH: join(root, "pyodide-glue/python"),
       SANDGLASS_HOST: join(release, "sandglass-host"),
+      // Only the client reads it: rivals run their own Python.
+      ...(name.startsWith("sandglass") && { PYTHONPATH: join(root, "pyodide-glue/python") }),
     },
     stdio: ["pipe", "pipe", "pipe"],
   });

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from conftest import PLAIN
+from client_host import PLAIN
 
 from sandglass import AsyncSandbox, SandboxError
 

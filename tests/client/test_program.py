@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conftest import PACKAGE, PLAIN, PROGRAM
+from client_host import PACKAGE, PLAIN, PROGRAM
 
 from sandglass import Sandbox, SandboxError
 from sandglass.client import program

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import pandas
 import pytest
-from conftest import PLAIN
+from client_host import PLAIN
 
 from sandglass import Answer, CodeExecution, HostCall, Sandbox, SandboxError, Usage, approve
 from sandglass.client import Display, HostFunction, Opaque, calls, session

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import PACKAGE, PROGRAM
+from client_host import PACKAGE, PROGRAM
 
 from sandglass import AsyncSandbox, Sandbox, SandboxError
 

@@ -154,6 +154,11 @@ class Calls:
         if call is not None:
             call.cancel()
 
+    def end(self) -> None:
+        """Ends all calls: the execution has ended, and nobody awaits their answers any more."""
+        for call in list(self._under_way.values()):
+            call.cancel()
+
 
 class _Call:
     """One call of Python."""

@@ -1,5 +1,7 @@
 """A connection to a `sandglass-host`: requests of both sides, blobs, and one thread that reads. See docs/rpc.md."""
 
+# Decisions: docs/internals/python-client.md.
+
 from __future__ import annotations
 
 import atexit

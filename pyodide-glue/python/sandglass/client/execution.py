@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
@@ -206,10 +207,11 @@ def read_execution(result: dict[str, Any], value: Any, final: Any, calls: list[H
 
 def make(kind: type[_T], values: dict[str, Any]) -> _T:
     """Makes an instance of a dataclass of the fields that it knows."""
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    known = kind.__dict__["__dataclass_fields__"]
     return kind(**{name: value for name, value in values.items() if name in known})
 
 
+@lru_cache(1000)
 def snake(name: str) -> str:
     """The Python name of a field, such as `guest_time` of `guestTime`."""
     return re.sub(r"(?<=[a-z0-9])([A-Z])", lambda match: "_" + match[1].lower(), name)

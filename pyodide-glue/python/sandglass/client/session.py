@@ -123,6 +123,7 @@ class Execution(Asked):
         self._put(Heard(stream, text))
 
     def _end(self, answer: Answer) -> None:
+        self.calls.end()
         for stream, skipped in self._skipped.items():
             if skipped:
                 self._put(Heard(stream, _omitted(skipped)))

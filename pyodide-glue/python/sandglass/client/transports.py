@@ -1,5 +1,7 @@
 """The two ways to a `sandglass-host`: a program of this machine, and the WebSocket of a server."""
 
+# Decisions: docs/internals/python-client.md.
+
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,7 @@
 """Values between this program and the sandbox, as JSON with special forms: see "Values" in docs/rpc.md."""
 
+# Decisions: docs/internals/python-client.md.
+
 from __future__ import annotations
 
 import json
@@ -26,6 +28,7 @@ _PLAIN = _NESTED | {str, int, float, bool, type(None)}
 #: Python refuses to write longer ints in decimal, and is slow at it.
 _DECIMAL_BITS = 10_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _FLOATS = {"nan": nan, "inf": inf, "-inf": -inf}
 
 Blobs = dict[int, bytes]
@@ -60,7 +63,7 @@ class Table:
 
 def dump(structure: Any) -> bytes:
     """Writes JSON. Raises ValueError for NaN, and UnicodeEncodeError for lone surrogates."""
-    return json.dumps(structure, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _write(structure).encode()
 
 
 def encode(value: Any, name: str = "value") -> tuple[Any, bytes]:

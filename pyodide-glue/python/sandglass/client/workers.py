@@ -1,5 +1,7 @@
 """Threads that run host functions and write large messages, and the event loop of asynchronous functions."""
 
+# Decisions: docs/internals/python-client.md.
+
 from __future__ import annotations
 
 import asyncio

@@ -92,7 +92,7 @@ async function guest() {
   const frameHash = `sha256-${createHash("sha256").update(frame).digest("base64")}`;
   const python = join(root, "pyodide-glue/python/sandglass");
   const sources = (await readdir(python, { recursive: true }))
-    .filter((file) => file.endsWith(".py") && !file.startsWith("jupyter"))
+    .filter((file) => file.endsWith(".py") && !/^(adapters|client|jupyter)\b/.test(file))
     .sort();
   const build = createHash("sha256").update(JSON.stringify(integrity));
   for (const file of sources) build.update(await readFile(join(python, file)));

@@ -11,6 +11,7 @@ const LAYERS = {
   native: ["runtime", "state", "ahead"],
   jupyter: ["runtime"],
   client: [],
+  adapters: ["client"],
   vendored: [],
 };
 

@@ -31,7 +31,7 @@ const either = (inLong, inShort = []) => (long ? inLong : inShort);
 
 const BROWSERS = ["chromium", "firefox"];
 const PYTHON = "pyodide-glue/python";
-const PYTHON_FOLDERS = [PYTHON, "tests/python", "tests/client", "tests/jupyter", "tests/kernel"];
+const PYTHON_FOLDERS = [PYTHON, "tests/python", "tests/client", "tests/adapters", "tests/jupyter", "tests/kernel", "examples/python"];
 /** Generations of ipykernel, made by scripts/setup. */
 const JUPYTERS = ["6", "7"];
 /** Environment in which clippy compiles the tests, so that nothing is compiled twice. `withoutWarnings` counts its warnings. */
@@ -129,6 +129,11 @@ const SUITES = [
     ...pytest(python("python"), "tests/client"),
     needs: ["rust build"],
     processors: 0.6,
+  },
+  {
+    name: "python adapters",
+    ...pytest(join(root, ".setup/adapters/bin/python"), "-o", "asyncio_mode=auto", "tests/adapters"),
+    needs: ["rust build"],
   },
   ...inBrowsers(1, "cases", ...either(["--all"])),
   ...inBrowsers(0.6, "cases", "--shared", ...either(["--all"])),

@@ -16,8 +16,8 @@ def backend() -> Iterator[DeepAgentsBackend]:
         yield backend
 
 
-#: Older than deepagents 0.7, whose `BaseSandbox` overwrites files, and names matches by their whole paths.
-OUTDATED = pytest.mark.xfail(strict=True, reason="langchain-tests 1.1 expects what deepagents 0.6 did")
+#: These are decided by the library's own `BaseSandbox`, which overwrites files, and names matches by their whole paths.
+OUTDATED = pytest.mark.xfail(strict=True, reason="langchain-tests 1.1.9 is older than deepagents 0.6")
 
 
 class TestStandard(SandboxIntegrationTests):

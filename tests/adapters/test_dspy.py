@@ -66,7 +66,9 @@ def test_an_rlm_finds_its_answer() -> None:
     assert (found.answer, found.count) == ("A", 3)
     outputs = [step["output"] for step in found.trajectory]
     assert outputs[0] == "3000000 1990 1987\n"
-    assert outputs[1].startswith("[Error] ") and "no attribute 'nothing'" in outputs[1] and "['A', 'B', 'C']" in outputs[1]
+    assert (
+        outputs[1].startswith("[Error] ") and "no attribute 'nothing'" in outputs[1] and "['A', 'B', 'C']" in outputs[1]
+    )
     assert "LLM call limit exceeded: 3 + 2 > 4." in outputs[2]
     assert sorted(sub_model.prompts) == ["a", "b", "c"]
 
@@ -116,7 +118,13 @@ def test_values_come_in_as_plain_data(shared: DspyInterpreter) -> None:
         hits: list[Hit]
         colors: set[str]
 
-    value = {"box": Box([Hit(title="t")], {"b", "a"}), "color": Color.RED, "big": 2**70, "raw": b"\xff", "of": float("inf")}
+    value = {
+        "box": Box([Hit(title="t")], {"b", "a"}),
+        "color": Color.RED,
+        "big": 2**70,
+        "raw": b"\xff",
+        "of": float("inf"),
+    }
     shared.tools = {"get": lambda: Hit(title="from a tool")}
     code = "[v['box'], v['color'], v['big'] == 2**70, v['raw'] == b'\\xff', v['of'], get()]"
     box = {"hits": [{"title": "t"}], "colors": ["a", "b"]}
@@ -135,7 +143,9 @@ def test_faults_of_the_code_leave_the_session_as_it_is(shared: DspyInterpreter) 
     shared.execute("kept = 1")
     with pytest.raises(SyntaxError, match="Invalid Python syntax"):
         shared.execute("+++")
-    with pytest.raises(CodeExecutionError, match="(?s)ZeroDivisionError: division by zero.*Output before the error:\nseen"):
+    with pytest.raises(
+        CodeExecutionError, match="(?s)ZeroDivisionError: division by zero.*Output before the error:\nseen"
+    ):
         shared.execute("print('seen'); 1 / 0")
     for stop in ("raise SystemExit(1)", "raise KeyboardInterrupt", "class Mine(BaseException): pass\nraise Mine"):
         with pytest.raises(CodeExecutionError):

@@ -132,7 +132,11 @@ def test_records_of_a_batch_have_the_order_of_its_prompts() -> None:
     with SandboxEnv(subcall_fn=ask, max_concurrent_subcalls=2) as env:
         result = env.execute_code("print(rlm_query_batched(['a', 'b'], 'other'), rlm_query('c'))")
     assert result.stdout == "['A', 'B'] C\n"
-    assert [(call.response, call.root_model) for call in result.rlm_calls] == [("A", "other"), ("B", "other"), ("C", "m")]
+    assert [(call.response, call.root_model) for call in result.rlm_calls] == [
+        ("A", "other"),
+        ("B", "other"),
+        ("C", "m"),
+    ]
 
 
 def test_failures_are_texts(shared: SandboxEnv) -> None:

@@ -83,7 +83,9 @@ def test_the_output_is_the_last_value_and_the_prints(shared: SmolagentsExecutor)
 def test_a_failure_is_what_local_and_remote_executors_raise(shared: SmolagentsExecutor) -> None:
     with pytest.raises(AgentError, match="SyntaxError"):
         shared("print('")
-    with pytest.raises(InterpreterError, match="(?s)line 2, in <module>.*ZeroDivisionError: division by zero") as raised:
+    with pytest.raises(
+        InterpreterError, match="(?s)line 2, in <module>.*ZeroDivisionError: division by zero"
+    ) as raised:
         shared("print('before')\n1 / 0")
     assert raised.value.message and shared.state["_print_outputs"] == "before\n"
     with pytest.raises(AgentError, match="(?s)All variables, functions and imports are lost"):

@@ -9,6 +9,7 @@ One folder for each place in which the code runs:
 - `native/`   the guest on a host, the zygote that forks it, and the guest in a Jupyter kernel
 - `jupyter/`  `JupyterREPL`: the same helpers in a notebook's own kernel; not part of guests
 - `client/`   `Sandbox`: programs run Python in a guest of `sandglass-host`; not part of guests
+- `adapters/` sandboxes for libraries of agents and RLMs; not part of guests
 
 In your program:
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 from uuid import uuid4
 
 from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
@@ -30,7 +30,8 @@ class DeepAgentsBackend(BaseSandbox):
     def __init__(
         self, *, url: str | None = None, api_key: str | None = None, **options: Unpack[SandboxOptions]
     ) -> None:
-        self.sandbox = Sandbox(url=url, api_key=api_key, **{"max_result_size": 2 * _MOST_OUTPUT, **options})
+        own: SandboxOptions = {"max_result_size": 2 * _MOST_OUTPUT}
+        self.sandbox = Sandbox(url=url, api_key=api_key, **cast("SandboxOptions", {**own, **options}))
         self._id = f"sandglass-{uuid4().hex}"
         self._is_prepared = False
 
@@ -48,7 +49,9 @@ class DeepAgentsBackend(BaseSandbox):
             code, output, is_cut = run.value
             return ExecuteResponse(output.decode(errors="replace"), code, is_cut)
         code = _TIMED_OUT if run.outcome == "timeout" else None
-        lost = "" if run.state.status == "kept" else "; the sandbox was started anew, and its files outside of it are lost"
+        lost = (
+            "" if run.state.status == "kept" else "; the sandbox was started anew, and its files outside of it are lost"
+        )
         return ExecuteResponse(f"Error: {run.error}{lost}", code)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:

@@ -7,14 +7,14 @@ from contextlib import suppress
 from functools import partial
 from inspect import Parameter, isawaitable, signature
 from keyword import iskeyword
-from typing import Any, Unpack
+from typing import Any
 
 from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreterError, FinalOutput
 from dspy.utils.callback import with_callbacks
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from sandglass.client import CodeExecution, Opaque, Sandbox, SandboxError, SandboxOptions
+from sandglass.client import CodeExecution, Opaque, Sandbox, SandboxError
 
 #: The profile answers `llm_query` itself, and asks the tool of that name.
 _QUERY = "llm_query"
@@ -48,7 +48,7 @@ class DspyInterpreter:
         callbacks: Sequence[Any] | None = None,
         url: str | None = None,
         api_key: str | None = None,
-        **options: Unpack[SandboxOptions],
+        **options: Any,
     ) -> None:
         self.tools: dict[str, Callable[..., Any]] = dict(tools or {})
         self.output_fields = output_fields

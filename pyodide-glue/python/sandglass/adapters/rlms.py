@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from copy import deepcopy
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import rlm.core.rlm as core
 import rlm.environments as environments
@@ -79,7 +79,7 @@ class SandboxEnv(IsolatedEnv):
                 "rlm_query_batched": self._recurse_all,
             },
         }
-        self.sandbox = Sandbox(url=url, api_key=api_key, **{**options, **own})
+        self.sandbox = Sandbox(url=url, api_key=api_key, **cast("SandboxOptions", {**options, **own}))
         self.setup()
         for name, tool in tools.items():
             if not callable(tool):

@@ -129,6 +129,18 @@ def test_host_functions_take_positional_and_keyword_arguments(guest: Guest) -> N
     assert guest.run("fetch_page()").error == "HostCallError: 404"
 
 
+@pytest.mark.parametrize("profile", ["default", "rlm", "dspy"])
+def test_a_host_function_may_answer_whole_batches(guest: Guest, profile: str) -> None:
+    guest.bridge.answer = lambda *args: list(args)
+    functions = ["llm_query_batched"]
+    guest.runtime.configure({**CONFIG, "profile": profile, "hostFunctions": functions})
+    guest.ok("found = llm_query_batched(['a', 'b'], model='m')\nllm_query_batched = 1")
+    assert guest.ok("print(found, llm_query_batched('c'))").stdout == "[['a', 'b'], {'model': 'm'}] ['c']\n"
+    with pytest.raises(ValueError, match="built-in helper"):
+        name = "SHOW_VARS" if profile == "rlm" else "SUBMIT"
+        guest.runtime.configure({**CONFIG, "profile": profile, "hostFunctions": [name]})
+
+
 @pytest.mark.parametrize(
     ("source", "final"),
     [

@@ -21,8 +21,8 @@ class DeepAgentsBackend(BaseSandbox):
 
         agent = create_deep_agent(model=model, backend=DeepAgentsBackend(timeout=60_000))
 
-    The options are those of `Sandbox`. `timeout` is the time of a command that names none. Commands begin in the working
-    folder, `/workspace`. Besides, `/tmp` can be written.
+    The options are those of `Sandbox`. `timeout` is the time of a command that names none. Commands begin in the
+    working folder, `/workspace`. Besides, `/tmp` can be written.
     """
 
     enable_capture_offload = True

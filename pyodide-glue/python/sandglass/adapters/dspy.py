@@ -36,8 +36,8 @@ class DspyInterpreter:
     """
 
     execution_instructions = (
-        "Python runs in an isolated sandbox without network access. State persists across executions: variables, imports "
-        "and functions. Python's standard libraries are available. Files in the working directory persist as well."
+        "Python runs in an isolated sandbox without network access. State persists across executions: variables, "
+        "imports and functions. Python's standard libraries are available. Files in the working directory persist, too."
     )
 
     def __init__(

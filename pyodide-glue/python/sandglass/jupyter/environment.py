@@ -21,7 +21,7 @@ def ask_handler(repl: JupyterREPL) -> Callable[..., str]:
     """Makes `on_llm_query` from the handler that an `RLM` has started."""
 
     def ask(prompt: str, model: str | None = None) -> str:
-        from rlm.core.comms_utils import LMRequest, send_lm_request  # type: ignore[import-not-found]
+        from rlm.core.comms_utils import LMRequest, send_lm_request
 
         response = send_lm_request(repl.lm_handler_address, LMRequest(prompt=prompt, model=model, depth=repl.depth))
         if not response.success:
@@ -56,8 +56,8 @@ def register() -> None:
     gives sub-RLMs (`max_depth` above 1) and several turns (`persistent=True`) only to its own environments. To have
     these, use `environment="ipython", environment_kwargs={"kernel_mode": "jupyter", …}`.
     """
-    import rlm.core.rlm as core  # type: ignore[import-not-found]
-    import rlm.environments as environments  # type: ignore[import-not-found]
+    import rlm.core.rlm as core
+    import rlm.environments as environments
 
     known = environments.get_environment
     if getattr(known, "knows_jupyter", False):

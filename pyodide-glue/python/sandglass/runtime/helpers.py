@@ -120,7 +120,8 @@ class Helpers:
         for name in answered:
             if name in (*_CALLBACKS, HOST_FUNCTION, "input"):  # `input` is a builtin
                 continue
-            if (name in table and name not in _BATCHES) or name == "context" or (name == "answer" and profile.has_answer):
+            is_taken = name in table and name not in _BATCHES
+            if is_taken or name == "context" or (name == "answer" and profile.has_answer):
                 raise ValueError(f"host function {name!r} has the name of a built-in helper")
             if iskeyword(name):
                 raise ValueError(f"host function {name!r} has the name of a Python keyword")

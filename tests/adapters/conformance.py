@@ -1,0 +1,111 @@
+"""Runs the own tests of the libraries with the adapters in place of the libraries' classes. docs/python-adapters.md has the results.
+
+The tests are not in the libraries' wheels: unpack a source archive of the same version, or clone the repository.
+
+    cd dspy-3.3.1     # or rlms-0.1.3, or smolagents-1.26.0
+    export PYTHONPATH=…/pyodide-glue/python:…/tests/adapters SANDGLASS_HOST=…/sandglass-host
+    python -m pytest -p conformance --adapter dspy --deno tests/primitives/test_python_interpreter.py tests/predict
+
+Tests that do not apply are left out, with the reason below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+_DENO = "about Deno, Pyodide, and the options and private methods of PythonInterpreter"
+_JSON = "about limits of JSON: None becomes an empty text, and NaN a text"
+_LOCAL = "about the folder and the interpreter of LocalREPL, in the same process"
+_AST = "about the evaluator of LocalPythonExecutor: its list of imports, its texts, functions as results"
+
+NOT_APPLICABLE: dict[str, dict[str, str]] = {
+    "dspy": {
+        **dict.fromkeys(
+            (
+                *("test_enable_", "test_read_file_access_control", "test_interpreter_security_filesystem_access"),
+                *(
+                    "test_default_runner_",
+                    "test_default_command_",
+                    "test_custom_deno_",
+                    "test_deno_",
+                    "test_explicit_deno",
+                ),
+                *(
+                    "test_rejects_mounts_",
+                    "test_rejects_alias_",
+                    "test_rejects_write_paths_",
+                    "test_extract_parameters",
+                ),
+                *("test_pydantic_json_values_", "test_json_mode_", "test_unserializable_pydantic_variable_"),
+                *("test_process_death_", "test_protocol_failure_", "test_request_ids_", "test_guest_prototype_"),
+                *("test_failed_health_check_", "test_small_variable_not_", "test_large_variable_threshold_"),
+                *("test_out_of_band_", "test_id_less_", "test_execution_instructions_are_", "test_start_prewarms_"),
+                *("test_start_is_idempotent", "test_no_network_access", "test_handle_tool_call_reports_"),
+                *("test_pot_evaluate_creates_one_", "test_default_is_sandbox", "test_nested_rlm_tool_provenance"),
+            ),
+            _DENO,
+        ),
+        **dict.fromkeys(("test_tool_returning_none", "test_tool_returning_nan_"), _JSON),
+    },
+    "rlms": {"test_temp_dir_": _LOCAL},
+    "smolagents": {
+        **dict.fromkeys(
+            ("test_additional_authorized_imports_", "test_evaluate_assign_error", "test_function_def_"), _AST
+        ),
+    },
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--adapter", choices=sorted(NOT_APPLICABLE), required=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    _REPLACE[config.getoption("--adapter")]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    names = tuple(NOT_APPLICABLE[config.getoption("--adapter")])
+    left_out = [item for item in items if item.name.startswith(names)]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _dspy() -> None:
+    from dspy import PythonInterpreter
+
+    from sandglass.adapters import DspyInterpreter
+
+    def new(_: type, *args: Any, **kwargs: Any) -> DspyInterpreter:
+        return DspyInterpreter(*args, **kwargs)
+
+    PythonInterpreter.__new__ = new
+
+
+def _rlms() -> None:
+    import rlm.environments
+    import rlm.environments.local_repl
+
+    from sandglass.adapters.rlms import SandboxEnv
+
+    rlm.environments.LocalREPL = rlm.environments.local_repl.LocalREPL = SandboxEnv
+
+
+def _smolagents() -> None:
+    import docker
+    import smolagents.local_python_executor as local
+    import smolagents.remote_executors as remote
+
+    from sandglass.adapters import SmolagentsExecutor
+
+    def made(*_: Any, **__: Any) -> SmolagentsExecutor:
+        return SmolagentsExecutor()
+
+    local.LocalPythonExecutor = remote.DockerExecutor = made
+    docker.from_env = lambda: None  # no engine is asked
+
+
+_REPLACE: dict[str, Callable[[], None]] = {"dspy": _dspy, "rlms": _rlms, "smolagents": _smolagents}

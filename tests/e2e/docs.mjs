@@ -23,7 +23,10 @@ import { realWheels, serveFiles } from "./wheels.mjs";
 /** The crate whose documentation tests run Rust samples of documents. */
 const DOCTESTS = "host/src/lib.rs";
 /** Samples that are a file of an example, whose own test runs it. */
-const OF_EXAMPLES = { "recipes/react.md": "examples/react/src/use-sandbox.js" };
+const OF_EXAMPLES = {
+  "recipes/react.md": "examples/react/src/use-sandbox.js",
+  "python-adapters.md": "examples/python/dspy_rlm.py",
+};
 /** The sample that pages run which say nothing about their script. */
 const APP = "quick-start.md";
 /** Pages that are lists of other pages, or records for developers. */

@@ -31,7 +31,15 @@ const either = (inLong, inShort = []) => (long ? inLong : inShort);
 
 const BROWSERS = ["chromium", "firefox"];
 const PYTHON = "pyodide-glue/python";
-const PYTHON_FOLDERS = [PYTHON, "tests/python", "tests/client", "tests/adapters", "tests/jupyter", "tests/kernel", "examples/python"];
+const PYTHON_FOLDERS = [
+  PYTHON,
+  "tests/python",
+  "tests/client",
+  "tests/adapters",
+  "tests/jupyter",
+  "tests/kernel",
+  "examples/python",
+];
 /** Generations of ipykernel, made by scripts/setup. */
 const JUPYTERS = ["6", "7"];
 /** Environment in which clippy compiles the tests, so that nothing is compiled twice. `withoutWarnings` counts its warnings. */

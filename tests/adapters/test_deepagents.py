@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from deepagents import create_deep_agent
+from deepagents.backends import CompositeBackend
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
 from langchain_tests.integration_tests.sandboxes import SandboxIntegrationTests
 
 from sandglass.adapters import DeepAgentsBackend
@@ -53,6 +58,20 @@ def test_a_command_that_takes_too_long_ends_with_its_children(backend: DeepAgent
     done = backend.execute("echo $$ > /tmp/shell; sleep 1000 | cat", timeout=1)
     assert done.exit_code == 124 and done.output.startswith("Error: TimeoutError: ")
     assert backend.execute("kill -0 -$(cat /tmp/shell)").exit_code != 0
+
+
+def test_long_output_goes_into_a_file_where_there_is_a_place_for_it(backend: DeepAgentsBackend) -> None:
+    class Script(GenericFakeChatModel):
+        def bind_tools(self, tools: Any, **_: Any) -> Script:
+            return self
+
+    call = {"name": "execute", "args": {"command": "seq 100000"}, "id": "one"}
+    model = Script(messages=iter([AIMessage("", tool_calls=[call]), AIMessage("done")]))
+    with_place = CompositeBackend(default=backend, routes={}, artifacts_root="/workspace")
+    state = create_deep_agent(model=model, backend=with_place).invoke({"messages": [("user", "Count.")]})
+    shown = state["messages"][-2].text
+    assert len(shown) < 20_000 and "/workspace/large_tool_results/one" in shown
+    assert backend.execute("grep -x 100000 /workspace/large_tool_results/one").exit_code == 0
 
 
 def test_it_says_when_files_are_lost() -> None:

@@ -11,7 +11,7 @@ from deepagents.backends.sandbox import BaseSandbox
 
 from sandglass.client import CodeExecution, Sandbox, SandboxError, SandboxOptions
 
-#: The most bytes of a command's output. The library moves long output into files itself.
+#: The most bytes of a command's output.
 _MOST_OUTPUT = 4 << 20
 _TIMED_OUT = 124
 
@@ -24,8 +24,6 @@ class DeepAgentsBackend(BaseSandbox):
     The options are those of `Sandbox`. `timeout` is the time of a command that names none. Commands begin in the
     working folder, `/workspace`. Besides, `/tmp` can be written.
     """
-
-    enable_capture_offload = True
 
     def __init__(
         self, *, url: str | None = None, api_key: str | None = None, **options: Unpack[SandboxOptions]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from functools import partial
 from inspect import Parameter, isawaitable, signature
 from keyword import iskeyword
@@ -131,9 +132,9 @@ class DspyInterpreter:
         added = wanted.keys() - sandbox.tools.keys()
         for name in added:
             sandbox.tools[name] = partial(self._call, wanted[name])
-        fields = [str(field["name"]) for field in self.output_fields or [{"name": "output"}]]
-        if fields != sandbox.output_fields:
-            sandbox.output_fields = fields
+        outputs = [str(field["name"]) for field in self.output_fields or [{"name": "output"}]]
+        if outputs != sandbox.output_fields:
+            sandbox.output_fields = outputs
         return {wanted[name]: name for name in added if wanted[name] != name}
 
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -221,6 +222,8 @@ def _plain(value: Any) -> Any:
             raise CodeInterpreterError(f"Unable to serialize {type(value).__name__} as JSON: {error}") from error
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return _plain(value._asdict())
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

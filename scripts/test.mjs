@@ -31,7 +31,7 @@ const either = (inLong, inShort = []) => (long ? inLong : inShort);
 
 const BROWSERS = ["chromium", "firefox"];
 const PYTHON = "pyodide-glue/python";
-const PYTHON_FOLDERS = [PYTHON, "tests/python", "tests/jupyter", "tests/kernel"];
+const PYTHON_FOLDERS = [PYTHON, "tests/python", "tests/client", "tests/jupyter", "tests/kernel"];
 /** Generations of ipykernel, made by scripts/setup. */
 const JUPYTERS = ["6", "7"];
 /** Environment in which clippy compiles the tests, so that nothing is compiled twice. `withoutWarnings` counts its warnings. */
@@ -124,6 +124,12 @@ const SUITES = [
   { name: "package", command: ["node", "tests/package.mjs"], count: sumLine, needs: ["build"] },
   ...inBrowsers(1, "lifecycle", ...either(["--cycles", "200"], ["--cycles", "100"])),
   ...pythons().map(({ version, program }) => ({ name: `python ${version}`, ...pytest(program, "tests/python") })),
+  {
+    name: "python client",
+    ...pytest(python("python"), "tests/client"),
+    needs: ["rust build"],
+    processors: 0.6,
+  },
   ...inBrowsers(1, "cases", ...either(["--all"])),
   ...inBrowsers(0.6, "cases", "--shared", ...either(["--all"])),
   ...["subprocess", "bubblewrap", "docker", "jupyter"].map(onServer),

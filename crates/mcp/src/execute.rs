@@ -34,8 +34,10 @@ pub async fn execute(
     let sandbox = session.sandbox().await?;
     let progress = Progress::of(context);
     let told = progress.clone();
+    let controller = session.shared.controller.as_ref();
     let options = ExecuteOptions {
         timeout_ms,
+        budget: controller.map(|controller| controller.budget).unwrap_or_default(),
         on_output: Some(Arc::new(move |stream, text| {
             if matches!(stream, Stream::Stdout | Stream::Stderr) {
                 told.add(text);
@@ -80,7 +82,7 @@ pub async fn awake(session: &Session, peer: &Peer<RoleServer>) -> Infallible {
     if args.listen.is_none() {
         return std::future::pending().await;
     }
-    let interval = Duration::from_secs_f64((args.session_idle_seconds / 3.0).max(0.001));
+    let interval = Duration::from_secs_f64((args.session_idle_seconds / 10.0).max(0.001));
     loop {
         tokio::time::sleep(interval).await;
         // A message in either direction counts as use. A client that does not answer changes nothing.

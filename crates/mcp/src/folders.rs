@@ -114,3 +114,93 @@ fn read_below(folder: &Folder, path: &Path, most: u64) -> Result<Vec<u8>, String
     }
     Ok(bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::Folders;
+
+    #[test]
+    fn files_below_the_folders_are_read_and_no_others() {
+        let all = tempfile::tempdir().unwrap();
+        let (allowed, other) = (all.path().join("allowed"), all.path().join("other"));
+        for folder in [&allowed, &other] {
+            std::fs::create_dir_all(folder.join("sub")).unwrap();
+            std::fs::write(folder.join("sub/a.txt"), "inside").unwrap();
+        }
+        std::fs::write(all.path().join("secret"), "secret").unwrap();
+        let link = |to: &std::path::Path, name: &str| symlink(to, allowed.join(name)).unwrap();
+        link("sub/a.txt".as_ref(), "near");
+        link(&allowed.join("sub"), "folder");
+        link(&all.path().join("secret"), "far");
+        link("../secret".as_ref(), "up");
+        link(&other, "aside");
+        link("loop".as_ref(), "loop");
+        mknodat(CWD, allowed.join("pipe"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+
+        let folders = Folders::open(std::slice::from_ref(&allowed)).unwrap();
+        let read = |path: &str| folders.read(path, 6);
+        let absolute = allowed.join("sub/a.txt");
+        for path in [
+            "sub/a.txt",
+            "./sub/../sub/a.txt",
+            "near",
+            "folder/a.txt",
+            absolute.to_str().unwrap(),
+        ] {
+            assert_eq!(read(path).unwrap(), b"inside", "{path}");
+        }
+        let secret = all.path().join("secret");
+        for path in [
+            "far",
+            "up",
+            "aside/sub/a.txt",
+            "loop",
+            "../secret",
+            "../other/sub/a.txt",
+            "/etc/passwd",
+            "/proc/self/environ",
+            secret.to_str().unwrap(),
+            "",
+            ".",
+            "sub",
+            "pipe",
+            "nothing",
+            "sub/a.txt/b",
+            "a\0b",
+        ] {
+            let why = read(path).unwrap_err();
+            assert!(why.ends_with("Nothing was changed"), "{path}: {why}");
+            assert!(!why.contains("secret\"") && !why.contains("root:"), "{path}: {why}");
+        }
+        // A file that exists elsewhere is told of in the same words as one that does not exist.
+        assert_eq!(
+            read("/etc/passwd").unwrap_err().replace("/etc/passwd", ""),
+            read("/etc/nothing").unwrap_err().replace("/etc/nothing", "")
+        );
+        assert!(folders.read("sub/a.txt", 5).unwrap_err().contains("more than 5 bytes"));
+        // A folder that was allowed stays the one that was allowed.
+        std::fs::rename(&allowed, all.path().join("moved")).unwrap();
+        symlink(&other, &allowed).unwrap();
+        assert!(read("sub/a.txt").is_err());
+    }
+
+    #[test]
+    fn without_folders_no_file_is_read() {
+        assert!(
+            Folders::default()
+                .read("/etc/passwd", 10)
+                .unwrap_err()
+                .contains("--allow-folder")
+        );
+        assert!(
+            Folders::open(&["/nowhere/at/all".into()])
+                .unwrap_err()
+                .contains("/nowhere")
+        );
+        assert!(Folders::open(&["/etc/passwd".into()]).is_err());
+    }
+}

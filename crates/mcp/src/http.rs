@@ -36,6 +36,9 @@ const DEADLINES: Deadlines = Deadlines {
 /// The time for requests to end when the program does.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
+/// The time for a client whose connection broke to fetch a result again. Results can be large.
+const RESUMED_WITHIN: Duration = Duration::from_secs(15);
+
 type Service = StreamableHttpService<Server, LocalSessionManager>;
 
 /// The state of all requests.
@@ -121,6 +124,7 @@ fn service(shared: &Arc<Shared>, ending: &CancellationToken) -> Service {
     let mut sessions = LocalSessionManager::default();
     let idle = Duration::from_secs_f64(shared.args.session_idle_seconds);
     sessions.session_config.keep_alive = Some(idle);
+    sessions.session_config.completed_cache_ttl = RESUMED_WITHIN;
     let places = Arc::new(Semaphore::new(shared.args.max_sessions as usize));
     let shared = Arc::clone(shared);
     let new = move || {

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `settings` | the options of the command `mcp` |
 //! | `server` | the tools and resources that clients see |
+//! | `arguments` | the arguments and results of tools |
 //! | `session` | a client's session, with its sandbox |
 //! | `execute` | code under way: progress, cancellation, questions to the client's model |
 //! | `ask` | the controller |
@@ -17,6 +18,7 @@
 //! | `folders` | the folders whose files clients may load |
 //! | `http`, `stdio` | the transports |
 
+mod arguments;
 mod ask;
 mod execute;
 mod folders;
@@ -34,8 +36,12 @@ mod stdio;
 use std::time::Duration;
 
 use sandglass_host::args::Secrets;
+use sandglass_server::metrics::Gauge;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::signal::unix::{SignalKind, signal};
 
+use http::Http;
+use session::Shared;
 pub use settings::McpArgs;
 
 /// The time for sandboxes to end. Docker's engine is slow.
@@ -55,21 +61,42 @@ pub async fn mcp(args: McpArgs) -> Result<u8, String> {
         }
     };
     let listen = args.listen;
-    let shared = session::Shared::new(args).await?;
+    let shared = Shared::new(args).await?;
     let live = shared.live.clone();
     let served = match listen {
         Some(listen) => {
             let secrets = Secrets::from_environment()?;
-            let http = http::Http::bind(shared, listen, &secrets).await?;
+            let http = Http::bind(shared, listen, &secrets).await?;
             // Scripts read this line to learn the port.
             println!("listening on http://{}/mcp", http.address()?);
             http.run(ended).await;
-            Ok(0)
+            Ok(())
         }
-        None => stdio::serve(shared, ended).await.map(|()| 0),
+        None => stdio::serve(shared, ended).await,
     };
+    settle(&live).await;
+    served.map(|()| 0)
+}
+
+/// Serves the client at the other end of two streams, with a message per line, until it leaves.
+///
+/// # Errors
+/// The server could not start, or the client does not begin as the protocol says.
+pub async fn serve(
+    args: McpArgs,
+    input: impl AsyncRead + Send + Unpin + 'static,
+    output: impl AsyncWrite + Send + Unpin + 'static,
+) -> Result<(), String> {
+    let shared = Shared::new(args).await?;
+    let live = shared.live.clone();
+    let served = stdio::serve_streams(shared, input, output, std::future::pending()).await;
+    settle(&live).await;
+    served
+}
+
+/// Waits until nothing is left of the sandboxes.
+async fn settle(live: &Gauge) {
     if tokio::time::timeout(SANDBOXES_END, live.none()).await.is_err() {
         tracing::warn!("sandboxes that were in use are not all gone yet");
     }
-    served
 }

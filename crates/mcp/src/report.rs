@@ -14,6 +14,8 @@ use serde::Serialize;
 const MAX_PICTURES: usize = 10;
 /// The most bytes of a picture in base64. Agents' models take no larger ones.
 const MAX_PICTURE_BYTES: usize = 5 << 20;
+/// The most bytes of all pictures of a result. A result is one message.
+const MAX_PICTURES_BYTES: usize = 16 << 20;
 /// The kinds of pictures that models see.
 const PICTURES: [&str; 4] = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 /// The most names in a report.
@@ -145,16 +147,23 @@ fn names<'a>(names: impl Iterator<Item = &'a String>) -> Vec<String> {
 
 /// The pictures of an execution, and a note on those that are left out.
 fn pictures(run: &Execution) -> (Vec<ContentBlock>, Option<String>) {
-    let all = run.displays.iter().filter(|display| display.mime.starts_with("image/"));
-    let (fit, left): (Vec<_>, Vec<_>) =
-        all.partition(|picture| PICTURES.contains(&picture.mime.as_str()) && picture.data.len() <= MAX_PICTURE_BYTES);
-    let left = left.len() + fit.len().saturating_sub(MAX_PICTURES) + run.truncated.displays as usize;
-    let fit = fit.into_iter().take(MAX_PICTURES);
-    let note = (left > 0).then(|| {
-        format!("[{left} outputs are not shown: too many, too large, or no PNG, JPEG, GIF or WebP; save them as files instead]")
-    });
-    let images = fit.map(|picture| ContentBlock::image(&*picture.data, &*picture.mime));
-    (images.collect(), note)
+    let (mut fit, mut bytes) = (Vec::new(), 0);
+    let mut left = run.truncated.displays as usize;
+    for picture in run.displays.iter().filter(|display| display.mime.starts_with("image/")) {
+        let size = picture.data.len();
+        let is_seen = PICTURES.contains(&&*picture.mime) && size <= MAX_PICTURE_BYTES;
+        if is_seen && fit.len() < MAX_PICTURES && bytes + size <= MAX_PICTURES_BYTES {
+            bytes += size;
+            fit.push(ContentBlock::image(&*picture.data, &*picture.mime));
+        } else {
+            left += 1;
+        }
+    }
+    let why = "too many, too large, or no PNG, JPEG, GIF or WebP; save them as files instead";
+    (
+        fit,
+        (left > 0).then(|| format!("[{left} outputs are not shown: {why}]")),
+    )
 }
 
 /// The execution as a model reads it, in the order of a terminal.

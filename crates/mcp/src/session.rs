@@ -9,7 +9,7 @@ use sandglass_core::limits::FEEDBACK_CHARS;
 use sandglass_host::args::told;
 use sandglass_host::backend;
 use sandglass_host::rlm::Endpoint;
-use sandglass_host::{Error, Launcher, Limits, Sandbox, Value};
+use sandglass_host::{BudgetLimits, Error, Launcher, Limits, Sandbox, Value};
 use sandglass_server::metrics::{Gauge, Up};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -41,6 +41,8 @@ pub struct Shared {
 pub struct Controller {
     pub launcher: Arc<dyn Launcher>,
     pub sub_model: Endpoint,
+    /// The most that the `llm_query` of one execution may use.
+    pub budget: BudgetLimits,
     pub at_once: Semaphore,
 }
 
@@ -54,11 +56,15 @@ impl Shared {
         let kind = args.guest.backend;
         let launcher = backend::launcher(kind, &args.sessions()).await.map_err(told)?;
         let controller = match args.controller.model {
-            Some(_) => Some(Controller {
-                sub_model: args.controller.options("", Value::None).map_err(told)?.sub_model,
-                launcher: backend::launcher(kind, &args.runs()).await.map_err(told)?,
-                at_once: Semaphore::new(MAX_ASKED),
-            }),
+            Some(_) => {
+                let options = args.controller.options("", Value::None).map_err(told)?;
+                Some(Controller {
+                    launcher: backend::launcher(kind, &args.runs()).await.map_err(told)?,
+                    sub_model: options.sub_model,
+                    budget: options.budget,
+                    at_once: Semaphore::new(MAX_ASKED),
+                })
+            }
             None => None,
         };
         Ok(Arc::new(Self {

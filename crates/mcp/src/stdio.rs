@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use rmcp::ServiceExt;
 use rmcp::transport::async_rw::AsyncRwTransport;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio_util::io::StreamReader;
 
@@ -18,14 +19,28 @@ const PIECE: usize = 64 << 10;
 /// Pieces that wait for their use.
 const WAITING: usize = 4;
 
-/// Serves the client until it closes standard input, or `ended` is ready.
+/// Serves the client of standard input and output until it leaves, or `ended` is ready.
 ///
 /// # Errors
 /// The client does not begin as the protocol says.
 pub async fn serve(shared: Arc<Shared>, ended: impl Future<Output = ()>) -> Result<(), String> {
+    let mut pieces = pieces();
+    let input = futures_util::stream::poll_fn(move |context| pieces.poll_recv(context));
+    serve_streams(shared, StreamReader::new(input), tokio::io::stdout(), ended).await
+}
+
+/// Serves the client at the other end of two streams, with a message per line.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn serve_streams(
+    shared: Arc<Shared>,
+    input: impl AsyncRead + Send + Unpin + 'static,
+    output: impl AsyncWrite + Send + Unpin + 'static,
+    ended: impl Future<Output = ()>,
+) -> Result<(), String> {
     let server = Server::new(Session::new(shared, None));
-    let input = StreamReader::new(tokio_stream(input()));
-    let transport = AsyncRwTransport::new_server(input, tokio::io::stdout()).with_max_line_length(MAX_MESSAGE_BYTES);
+    let transport = AsyncRwTransport::new_server(input, output).with_max_line_length(MAX_MESSAGE_BYTES);
     let serving = async {
         let running = server.serve(transport).await.map_err(|error| error.to_string())?;
         running.waiting().await.map_err(|error| error.to_string())
@@ -37,7 +52,7 @@ pub async fn serve(shared: Arc<Shared>, ended: impl Future<Output = ()>) -> Resu
 }
 
 /// The pieces of standard input. A thread reads them, because a read of the runtime's own would keep the program from ending.
-fn input() -> mpsc::Receiver<io::Result<Bytes>> {
+fn pieces() -> mpsc::Receiver<io::Result<Bytes>> {
     let (sender, receiver) = mpsc::channel(WAITING);
     std::thread::spawn(move || {
         let mut stdin = io::stdin().lock();
@@ -56,8 +71,4 @@ fn input() -> mpsc::Receiver<io::Result<Bytes>> {
         }
     });
     receiver
-}
-
-fn tokio_stream<T>(mut receiver: mpsc::Receiver<T>) -> impl futures_util::Stream<Item = T> + Unpin {
-    futures_util::stream::poll_fn(move |context| receiver.poll_recv(context))
 }

@@ -426,7 +426,7 @@ impl ServerHandler for Server {
             .with_instructions(INSTRUCTIONS)
     }
 
-    /// The versions with sessions. A sandbox belongs to a session, and newer versions have none; their clients fall back.
+    /// The versions with sessions, which sandboxes need. Clients of newer versions fall back: see `docs/internals/server.md`.
     fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
         Cow::Borrowed(ProtocolVersion::known_up_to(&ProtocolVersion::LATEST_WITH_INITIALIZE))
     }

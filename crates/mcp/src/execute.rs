@@ -76,7 +76,7 @@ async fn interrupted(sandbox: &Sandbox, context: &RequestContext<RoleServer>) ->
     std::future::pending().await
 }
 
-/// Keeps a session from looking unused while a call works, and never ends.
+/// Keeps a session from looking unused while a call works, and never ends: see `docs/internals/server.md`.
 pub async fn awake(session: &Session, peer: &Peer<RoleServer>) -> Infallible {
     let args = &session.shared.args;
     if args.listen.is_none() {

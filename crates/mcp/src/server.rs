@@ -165,8 +165,10 @@ impl Server {
         let window = search.window.unwrap_or(200).min(MAX_WINDOW);
         let most = search.max_results.unwrap_or(20).clamp(1, MAX_MATCHES);
         let pattern = literal(&search.pattern);
+        // Bounded in Python too, or else a few huge matches would be too large to come out.
         let code = format!(
-            "FINAL([{{**m, 'index': str(m['index'])}} if 'index' in m else m for m in search_context({pattern}, {window}, {most}, \
+            "FINAL([{{k: str(v)[:{MAX_FOUND_CHARS}] if k in ('match', 'context', 'index') else v for k, v in m.items()}} \
+             for m in search_context({pattern}, {window}, {most}, \
              (lambda v: v.decode('utf-8', 'replace') if isinstance(v, (bytes, bytearray)) else v)({variable}))])"
         );
         let found = match self.evaluate(code, &context).await? {

@@ -129,6 +129,13 @@ const SUITES = [
   ...["subprocess", "bubblewrap", "docker", "jupyter"].map(onServer),
   ...["node", "deno", "bun"].map(onRuntime),
   { name: "attacks outside of browsers", ...e2e("runtimes-attacks") },
+  { name: "agents", ...e2e("ai") },
+  {
+    name: "servers and bundles outside of browsers",
+    ...e2e("runtimes-backend"),
+    needs: ["build", "rust build"],
+    processors: 0.5,
+  },
   {
     name: "soak of a server",
     ...e2e("soak-host", ...either(["--seconds", "600"], ["--seconds", "25"])),

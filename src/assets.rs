@@ -6,12 +6,12 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use js_sys::{Object, Promise, Reflect, Uint8Array};
+use js_sys::{Array, Object, Promise, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise};
 use web_sys::{Blob, Response, SubtleCrypto};
 
-use super::glue::{Glue, btoa, describe, disregard, fetch, get, object};
+use super::glue::{Glue, btoa, describe, disregard, fetch, get, global, object};
 use sandglass_core::error::Error;
 
 /// The files by the names of `pyodide-glue/assets.js`.
@@ -68,9 +68,10 @@ impl Assets {
 
     /// Pyodide's files. Trust them no more than a guest, until [`Self::verified`] says that all are right.
     pub(super) async fn pyodide(&self) -> Result<Object, Error> {
+        let blobs: Array = self.pyodide.iter().map(|file| file.blob.clone()).collect();
+        let blobs: Array = settle(&Promise::all(&blobs)).await?.unchecked_into();
         let files = Object::new();
-        for (asset, file) in PYODIDE.into_iter().zip(&self.pyodide) {
-            let blob = settle(&file.blob).await?;
+        for (asset, blob) in PYODIDE.into_iter().zip(blobs.iter()) {
             let _ = Reflect::set(&files, &asset.into(), &blob); // a fresh object takes any property
         }
         Ok(files)
@@ -79,7 +80,7 @@ impl Assets {
     /// The package's snapshot, for a page that has no other yet. `None` where data is to be saved, or the browser tells that the line is slow
     /// (`3g` or less): making one takes less time there.
     pub(super) async fn snapshot(&self, base: &str, glue: &Glue) -> Option<JsValue> {
-        let connection = get(&get(&js_sys::global(), "navigator"), "connection");
+        let connection = get(&get(&global(), "navigator"), "connection");
         let kind = get(&connection, "effectiveType").as_string();
         if kind.is_some_and(|kind| kind != "4g") || get(&connection, "saveData").is_truthy() {
             return None;
@@ -161,7 +162,7 @@ fn promise(url: &str, work: impl Future<Output = Result<JsValue, JsValue>> + 'st
 
 /// The browser's hashing; `None` in a context that is not secure.
 pub(super) fn subtle() -> Option<SubtleCrypto> {
-    get(&get(&js_sys::global(), "crypto"), "subtle").dyn_into().ok()
+    get(&get(&global(), "crypto"), "subtle").dyn_into().ok()
 }
 
 fn failed(error: &JsValue) -> JsValue {

@@ -9,7 +9,7 @@ use js_sys::{Array, Object, Uint8Array};
 use wasm_bindgen::prelude::*;
 use web_sys::{HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
 
-use super::glue::{Glue, describe, get, object};
+use super::glue::{Glue, describe, get, global, object};
 use super::options::Isolation;
 use super::outbox::{Outbox, Way, header};
 use super::snapshot::Snapshot;
@@ -288,7 +288,7 @@ impl Drop for Guest {
 }
 
 fn open_frame(glue: &Glue, inbox: &Rc<Inbox>) -> Result<Home, JsValue> {
-    if get(&js_sys::global(), "document").is_undefined() {
+    if get(&global(), "document").is_undefined() {
         let why = "isolation \"frame\" needs a document; use isolation \"worker\" here";
         return Err(JsValue::from_str(why));
     }

@@ -6,20 +6,20 @@ mod slots;
 mod task;
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use sandglass_core::Error;
 use sandglass_core::budget::Usage;
+use sandglass_core::predictions::Prediction;
 use sandglass_core::protocol::GuestInfo;
 use sandglass_core::session::{Command, Encoded, HostFailure, Input, Reply, Session, Ticket};
-use sandglass_core::speculate::Prediction;
 use sandglass_core::stats::Stats;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::callbacks::{Functions, OnDisplay, OnOutput};
 use crate::launcher::Launcher;
-use crate::value::Payload;
+use crate::value::{Payload, Value};
 
 static CLOCK: LazyLock<Instant> = LazyLock::new(Instant::now);
 
@@ -49,6 +49,8 @@ pub(crate) struct Callbacks {
 pub(crate) struct Watch {
     pub(crate) on_output: Option<OnOutput>,
     pub(crate) on_display: Option<OnDisplay>,
+    /// Takes the value of the last expression.
+    pub(crate) value: Option<Arc<OnceLock<Value>>>,
 }
 
 /// The answer to a command.
@@ -57,6 +59,8 @@ type Answered = Result<Reply<Payload>, Error>;
 /// A message to the task.
 enum Message {
     Command(Ticket, Command<Payload>, Watch, oneshot::Sender<Answered>),
+    /// More host functions. Those of the same names are replaced.
+    Functions(Functions),
     /// An input of the session that needs no answer.
     Input(Input<Payload>),
     Predictions(oneshot::Sender<Vec<Prediction>>),
@@ -117,6 +121,11 @@ impl Driver {
         let answer = answered.await;
         waiting.ticket = None;
         answer.unwrap_or(Err(Error::Destroyed))
+    }
+
+    /// Adds host functions, which the session must be told of.
+    pub(crate) fn add_functions(&self, functions: Functions) {
+        let _ = self.messages.send(Message::Functions(functions));
     }
 
     pub(crate) fn interrupt(&self) {

@@ -23,12 +23,16 @@ const FAULTS = {
  * @param {string} only
  */
 export async function testAssets(page, score, only) {
-  /** @type {{ file?: string, fault?: string }} */
+  /**
+   * The present fault, and the files that wait: each calls a function, and goes on when its promise resolves.
+   * @type {{ file?: string, fault?: string, waiting?: Record<string, () => Promise<void>> }}
+   */
   let now = {};
   const server = createServer(async (request, response) => {
     const name = (request.url ?? "/").slice(1);
     const body = await readFile(join(root, "dist", name)).catch(() => undefined);
     const made = body && (name === now.file ? FAULTS[now.fault ?? ""](body) : { body });
+    await now.waiting?.[name]?.();
     if (made === "hang up") return void response.destroy();
     response.writeHead(made?.status ?? (made ? 200 : 404), {
       "Access-Control-Allow-Origin": "*",
@@ -77,6 +81,22 @@ export async function testAssets(page, score, only) {
     const right = ours && code === "asset_failed" && message.includes("supervisor.wasm");
     score.add(missing, right ? [] : [`got ${code}: ${message}`]);
   }
+  for (const waits of ["snapshot.bin", "python_stdlib.zip", "guest.txt"]) {
+    const atOnce = `assets: a file that fails is told while ${waits} is still under way`;
+    if (!atOnce.includes(only)) continue;
+    const file = waits === "python_stdlib.zip" ? "pyodide.asm.wasm" : "python_stdlib.zip";
+    const [asked, told] = [gate(), gate()];
+    const hold = () => (asked.open(), told.opened);
+    now = { file, fault: "missing", waiting: { [waits]: hold, [file]: () => asked.opened } };
+    const context = await page.browser().createBrowserContext(); // without a snapshot in its cache
+    const fresh = await context.newPage();
+    await fresh.goto(page.url());
+    const { code, message } = await create(fresh);
+    told.open();
+    await context.close();
+    const right = code === "asset_failed" && message.includes(file);
+    score.add(atOnce, right ? [] : [`got ${code}: ${message}`]);
+  }
   now = {};
   const name = "assets: once they are good, the next sandbox starts";
   if (name.includes(only)) {
@@ -84,4 +104,12 @@ export async function testAssets(page, score, only) {
     score.add(name, made.result === "'c'" ? [] : [`got ${JSON.stringify(made)}`]);
   }
   await close();
+}
+
+function gate() {
+  /** @type {() => void} */
+  let open = () => {};
+  /** @type {Promise<void>} */
+  const opened = new Promise((resolve) => (open = resolve));
+  return { open, opened };
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::Args;
 use sandglass_core::Error;
-use sandglass_core::speculate::Tally;
+use sandglass_core::predictions::Tally;
 use sandglass_rlm::answer::text;
 use sandglass_rlm::event::{RlmEvent, RunOutcome};
 use sandglass_rlm::limits::MAX_CONTEXTS;

@@ -89,6 +89,18 @@ impl<B: Body> Interpreter<B> {
                 return self.ping(now);
             }
             (Ending::Done, Job::Set { target, value }) => return self.assigned(now, ticket, &target, value),
+            (
+                Ending::Done,
+                Job::Configure {
+                    host_functions,
+                    output_fields,
+                },
+            ) => {
+                self.config.host_functions = host_functions;
+                self.config.output_fields = output_fields;
+                Ok(Reply::Done)
+            }
+            (Ending::Refused(message), Job::Configure { .. }) => Err(Error::invalid("hostFunctions", message)),
             (Ending::Done, Job::Install(install)) => return self.installed(now, ticket, install),
             (Ending::Refused(message), Job::Install(install)) => {
                 return self.not_installed(ticket, &install, message);

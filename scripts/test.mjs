@@ -38,6 +38,7 @@ const PYTHON_FOLDERS = [
   "tests/adapters",
   "tests/jupyter",
   "tests/kernel",
+  "tests/mcp",
   "examples/python",
 ];
 /** Generations of ipykernel, made by scripts/setup. */
@@ -45,7 +46,7 @@ const JUPYTERS = ["6", "7"];
 /** Environment in which clippy compiles the tests, so that nothing is compiled twice. `withoutWarnings` counts its warnings. */
 const CLIPPY = { RUSTC_WORKSPACE_WRAPPER: "clippy-driver" };
 /** Rust test binaries that start guests. They wait more than they compute. */
-const RUST_WITH_GUESTS = ["commands", "guests", "jupyter", "pool", "program", "rights", "server"];
+const RUST_WITH_GUESTS = ["commands", "guests", "jupyter", "mcp", "pool", "program", "rights", "server"];
 
 /** A suite in tests/e2e/, which needs pkg/ and dist/. @param {string} name @param {string[]} args */
 const e2e = (name, ...args) => ({
@@ -182,6 +183,19 @@ const SUITES = [
     ...pytest(join(root, ".setup/jupyter/7/bin/python"), "tests/kernel"),
     needs: ["rust build"],
     processors: 0.4,
+  },
+  {
+    name: "mcp in python",
+    ...pytest(join(root, ".setup/mcp/bin/python"), "tests/mcp"),
+    needs: ["rust build"],
+    processors: 0.5,
+  },
+  {
+    name: "mcp in typescript",
+    command: ["node", "tests/mcp/typescript.mjs"],
+    count: sumLine,
+    needs: ["rust build"],
+    processors: 0.5,
   },
   { name: "displays in chromium", ...e2e("displays", "--browser", "chromium"), needs: ["build", "rust build"] },
   ...inBrowsers(1, "playground"),

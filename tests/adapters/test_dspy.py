@@ -135,6 +135,14 @@ def test_values_come_in_as_plain_data(shared: DspyInterpreter) -> None:
         shared.execute("1", {"v": object()})
 
 
+def test_a_large_input_is_there_again_at_each_step(shared: DspyInterpreter) -> None:
+    large = "x" * 200_000
+    assert shared.execute("book = book[1:]; len(book)", {"book": large}) == 199_999
+    assert shared.execute("len(book)", {"book": large}) == 200_000
+    assert shared.execute("len(book)", {"book": large + "y"}) == 200_001
+    assert shared.execute("book", {"book": "short"}) == "short"
+
+
 def test_faults_of_the_code_leave_the_session_as_it_is(shared: DspyInterpreter) -> None:
     async def broken(x: int) -> str:
         raise ValueError(f"bad {x}")

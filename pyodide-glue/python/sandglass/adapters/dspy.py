@@ -21,6 +21,8 @@ from sandglass.client import CodeExecution, Opaque, Sandbox, SandboxError
 _QUERY = "llm_query"
 #: Names that a host function cannot have. Python code finds such a tool by its own name all the same.
 _PRIVATE = "__"
+#: Longer texts are sent once, for `dspy.RLM` gives its inputs again at each step.
+_LARGE = 1 << 16
 
 
 class DspyInterpreter:
@@ -56,6 +58,7 @@ class DspyInterpreter:
         self.callbacks = list(callbacks or [])
         self._make = partial(Sandbox, url=url, api_key=api_key, **{"profile": "dspy", **options})
         self._sandbox: Sandbox | None = None
+        self._sent: dict[str, Any] = {}
         self._has_ended = False
 
     @classmethod
@@ -96,7 +99,12 @@ class DspyInterpreter:
         for name, value in (variables or {}).items():
             if not name.isidentifier() or iskeyword(name):
                 raise CodeInterpreterError(f"Invalid variable name: {name!r}")
-            _checked(sandbox.__setitem__, name, _plain(value))
+            target = name
+            if isinstance(value, (str, bytes)) and len(value) > _LARGE:
+                renamed[name] = target = f"_dspy_input_{name}"
+            if target == name or self._sent.get(name) is not value:
+                _checked(sandbox.__setitem__, target, _plain(value))
+                self._sent[name] = value if target != name else None
         if renamed:
             _checked(sandbox.execute, "\n".join(f"{name} = {target}" for name, target in renamed.items()))
         return self._read(_checked(sandbox.execute, code))

@@ -156,9 +156,7 @@ class SandboxEnv(IsolatedEnv):
 
     def _add(self, series: str, value: Any, index: int | None) -> int:
         number = self._counts[series] if index is None else index
-        self.sandbox[f"{series}_{number}"] = value
-        if number == 0 and not (series == "history" and self.compaction):
-            self.sandbox[series] = value
+        self.sandbox[f"{series}_{number}"] = value  # in this profile the first is also `context` or `history`
         self._counts[series] = max(self._counts[series], number + 1)
         return number
 

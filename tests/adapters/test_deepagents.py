@@ -78,5 +78,5 @@ def test_it_says_when_files_are_lost() -> None:
     with DeepAgentsBackend() as backend:
         backend.upload_files([("/tmp/a", b"1")])
         done = backend.execute("kill -9 $PPID; sleep 1000")
-        assert done.exit_code is None and done.output.endswith("files outside of it are lost")
+        assert done.exit_code is None and done.output.endswith("its files may be gone")
         assert backend.execute("cat /tmp/a").output == "cat: /tmp/a: No such file or directory\n"

@@ -9,7 +9,7 @@ from typing import Any
 import PIL.Image
 import pytest
 from smolagents import ChatMessage, CodeAgent, FinalAnswerTool, Model, PythonExecutor, tool
-from smolagents.local_python_executor import InterpreterError
+from smolagents.local_python_executor import CodeOutput, InterpreterError
 from smolagents.utils import AgentError
 
 from sandglass.adapters import SmolagentsExecutor
@@ -109,6 +109,7 @@ def test_a_final_answer_is_what_the_tool_makes_of_it(shared: SmolagentsExecutor)
     assert (done.output, done.logs, done.is_final_answer) == ("a and b", "", True)
     with pytest.raises(AgentError, match="second is missing"):
         shared("final_answer('a', '')")
+    assert shared("SUBMIT(5)") == CodeOutput(output=5, logs="", is_final_answer=True)
     shared.send_tools({})
     with pytest.raises(AgentError, match="_final_answer"):
         shared("_final_answer(1)")

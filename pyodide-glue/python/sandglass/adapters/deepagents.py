@@ -43,14 +43,13 @@ class DeepAgentsBackend(BaseSandbox):
         run = self._run(
             f"run_command(command, {_MOST_OUTPUT})", timeout=timeout * 1000 if timeout else None, command=command
         )
-        if run.outcome == "ok":
-            code, output, is_cut = run.value
-            return ExecuteResponse(output.decode(errors="replace"), code, is_cut)
-        code = _TIMED_OUT if run.outcome == "timeout" else None
-        lost = (
-            "" if run.state.status == "kept" else "; the sandbox was started anew, and its files outside of it are lost"
-        )
-        return ExecuteResponse(f"Error: {run.error}{lost}", code)
+        match run.value:  # commands can harm the Python that starts them, so anything may come
+            case [int() as code, bytes() as output, bool() as is_cut]:
+                return ExecuteResponse(output.decode(errors="replace"), code, is_cut)
+        said = run.error or "the sandbox gave no result"
+        if run.state.status != "kept":
+            said += "; the sandbox was started anew, and its files may be gone"
+        return ExecuteResponse(f"Error: {said}", _TIMED_OUT if run.outcome == "timeout" else None)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         """Writes files, with the folders that they need."""
@@ -73,18 +72,21 @@ class DeepAgentsBackend(BaseSandbox):
     def _upload(self, path: str, data: bytes) -> str | None:
         if not path.startswith("/"):
             return "invalid_path"
-        run = self._run("error = write_path(path, data); data = None", path=path, data=bytes(data))
-        return run.error or self.sandbox["error"]
+        run = self._run("write_path(path, data)", path=path, data=bytes(data))
+        error = run.error or run.value
+        return None if error is None else str(error)
 
     def _download(self, path: str) -> FileDownloadResponse:
         if not path.startswith("/"):
             return FileDownloadResponse(path, error="invalid_path")
         run = self._run("data = read_path(path)", path=path)
         try:
-            data = self.sandbox["data"] if run.error is None else run.error
+            data = self.sandbox.get_variable("data") if run.error is None else run.error
         except SandboxError as error:  # it is too large
             data = str(error)
-        return FileDownloadResponse(path, data) if isinstance(data, bytes) else FileDownloadResponse(path, error=data)
+        if isinstance(data, bytes):
+            return FileDownloadResponse(path, data)
+        return FileDownloadResponse(path, error=str(data))
 
     def _run(self, code: str, timeout: float | None = None, **variables: Any) -> CodeExecution:
         if not self._is_prepared:

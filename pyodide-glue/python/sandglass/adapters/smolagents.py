@@ -40,7 +40,7 @@ class SmolagentsExecutor(PythonExecutor):
     ) -> None:
         self.sandbox = Sandbox(url=url, api_key=api_key, **options)
         self._own = set(self.sandbox.tools)
-        self._answer: Any = None
+        self._answers: list[Any] = []
         #: The output of the last code: an agent reads it here when the code has failed.
         self.state: dict[str, Any] = {"__name__": "__main__", "_print_outputs": ""}
 
@@ -63,13 +63,14 @@ class SmolagentsExecutor(PythonExecutor):
         if _HOST_FINAL in self.sandbox.tools:  # each time: code may have taken the name for a variable
             source = Path(__file__).with_name("final_answer.py").read_text(encoding="utf-8")
             self.sandbox.execute(f"{source}\n{_FINAL} = final_answer_of({_HOST_FINAL}, SUBMIT)")
+        self._answers.clear()
         run = self.sandbox.execute(code_action)
         self.state["_print_outputs"] = logs = run.stdout + run.stderr
         if run.error is not None:
             raise CodeError(_explained(run))
         if run.is_final:
-            answer, self._answer = self._answer, None
-            return CodeOutput(output=answer, logs=logs, is_final_answer=True)
+            output = self._answers[-1] if self._answers else run.final  # of `SUBMIT`, without the tool
+            return CodeOutput(output=output, logs=logs, is_final_answer=True)
         # A value that cannot leave the sandbox is shown as text.
         output = run.result if run.value is None or isinstance(run.value, Opaque) else run.value
         return CodeOutput(output=output, logs=logs, is_final_answer=False)
@@ -88,7 +89,8 @@ class SmolagentsExecutor(PythonExecutor):
         """The tool `final_answer`, whose result stays in this process."""
 
         def take(*args: Any, **kwargs: Any) -> None:
-            self._answer = tool(*map(_received, args), **{name: _received(value) for name, value in kwargs.items()})
+            named = {name: _received(value) for name, value in kwargs.items()}
+            self._answers.append(tool(*map(_received, args), **named))
 
         return take
 

@@ -32,7 +32,6 @@ use web_sys::AbortController;
 
 use self::ahead::Ahead;
 pub(crate) use self::ahead::Written;
-pub(crate) use self::functions::HostFunction;
 pub(crate) use self::host_calls::{Asked, OnQuery};
 use self::parked::Parked;
 use self::slots::Slots;

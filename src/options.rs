@@ -6,9 +6,9 @@ use wasm_bindgen::prelude::*;
 
 use super::arguments::{entries, function, one_of};
 use super::budget;
-use super::driver::HostFunction;
 use super::endpoint::Endpoint;
 use super::glue::is_page;
+use super::host_function::HostFunction;
 use super::packages;
 use super::remote::Backend;
 use sandglass_core::budget::BudgetLimits;
@@ -111,7 +111,7 @@ impl Options {
             options.leave_to_server(given.map(|(name, _)| name.as_str()))?;
         }
         if options.on_approve.is_none()
-            && let Some(HostFunction { name, .. }) = options.host_functions.iter().find(|one| one.needs_approval())
+            && let Some(HostFunction { name, .. }) = options.host_functions.iter().find(|one| one.needs_approval)
         {
             let why = "needs approval, and nobody is asked: give onApprove";
             return Err(Error::invalid(format!("hostFunctions.{name}"), why));

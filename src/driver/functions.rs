@@ -2,121 +2,27 @@
 //!
 //! Decisions: `docs/internals/values-and-calls.md`.
 
-use std::rc::Weak;
+use std::rc::{Rc, Weak};
 
-use js_sys::{Array, Function, Object, Promise, Reflect};
+use js_sys::{Array, Object, Promise, Reflect};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise};
 use web_sys::AbortSignal;
 
 use super::Driver;
 use super::host_calls::aborted;
-use crate::arguments::{entries, function};
+use crate::arguments::entries;
 use crate::convert::is_tuple;
 use crate::glue::{describe, get, is_plain, object};
+use crate::host_function::HostFunction;
 use crate::outbox::JsBody;
-use sandglass_core::error::Error;
 use sandglass_core::session::{Encoded, Input};
 
 /// The characters of a line of code that are shown.
 const MAX_LINE_CHARS: usize = 1_000;
-
-#[wasm_bindgen(typescript_custom_section)]
-const TYPES: &str = r#"
-/**
- * A host function with settings. Keyword arguments of Python are one object at the end. `this` is the call: do not use an arrow function to
- * get it.
- */
-export interface HostFunction {
-  call: (this: RunningHostCall, ...args: any[]) => unknown;
-  /** True: `onApprove` is asked before each call. */
-  approve?: boolean;
-}
-
-/** A call of a host function. Python code chooses all of it, so show it as text only. */
-export interface HostCall {
-  /** The function's name. */
-  name: string;
-  /** The positional arguments. */
-  args: unknown[];
-  /** The keyword arguments. */
-  kwargs: Record<string, unknown>;
-  /**
-   * The line of code that calls, as Python tells it: the execution's number, the line's number from 1, and the first 1 000 characters of the
-   * line if it is of the execution that runs.
-   */
-  line?: { execution: number; number: number; text?: string };
-  /** Aborted when Python does not wait for the call any more. */
-  signal: AbortSignal;
-}
-
-/** A call of a host function that has an object of its own in `hostFunctions`. */
-export interface RunningHostCall extends HostCall {
-  /**
-   * Asks `onApprove`, for a function that needs approval of some calls only. Resolves to the approved arguments, and rejects if the call is
-   * refused. `shown` replaces the name and arguments that `onApprove` gets.
-   */
-  approve(shown?: {
-    name?: string;
-    args?: unknown[];
-    kwargs?: Record<string, unknown>;
-  }): Promise<{ args: unknown[]; kwargs: Record<string, unknown> }>;
-}
-
-/** An approval: true, other arguments for the call, or a refusal: false or the reason. What an edit leaves out stays as it is. */
-export type Approval = boolean | string | { args?: unknown[]; kwargs?: Record<string, unknown> };
-"#;
-
-/// A function of the option `hostFunctions`.
-#[derive(Debug)]
-pub(crate) struct HostFunction {
-    pub(crate) name: String,
-    call: Function,
-    /// True if the function was given in an object. Then `this` is the call.
-    has_this: bool,
-    needs_approval: bool,
-}
-
-impl HostFunction {
-    /// Reads a function, or `{ call, approve }`.
-    pub(crate) fn parse(name: String, value: &JsValue) -> Result<Self, Error> {
-        let option = format!("hostFunctions.{name}");
-        if let Some(call) = value.dyn_ref::<Function>() {
-            return Ok(Self {
-                name,
-                call: call.clone(),
-                has_this: false,
-                needs_approval: false,
-            });
-        }
-        if !is_plain(value) {
-            return Err(Error::invalid(option, "must be a function, or { call, approve }"));
-        }
-        let (mut call, mut needs_approval) = (None, false);
-        for (key, value) in entries(value, &option)? {
-            let inner = format!("{option}.{key}");
-            match key.as_str() {
-                "call" => call = Some(function(&inner, &value)?),
-                "approve" if value.is_undefined() => {}
-                "approve" => {
-                    let given = value.as_bool();
-                    needs_approval = given.ok_or_else(|| Error::invalid(inner, "must be true or false"))?;
-                }
-                _ => return Err(Error::invalid(inner, "there is no such setting of a host function")),
-            }
-        }
-        Ok(Self {
-            name,
-            call: call.ok_or_else(|| Error::invalid(format!("{option}.call"), "must be a function"))?,
-            has_this: true,
-            needs_approval,
-        })
-    }
-
-    pub(crate) fn needs_approval(&self) -> bool {
-        self.needs_approval
-    }
-}
+const IS_OVER: &str = "did not run: Python does not wait for it any more";
+const NOBODY_IS_ASKED: &str = "needs approval, and nobody is asked: give createSandbox onApprove";
+const IS_UNCLEAR: &str = "did not run: onApprove must return true, false, a text or { args, kwargs }";
 
 impl Driver {
     /// Calls a function of the user, after approval if it needs one. Returns what it returns.
@@ -189,46 +95,43 @@ struct Question {
 impl Question {
     /// Resolves to the approved arguments. The error is for Python. The call's time limit rests meanwhile.
     async fn ask(&self, shown: &JsValue) -> Result<(Array, Object), JsValue> {
-        let driver = self.driver.upgrade();
-        let driver = driver.filter(|driver| driver.calls.borrow().contains_key(&self.call));
-        let driver = driver.ok_or_else(|| JsValue::from_str("the call is over: nobody waits for an approval"))?;
         let asked = self.shown(shown)?;
         let name = get(&asked, "name").as_string().unwrap_or_default();
-        let on_approve = driver.options.on_approve.clone();
-        let on_approve = on_approve.ok_or_else(|| {
-            refusal(
-                &name,
-                "needs approval, and nobody is asked: give createSandbox onApprove",
-            )
-        })?;
-        driver.feed(Input::NeedsApproval(self.call));
-        let answer = match on_approve.call1(&JsValue::UNDEFINED, &asked) {
+        let (args, kwargs) = (get(&asked, "args"), get(&asked, "kwargs"));
+        let answer = {
+            let driver = self.waiting_driver().ok_or_else(|| refusal(&name, IS_OVER))?;
+            let on_approve = driver.options.on_approve.as_ref();
+            let on_approve = on_approve.ok_or_else(|| refusal(&name, NOBODY_IS_ASKED))?;
+            driver.feed(Input::NeedsApproval(self.call));
+            on_approve.call1(&JsValue::UNDEFINED, &asked)
+        };
+        let answer = match answer {
             Ok(answer) => JsFuture::from(Promise::race(&Array::of2(&answer, &aborted(&self.signal)))).await,
             Err(error) => Err(error),
         };
-        // The sandbox may have ended, and the execution too. An approval that comes then is for nobody.
-        if self.signal.aborted() {
-            return Err(refusal(&name, "was withdrawn before it was approved"));
-        }
+        // The execution may have ended, and the sandbox too. An approval that comes then is for nobody.
+        let driver = self.waiting_driver().ok_or_else(|| refusal(&name, IS_OVER))?;
         driver.feed(Input::Approved(self.call));
         let answer =
             answer.map_err(|error| refusal(&name, &format!("did not run: onApprove failed: {}", describe(&error))))?;
-        let args = || get(&asked, "args").unchecked_into();
-        let kwargs = || get(&asked, "kwargs").unchecked_into();
+        let args = || args.unchecked_into();
+        let kwargs = || kwargs.unchecked_into();
         match (answer.as_bool(), answer.as_string()) {
             (Some(true), _) => Ok((args(), kwargs())),
             (Some(false), _) => Err(refusal(&name, "was refused by the user of this sandbox")),
             (_, Some(reason)) => Err(refusal(&name, &format!("was refused: {reason}"))),
             _ => {
-                let edited = edited(&answer).ok_or_else(|| {
-                    refusal(
-                        &name,
-                        "did not run: onApprove must return true, false, a text or { args, kwargs }",
-                    )
-                })?;
+                let edited = edited(&answer).ok_or_else(|| refusal(&name, IS_UNCLEAR))?;
                 Ok((edited.0.unwrap_or_else(args), edited.1.unwrap_or_else(kwargs)))
             }
         }
+    }
+
+    /// The driver, if Python still waits for the call.
+    fn waiting_driver(&self) -> Option<Rc<Driver>> {
+        let driver = self.driver.upgrade()?;
+        let waits = !self.signal.aborted() && driver.calls.borrow().contains_key(&self.call);
+        waits.then_some(driver)
     }
 
     /// The call as `onApprove` gets it. `shown` may replace its name and its arguments.

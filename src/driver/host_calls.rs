@@ -61,7 +61,7 @@ impl Driver {
             .map_err(|error| JsValue::from_str(&error.to_string()))
             .and_then(|decoded| match function {
                 Some(function) => self.call_function(call, function, arguments(args, decoded)?, &signal),
-                None => self.ask(name, &Array::from(&decoded), &signal, budget),
+                None => self.ask(name, &list(decoded), &signal, budget),
             });
         let name = name.to_owned();
         let this = self.this.clone();
@@ -92,7 +92,7 @@ impl Driver {
         on_query: OnQuery,
     ) {
         let asked = decode(args).map_err(|error| error.to_string()).and_then(|args| {
-            let args = args.dyn_into::<Array>().unwrap_or_else(|only| Array::of1(&only));
+            let args = list(args);
             let prompt = args.get(0).dyn_into::<JsString>();
             let prompt = prompt.map_err(|_| "the first argument must be a str".to_owned())?;
             let signal = signal.clone();
@@ -206,6 +206,11 @@ impl Driver {
         let most = self.options.limits.max_value_bytes;
         encode(&value, &format!("the result of {name}"), most).map_err(|error| HostFailure(error.to_string()))
     }
+}
+
+/// The arguments of a query. A single str comes alone.
+fn list(args: JsValue) -> Array {
+    args.dyn_into().unwrap_or_else(|only| Array::of1(&only))
 }
 
 /// A promise that resolves when the signal is aborted.

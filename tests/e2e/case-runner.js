@@ -293,13 +293,15 @@ const BEHAVIOURS = {
   at_most_10: () => (call) => ({ args: [Math.min(call.args[0], 10), ...call.args.slice(1)] }),
   by_name: () => (call) => ({ args: [], kwargs: { amount: call.args[0] } }),
   yes_at_last: () => async () => (await sleep(400), true),
-  yes_when_aborted: (world) => (call) =>
-    new Promise((resolve) =>
+  // The execution is interrupted meanwhile, and the approval comes too late.
+  yes_too_late: (world) => (call) =>
+    new Promise((resolve) => {
       call.signal.addEventListener("abort", () => {
         world.log.push("aborted");
         resolve(true);
-      }),
-    ),
+      });
+      setTimeout(() => world.sandbox?.interrupt(), 50);
+    }),
   neither: () => () => ({ args: [1], kwarg: {} }),
   function: () => () => () => 1,
 };

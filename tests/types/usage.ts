@@ -2,6 +2,7 @@
 
 import { displayFrame, sanitizeHtml } from "../../dist/display.js";
 import { createSandbox, SandboxError } from "../../pyodide-glue/index.js";
+import type { RunningHostCall } from "../../pkg/sandglass.js";
 
 export async function rightly(): Promise<void> {
   const sandbox = await createSandbox({
@@ -12,7 +13,7 @@ export async function rightly(): Promise<void> {
       add: (a: number, b: number) => a + b,
       look: { call: async (url: string) => url },
       pay: {
-        async call(amount: number) {
+        async call(this: RunningHostCall, amount: number) {
           const { args } = amount > 100 ? await this.approve({ name: "pay much" }) : this;
           return this.signal.aborted ? undefined : args.length;
         },

@@ -21,7 +21,7 @@ const STATES = new Set([
 const ENDLESS_TEST = "an index that never ends its answer is refused, and hung up on";
 const CDN_TEST = "packages of the release come from its CDN, and are checked";
 /** Time after which a test counts as hung. */
-const TEST_MS = 90_000;
+const TEST_MS = 240_000;
 
 const { files: wheels, packages } = await realWheels();
 /** @type {Map<string, Buffer | string>} */

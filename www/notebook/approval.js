@@ -7,11 +7,14 @@ import { clip, preview } from "../format.js";
 
 const MAX_CHARS = 3_000;
 
+/** Shows characters that would hide or reorder others. @param {string} text */
+const plain = (text) => text.replace(/\p{Cf}/gu, (char) => `\\u{${char.codePointAt(0)?.toString(16)}}`);
+
 /** A call as Python code would write it, roughly. It is the guest's word. @param {HostCall} call */
 export function textOf({ name, args, kwargs }) {
   const show = (/** @type {unknown} */ value) => (typeof value === "string" ? JSON.stringify(value) : preview(value));
   const named = Object.entries(kwargs).map(([key, value]) => `${key}=${show(value)}`);
-  return clip(`${name}(${[...args.map(show), ...named].join(", ")})`, MAX_CHARS);
+  return clip(plain(`${name}(${[...args.map(show), ...named].join(", ")})`), MAX_CHARS);
 }
 
 /** Makes a function that asks the visitor about a call. It resolves to true if the visitor allows the call. */
@@ -22,7 +25,8 @@ export function approvals() {
     const { line, signal } = call;
     if (signal.aborted) return false;
     byId("approval-call").textContent = textOf(call);
-    byId("approval-line").textContent = line?.text === undefined ? "" : `Line ${line.number}: ${line.text.trim()}`;
+    byId("approval-line").textContent =
+      line?.text === undefined ? "" : `Line ${line.number}: ${plain(line.text.trim())}`;
     const close = () => dialog.close("");
     signal.addEventListener("abort", close);
     dialog.returnValue = "";

@@ -10,7 +10,7 @@ use wasm_bindgen_futures::{JsFuture, future_to_promise};
 use web_sys::AbortSignal;
 
 use super::Driver;
-use super::host_calls::aborted;
+use super::host_calls::{aborted, list};
 use crate::arguments::entries;
 use crate::convert::is_tuple;
 use crate::glue::{describe, get, is_plain, object};
@@ -181,8 +181,11 @@ pub(super) type Arguments = (Array, Object, Option<(u32, u32)>);
 /// Takes the arguments of a call of a user's function apart. The error is what Python is told of a malformed call.
 pub(super) fn arguments(encoded: &Encoded<JsBody>, decoded: JsValue) -> Result<Arguments, JsValue> {
     let malformed = || JsValue::from_str("the call is malformed");
-    let parts: Array = decoded.dyn_into().map_err(|_| malformed())?;
-    if !is_tuple(encoded) || parts.length() != 4 {
+    let parts = list(decoded);
+    if !is_tuple(encoded) {
+        return Ok((parts, Object::new(), None)); // of Python's `input`
+    }
+    if parts.length() != 4 {
         return Err(malformed());
     }
     let args = parts.get(0).dyn_into().map_err(|_| malformed())?;

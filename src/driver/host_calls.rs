@@ -208,8 +208,8 @@ impl Driver {
     }
 }
 
-/// The arguments of a query. A single str comes alone.
-fn list(args: JsValue) -> Array {
+/// A list of arguments. A single str comes alone.
+pub(super) fn list(args: JsValue) -> Array {
     args.dyn_into().unwrap_or_else(|only| Array::of1(&only))
 }
 

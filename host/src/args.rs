@@ -1,10 +1,14 @@
 //! Command-line options that several programs and commands share.
 
+mod controller;
+
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::rlm::Endpoint;
 use crate::{BackendKind, Error, Limits, Settings, Users, Value};
+
+pub use self::controller::ControllerArgs;
 
 /// The environment variable that can hold keys.
 pub const KEYS_VARIABLE: &str = "SANDGLASS_KEYS";

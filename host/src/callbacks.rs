@@ -29,6 +29,8 @@ pub struct HostCall {
     pub kwargs: Vec<(String, Value)>,
     /// The place in Python's code that made the call. It is the guest's word. `None` for queries.
     pub line: Option<Line>,
+    /// The name of the execution that its caller gave in [`ExecuteOptions`](crate::sandbox::ExecuteOptions).
+    pub request: Option<String>,
     /// The execution's budget. A recursive run gets a child of it.
     pub budget: Budget,
 }
@@ -108,6 +110,8 @@ pub struct Query {
     pub context: Value,
     /// The model that Python named.
     pub model: Option<String>,
+    /// The name of the execution that its caller gave in [`ExecuteOptions`](crate::sandbox::ExecuteOptions).
+    pub request: Option<String>,
     /// The execution's budget. A recursive run gets a child of it.
     pub budget: Budget,
 }
@@ -161,6 +165,24 @@ impl HostFunctions {
         self.0.insert(name.into(), own(function));
         self
     }
+
+    /// Adds a host function that also tells its use of models, for the budget.
+    #[must_use]
+    pub fn with_usage<F, R>(mut self, name: impl Into<String>, function: F) -> Self
+    where
+        F: Fn(HostCall) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<(Value, Usage), String>> + Send + 'static,
+    {
+        let function = move |call| {
+            let result = function(call);
+            Box::pin(async move {
+                let (value, usage) = result.await?;
+                Ok((value, (usage != Usage::default()).then_some(usage)))
+            }) as BoxFuture<'static, Returned>
+        };
+        self.0.insert(name.into(), Arc::new(function));
+        self
+    }
 }
 
 impl fmt::Debug for HostFunctions {
@@ -192,6 +214,7 @@ where
         let query = call.take_text(0).map(|prompt| Query {
             prompt,
             model: call.take_text(if recursive { 2 } else { 1 }).ok(),
+            request: call.request.take(),
             context: call.args.into_iter().nth(1).filter(|_| recursive).unwrap_or_default(),
             budget: call.budget,
         });

@@ -16,6 +16,7 @@ use sandglass_core::protocol::GuestInfo;
 use sandglass_core::session::{Command, Encoded, HostFailure, Input, Reply, Session, Ticket};
 use sandglass_core::stats::Stats;
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use crate::callbacks::{Functions, OnDisplay, OnOutput};
 use crate::launcher::Launcher;
@@ -51,6 +52,10 @@ pub(crate) struct Watch {
     pub(crate) on_display: Option<OnDisplay>,
     /// Takes the value of the last expression.
     pub(crate) value: Option<Arc<OnceLock<Value>>>,
+    /// The caller's name for the command, which its host calls tell.
+    pub(crate) request: Option<String>,
+    /// Takes the command back when it is cancelled.
+    pub(crate) cancel: Option<CancellationToken>,
 }
 
 /// The answer to a command.
@@ -110,6 +115,7 @@ impl Driver {
     pub(crate) async fn submit(&self, command: Command<Payload>, watch: Watch) -> Answered {
         let ticket = self.last_ticket.fetch_add(1, Ordering::Relaxed) + 1;
         let (answer, answered) = oneshot::channel();
+        let cancel = watch.cancel.clone();
         let message = Message::Command(ticket, command, watch, answer);
         if self.messages.send(message).is_err() {
             return Err(Error::Destroyed);
@@ -118,7 +124,20 @@ impl Driver {
             driver: self,
             ticket: Some(ticket),
         };
-        let answer = answered.await;
+        let answer = match cancel {
+            Some(cancel) => {
+                let mut answered = answered;
+                tokio::select! {
+                    biased;
+                    answer = &mut answered => answer,
+                    () = cancel.cancelled() => {
+                        self.tell(Input::Cancel(ticket));
+                        answered.await
+                    }
+                }
+            }
+            None => answered.await,
+        };
         waiting.ticket = None;
         answer.unwrap_or(Err(Error::Destroyed))
     }

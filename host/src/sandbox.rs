@@ -16,6 +16,7 @@ use sandglass_core::session::{CellFile, Command, Encoded, FileCommand, Look, Rep
 use sandglass_core::stats::Stats;
 use sandglass_core::{BudgetLimits, Error, Limits};
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 
 pub use crate::callbacks::{Answer, HostCall, HostFunctions, Line, OnDisplay, OnOutput, Query};
 pub use crate::value::Variable;
@@ -52,6 +53,10 @@ pub struct ExecuteOptions {
     pub on_output: Option<OnOutput>,
     /// Receives rich outputs as they come.
     pub on_display: Option<OnDisplay>,
+    /// The caller's name for the execution. [`HostCall::request`] tells it.
+    pub request: Option<String>,
+    /// Interrupts the code when it is cancelled. Code that has not begun is not run. The result says so.
+    pub cancel: Option<CancellationToken>,
 }
 
 impl fmt::Debug for ExecuteOptions {
@@ -109,7 +114,7 @@ pub struct FileEntry {
     pub size: i64,
     /// The time of the last write, in milliseconds since 1970.
     pub modified: f64,
-    /// `file` or `folder`.
+    /// `file` or `directory`.
     #[serde(rename = "type")]
     pub kind: String,
 }
@@ -176,6 +181,8 @@ impl Sandbox {
             budget,
             on_output,
             on_display,
+            request,
+            cancel,
         } = options;
         if let Some(ms) = timeout_ms {
             Limits::default().set("timeout", ms)?;
@@ -190,6 +197,8 @@ impl Sandbox {
             on_output,
             on_display,
             value: value.clone(),
+            request,
+            cancel,
         };
         match self.driver.submit(command, watch).await? {
             Reply::Execution(run, last) => {
@@ -406,18 +415,32 @@ impl Sandbox {
         Ok(self.value(command).await?.body.0)
     }
 
-    /// Replaces the host functions, and the names of the values that `SUBMIT` takes, from the next execution on. The answers of
-    /// `llm_query` and `rlm_query` stay.
+    /// Replaces the host functions, or the names of the values that `SUBMIT` takes, from the next execution on. `None` leaves them as
+    /// they are. The answers of `llm_query` and `rlm_query` stay.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] for a name that cannot be used. Then nothing has changed.
-    pub async fn configure(&self, functions: HostFunctions, output_fields: Vec<String>) -> Result<(), Error> {
-        let HostFunctions(functions) = functions;
-        check_names(functions.keys().chain(&output_fields))?;
-        let names = functions.keys().filter(|name| !QUERIES.contains(&name.as_str()));
-        let mut host_functions: Vec<String> = names.chain(&self.queries).cloned().collect();
-        host_functions.sort_unstable();
-        self.driver.add_functions(functions);
+    /// [`Error::InvalidOption`] for a name that cannot be used. Then Python has the names that it had before, but functions of the same
+    /// names are replaced.
+    pub async fn configure(
+        &self,
+        functions: Option<HostFunctions>,
+        output_fields: Option<Vec<String>>,
+    ) -> Result<(), Error> {
+        check_names("outputFields", output_fields.iter().flatten())?;
+        let host_functions = match functions {
+            Some(HostFunctions(functions)) => {
+                check_names("hostFunctions", functions.keys())?;
+                if let Some(name) = functions.keys().find(|name| QUERIES.contains(&name.as_str())) {
+                    let problem = format!("\"{name}\" has an answer of its own, which stays");
+                    return Err(Error::invalid("hostFunctions", problem));
+                }
+                let mut names: Vec<String> = functions.keys().chain(&self.queries).cloned().collect();
+                names.sort_unstable();
+                self.driver.add_functions(functions);
+                Some(names)
+            }
+            None => None,
+        };
         let command = Command::Configure {
             host_functions,
             output_fields,

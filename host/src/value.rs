@@ -247,7 +247,7 @@ impl Value {
 
     /// The value with each str readable: lone surrogates are written as Python escapes them.
     #[must_use]
-    pub(crate) fn readable(self) -> Self {
+    pub fn readable(self) -> Self {
         let all = |items: Vec<Self>| items.into_iter().map(Self::readable).collect();
         match self {
             Self::IllFormedStr(utf16) => Self::Str(escaped(&utf16)),

@@ -13,7 +13,7 @@
 //! sandglass-host run -c 'print(6 * 7)' # prints 42
 //! ```
 //!
-//! The command `serve` is in the crate `sandglass-server`, and `kernel` in the crate `sandglass-jupyter`.
+//! The command `serve` is in the crate `sandglass-server`, `mcp` in `sandglass-mcp`, and `kernel` in `sandglass-jupyter`.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -23,6 +23,7 @@ use clap::{Args, Parser, Subcommand};
 use sandglass_host::args::GuestArgs;
 use sandglass_host::{Settings, cgroup, log, users};
 use sandglass_jupyter::{KernelChoice, KernelCommand, KernelSettings};
+use sandglass_mcp::McpArgs;
 use sandglass_server::ServeArgs;
 
 use self::cell::CellArgs;
@@ -56,6 +57,15 @@ struct Cli {
 struct ServeCommand {
     #[command(flatten)]
     args: ServeArgs,
+    #[command(flatten)]
+    kernel: KernelChoice,
+}
+
+/// `sandglass-host mcp`: the server knows no Jupyter.
+#[derive(Args)]
+struct McpCommand {
+    #[command(flatten)]
+    args: McpArgs,
     #[command(flatten)]
     kernel: KernelChoice,
 }
@@ -104,6 +114,14 @@ enum Command {
         after_help = "Examples:\n  sandglass-host rlm --model gpt-5 --task 'Which year had most sales?' sales.csv\n  sandglass-host rlm --url http://127.0.0.1:8000/v1 --model qwen3 --budget-time 300 --task 'List the errors.' log.txt"
     )]
     Rlm(Box<RlmArgs>),
+    /// Serves agents by the Model Context Protocol: tools to run Python, and to work with large data.
+    ///
+    /// The client starts this program and speaks over its standard input and output; with --listen, clients speak over HTTP.
+    /// More in docs/mcp.md.
+    #[command(
+        after_help = "Examples:\n  sandglass-host mcp --allow-folder ~/data\n  sandglass-host mcp --listen 127.0.0.1:8790 --model gpt-5"
+    )]
+    Mcp(Box<McpCommand>),
     /// Serves one program by JSON-RPC on standard input and output.
     ///
     /// Client libraries start this command. docs/rpc.md describes the messages. It ends, with all its sandboxes, when its input
@@ -150,6 +168,7 @@ async fn ended() -> ExitCode {
         Command::Repl(args) => repl::repl(*args).await,
         Command::Doctor(args) => run::doctor(*args).await,
         Command::Rlm(args) => return rlm::main(*args).await,
+        Command::Mcp(command) => mcp(*command).await,
         Command::Rpc(args) => rpc(&args.guest).await,
         Command::Cell(args) => return cell::main(*args).await,
         Command::Kernel(command) => sandglass_jupyter::kernel(command).await,
@@ -183,6 +202,18 @@ async fn serve(ServeCommand { mut args, kernel }: ServeCommand) -> Result<u8, St
     }
     args.kernels = kernel.kernels();
     sandglass_server::serve(args).await
+}
+
+/// Runs the command `mcp`, and hands the server the starter of Jupyter kernels.
+async fn mcp(McpCommand { mut args, kernel }: McpCommand) -> Result<u8, String> {
+    if kernel.connection_file.is_some() && args.listen.is_some() {
+        return Err(
+            "--connection-file: the sessions of a server would share that kernel's variables; name a kernelspec"
+                .to_owned(),
+        );
+    }
+    args.kernels = kernel.kernels();
+    sandglass_mcp::mcp(args).await
 }
 
 #[cfg(test)]

@@ -113,12 +113,12 @@ pub enum Command<B> {
     Later(Target),
     /// Lists the variables.
     ListVariables,
-    /// Replaces the host functions, and the names of the values that `SUBMIT` takes, from the next execution on.
+    /// Changes settings from the next execution on.
     Configure {
-        /// The names of the functions that Python may call.
-        host_functions: Vec<String>,
-        /// The names of the values that `SUBMIT` takes.
-        output_fields: Vec<String>,
+        /// The names of the functions that Python may call. `None` leaves them as they are.
+        host_functions: Option<Vec<String>>,
+        /// The names of the values that `SUBMIT` takes. `None` leaves them as they are.
+        output_fields: Option<Vec<String>>,
     },
     /// Adds variables that [`Command::CaptureState`] wrote. The number is the most bytes that they take unpacked.
     OpenState(B, f64),
@@ -237,6 +237,8 @@ pub enum HostEffect<B> {
     CallHost {
         /// The call's number. It is never used twice.
         call: u32,
+        /// The command whose code calls.
+        ticket: Option<Ticket>,
         /// The function's name.
         name: String,
         /// The list of arguments, or a single str argument alone.

@@ -3,19 +3,24 @@
 //! A piece is `u32` number of the blob, `u8` 1 for the last piece or 0, and its bytes.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use sandglass_host::Value;
 use serde::{Deserialize, Serialize};
-use serde_json::Value as Json;
 use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Map, Value as Json};
+use tokio::runtime::{Handle, RuntimeFlavor};
 
+use crate::connection::Held;
 use crate::messages::{BLOB_BYTES, MAX_PIECE_BYTES, MAX_REQUESTS, RpcError, WireValue};
 
 /// The bytes before a piece's own.
 const HEAD_BYTES: usize = 5;
 /// The bytes of a piece that this side sends.
 const PIECE_BYTES: usize = 1 << 20;
+/// The most bytes of a reference's JSON.
+const MAX_REFERENCE_BYTES: usize = 1_000;
 /// The key of a blob in JSON.
 const KEY: &str = "$blob";
 
@@ -51,11 +56,23 @@ pub struct Arrived {
     max_bytes: usize,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Blob {
     data: Vec<u8>,
     is_whole: bool,
+    /// The home's permits for its bytes.
+    held: Vec<Held>,
 }
+
+impl fmt::Debug for Blob {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Blob({} bytes)", self.data.len())
+    }
+}
+
+/// The blobs that one message names. Those that nobody takes end with it.
+#[derive(Debug, Default)]
+pub struct Named(HashMap<u32, Blob>);
 
 impl Arrived {
     /// No blobs yet. Those that no message has named may take this many bytes.
@@ -68,11 +85,11 @@ impl Arrived {
         }
     }
 
-    /// Takes a piece.
+    /// Takes a piece, and the home's permit for it.
     ///
     /// # Errors
     /// The piece is malformed or out of order, or there are too many bytes. The connection cannot go on.
-    pub fn take_piece(&mut self, piece: &[u8]) -> Result<(), String> {
+    pub fn take_piece(&mut self, piece: &[u8], held: Held) -> Result<(), String> {
         let Some((head, data)) = piece.split_first_chunk::<HEAD_BYTES>() else {
             return Err("a binary message is shorter than its head".to_owned());
         };
@@ -81,17 +98,20 @@ impl Arrived {
         }
         let [a, b, c, d, last] = *head;
         let id = u32::from_le_bytes([a, b, c, d]);
+        let most = self.max_bytes;
         if !self.blobs.contains_key(&id) {
             if id <= self.last {
-                return Err(format!("blob {id} was sent before; numbers grow"));
+                return Err(format!("blob {id} was sent, named or dropped before; numbers grow"));
+            }
+            if self.blobs.len() >= MAX_REQUESTS {
+                return Err(format!(
+                    "more than {MAX_REQUESTS} blobs wait for a message that names them"
+                ));
             }
             self.last = id;
         }
-        let (most, count) = (self.max_bytes, self.blobs.len());
-        if self.bytes.saturating_add(data.len()) > most || count >= MAX_REQUESTS {
-            return Err(format!(
-                "blobs that no message names are more than {MAX_REQUESTS}, or take more than {most} bytes"
-            ));
+        if self.bytes.saturating_add(data.len()) > most {
+            return Err(format!("blobs that no message names take more than {most} bytes"));
         }
         let blob = self.blobs.entry(id).or_default();
         if blob.is_whole || last > 1 {
@@ -101,26 +121,9 @@ impl Arrived {
         }
         self.bytes += data.len();
         blob.data.extend_from_slice(data);
+        blob.held.push(held);
         blob.is_whole = last == 1;
         Ok(())
-    }
-
-    /// The value that JSON or its blob holds.
-    ///
-    /// # Errors
-    /// [`RpcError::InvalidParams`] for a value or blob that is not what it says.
-    pub fn value(&mut self, what: &str, json: &RawValue) -> Result<Value, RpcError> {
-        let text = json.get();
-        // A reference is short, and most values are none.
-        if text.len() < 200 && text.contains(KEY) {
-            let json: HashMap<String, Json> = read(what, text)?;
-            if let (1, Some(reference)) = (json.len(), json.get(KEY)) {
-                let problem = |error| RpcError::InvalidParams(format!("{what}: $blob: {error}"));
-                let Reference { id, kind } = Reference::deserialize(reference).map_err(problem)?;
-                return self.take(what, id, kind);
-            }
-        }
-        from_json(what, text)
     }
 
     /// Forgets a blob, which may not be whole. Its later pieces are refused.
@@ -130,12 +133,43 @@ impl Arrived {
         }
     }
 
+    /// Takes the blobs that a message's parameters or result name.
+    pub fn named_in(&mut self, parts: &RawValue) -> Named {
+        let text = parts.get();
+        if self.blobs.is_empty() || !text.contains(KEY) {
+            return Named::default();
+        }
+        let fields: HashMap<String, Box<RawValue>> = serde_json::from_str(text).unwrap_or_default();
+        let ids = fields
+            .values()
+            .filter_map(|value| reference_of(value.get()).ok().flatten());
+        let blobs = ids.filter_map(|Reference { id, .. }| {
+            let blob = self.blobs.remove(&id)?;
+            self.bytes = self.bytes.saturating_sub(blob.data.len());
+            Some((id, blob))
+        });
+        Named(blobs.collect())
+    }
+}
+
+impl Named {
+    /// The value that JSON or its blob holds. `what` names it in errors.
+    ///
+    /// # Errors
+    /// [`RpcError::InvalidParams`] for a value or blob that is not what it says.
+    pub fn value(&mut self, what: &str, json: &RawValue) -> Result<Value, RpcError> {
+        let problem = |error| RpcError::InvalidParams(format!("{what}: {KEY}: {error}"));
+        match reference_of(json.get()).map_err(problem)? {
+            Some(Reference { id, kind }) => self.take(what, id, kind),
+            None => from_json(what, json.get()),
+        }
+    }
+
     fn take(&mut self, what: &str, id: u32, kind: Kind) -> Result<Value, RpcError> {
-        let Some(blob) = self.blobs.remove(&id).filter(|blob| blob.is_whole) else {
+        let Some(blob) = self.0.remove(&id).filter(|blob| blob.is_whole) else {
             let problem = format!("{what}: blob {id} has not arrived as a whole, or was named before");
             return Err(RpcError::InvalidParams(problem));
         };
-        self.bytes = self.bytes.saturating_sub(blob.data.len());
         let text = |data| {
             let problem = format!("{what}: blob {id} is not UTF-8");
             String::from_utf8(data).map_err(|_| RpcError::InvalidParams(problem))
@@ -155,12 +189,34 @@ impl Arrived {
     }
 }
 
-fn read<'a, T: Deserialize<'a>>(what: &str, text: &'a str) -> Result<T, RpcError> {
-    serde_json::from_str(text).map_err(|error| RpcError::InvalidParams(format!("{what}: {error}")))
+/// The reference that JSON is, if it is an object with the key of references alone.
+fn reference_of(json: &str) -> Result<Option<Reference>, serde_json::Error> {
+    // Most values are none.
+    if !json.starts_with('{') || json.len() > MAX_REFERENCE_BYTES || !json.contains(KEY) {
+        return Ok(None);
+    }
+    let object: Map<String, Json> = serde_json::from_str(json)?;
+    match (object.len(), object.get(KEY)) {
+        (1, Some(reference)) => Reference::deserialize(reference).map(Some),
+        _ => Ok(None),
+    }
 }
 
 fn from_json(what: &str, text: &str) -> Result<Value, RpcError> {
-    Value::from_json(read(what, text)?).map_err(|error| RpcError::InvalidParams(format!("{what}: {error}")))
+    aside(text.len(), || {
+        let json = serde_json::from_str(text).map_err(|error| RpcError::InvalidParams(format!("{what}: {error}")))?;
+        Value::from_json(json).map_err(|error| RpcError::InvalidParams(format!("{what}: {error}")))
+    })
+}
+
+/// Does work on this many bytes of JSON. Other tasks of this thread go on meanwhile if the work is long.
+pub fn aside<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+    let has_threads = Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread);
+    if bytes > BLOB_BYTES && has_threads {
+        tokio::task::block_in_place(work)
+    } else {
+        work()
+    }
 }
 
 /// The JSON of a value, or the bytes for a blob if it is large.
@@ -177,13 +233,12 @@ pub fn form(value: Value) -> Form {
     match value {
         Value::Str(text) if text.len() > BLOB_BYTES => Form::Blob(Kind::Str, text.into()),
         Value::Bytes(bytes) if bytes.len() > BLOB_BYTES / 4 * 3 => Form::Blob(Kind::Bytes, bytes.into()),
-        value => json_form(&value.to_json()),
+        value => json_form(value.to_json().to_string()),
     }
 }
 
-/// The form in which JSON is sent.
-pub fn json_form(json: &Json) -> Form {
-    let text = json.to_string();
+/// The form in which the text of JSON is sent.
+pub fn json_form(text: String) -> Form {
     if text.len() > BLOB_BYTES {
         return Form::Blob(Kind::Json, text.into());
     }

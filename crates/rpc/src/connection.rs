@@ -6,13 +6,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
-use futures_util::future::{AbortHandle, Abortable, BoxFuture, poll_fn};
+use futures_util::future::{AbortHandle, Abortable, BoxFuture, join_all, poll_fn};
 use futures_util::stream::FuturesUnordered;
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
 use sandglass_host::{Sandbox, Value};
@@ -22,7 +22,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::blobs::{Arrived, Form, form, json_form, pieces, reference};
+use crate::blobs::{Arrived, Form, Named, aside, form, json_form, pieces, reference};
 use crate::messages::{
     Cancel, Cancelled, DropBlob, Hello, Id, Incoming, MAX_REQUESTS, Outgoing, Response, ResponseError, RpcError,
     VERSION, Welcome, WireValue,
@@ -57,6 +57,12 @@ pub trait Home: Send + Sync + 'static {
     /// The bounds of options.
     fn bounds(&self) -> &Bounds;
 
+    /// Permits this many bytes of a client's message, until the returned value is dropped.
+    ///
+    /// # Errors
+    /// The client has too many bytes under way.
+    fn hold(&self, bytes: usize) -> Result<Held, RpcError>;
+
     /// Makes a sandbox. `client` adds the client's functions to it. Its context was taken out of the options.
     fn make(
         &self,
@@ -65,13 +71,25 @@ pub trait Home: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<Made, RpcError>>;
 }
 
-/// The keeper of a sandbox in its home.
-pub trait Keeper: Send + Sync {
-    /// Notes that the sandbox is used, until the returned value is dropped.
-    fn enter(&self) -> Box<dyn Send>;
+/// A home's permit. Dropping it gives it back.
+pub type Held = Box<dyn Send>;
 
+/// The keeper of a sandbox in its home. Dropping it ends the sandbox.
+pub trait Keeper: Send + Sync {
     /// Runs code in the sandbox, within the home's own limits. Dropping the future interrupts the code.
     fn execute(&self, code: String, options: ExecuteOptions) -> BoxFuture<'_, Result<Execution, RpcError>>;
+
+    /// Permits other work of the user's code, such as code that runs ahead or a state that is opened.
+    ///
+    /// # Errors
+    /// The client may not run more at once, or not for so long.
+    fn admit(&self, timeout_ms: Option<f64>) -> Result<Held, RpcError>;
+
+    /// Resolves when the sandbox's folder has room for a file of this size.
+    ///
+    /// # Errors
+    /// It has no room.
+    fn room_for(&self, bytes: usize) -> BoxFuture<'_, Result<(), RpcError>>;
 
     /// Ends the sandbox, and resolves when nothing of it is left.
     fn destroy(&self) -> BoxFuture<'_, ()>;
@@ -99,6 +117,7 @@ pub struct Outbox {
 struct Waiting {
     messages: VecDeque<Message>,
     bytes: usize,
+    last_blob: u32,
 }
 
 impl Outbox {
@@ -114,11 +133,15 @@ impl Outbox {
         }
     }
 
-    /// Notes that messages were sent.
-    pub fn sent(&self, messages: &[Message]) {
-        let sizes: usize = messages.iter().map(Message::size).sum();
-        lock(&self.waiting).bytes -= sizes;
+    /// Notes that a message was sent.
+    pub fn sent(&self, message: &Message) {
+        lock(&self.waiting).bytes -= message.size();
         self.taken.notify_waiters();
+    }
+
+    /// Resolves when everything was sent.
+    pub async fn drained(&self) {
+        self.fewer_than(1).await;
     }
 
     /// The bytes that wait, those included that are being sent.
@@ -126,15 +149,34 @@ impl Outbox {
         lock(&self.waiting).bytes
     }
 
-    /// Resolves when there is room for the answers of another request.
-    async fn room(&self) {
+    /// Resolves when there is room for further messages.
+    pub(crate) async fn room(&self) {
+        self.fewer_than(MOST_WAITING_BYTES).await;
+    }
+
+    async fn fewer_than(&self, bytes: usize) {
         loop {
             let taken = self.taken.notified();
-            if self.bytes() < MOST_WAITING_BYTES {
+            if self.bytes() < bytes {
                 return;
             }
             taken.await;
         }
+    }
+
+    /// Adds the pieces of a blob. Returns its number. Numbers are given in the order in which blobs are sent.
+    fn push_blob(&self, data: &Bytes) -> u32 {
+        let mut waiting = lock(&self.waiting);
+        waiting.last_blob = waiting.last_blob.wrapping_add(1);
+        let id = waiting.last_blob;
+        for piece in pieces(id, data) {
+            let message = Message::Binary(piece);
+            waiting.bytes += message.size();
+            waiting.messages.push_back(message);
+        }
+        drop(waiting);
+        self.changed.notify_one();
+        id
     }
 
     fn push(&self, messages: impl IntoIterator<Item = Message>) {
@@ -148,8 +190,8 @@ impl Outbox {
     }
 }
 
-/// The client's answer to a request.
-type Answer = Result<Box<RawValue>, ResponseError>;
+/// The client's answer to a request, with the blobs that it names.
+type Answer = Result<(Box<RawValue>, Named), ResponseError>;
 
 /// The client, as its sandboxes see it.
 pub struct Client {
@@ -158,7 +200,6 @@ pub struct Client {
     arrived: Mutex<Arrived>,
     pending: Mutex<HashMap<u64, oneshot::Sender<Answer>>>,
     last_request: AtomicU64,
-    last_blob: AtomicU32,
 }
 
 impl Client {
@@ -185,28 +226,16 @@ impl Client {
         self.put_form(form(value))
     }
 
-    /// The JSON itself, or a reference to it if it is large.
-    pub fn put_json(&self, json: &serde_json::Value) -> WireValue {
-        self.put_form(json_form(json))
+    /// The JSON of this text, or a reference to it if it is large.
+    pub fn put_json(&self, text: String) -> WireValue {
+        self.put_form(json_form(text))
     }
 
     fn put_form(&self, form: Form) -> WireValue {
         match form {
             Form::Json(json) => json,
-            Form::Blob(kind, data) => {
-                let id = self.last_blob.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-                self.outbox.push(pieces(id, &data).map(Message::Binary));
-                reference(id, kind)
-            }
+            Form::Blob(kind, data) => reference(self.outbox.push_blob(&data), kind),
         }
-    }
-
-    /// The value that a parameter or its blob holds. `what` names it in errors.
-    ///
-    /// # Errors
-    /// [`RpcError::InvalidParams`].
-    pub fn value(&self, what: &str, json: &RawValue) -> Result<Value, RpcError> {
-        lock(&self.arrived).value(what, json)
     }
 
     /// Asks the client. When the future is dropped, the client is told that nobody waits any more.
@@ -217,7 +246,7 @@ impl Client {
         self: &Arc<Self>,
         method: &'static str,
         params: impl Serialize,
-    ) -> Result<R, String> {
+    ) -> Result<(R, Named), String> {
         let id = self.last_request.fetch_add(1, Ordering::Relaxed) + 1;
         let (sender, receiver) = oneshot::channel();
         lock(&self.pending).insert(id, sender);
@@ -234,8 +263,10 @@ impl Client {
         let answer = receiver.await;
         asked.id = None;
         let result = answer.map_err(|_| "the client has gone".to_owned())?;
-        let result = result.map_err(|error| error.message)?;
-        serde_json::from_str(result.get()).map_err(|error| format!("the client's answer is malformed: {error}"))
+        let (result, blobs) = result.map_err(|error| error.message)?;
+        let result = serde_json::from_str(result.get());
+        let result = result.map_err(|error| format!("the client's answer is malformed: {error}"))?;
+        Ok((result, blobs))
     }
 
     /// Takes the client's answer to a request.
@@ -284,7 +315,6 @@ impl Connection {
             arrived: Mutex::new(Arrived::within(home.bounds().max_blob_bytes)),
             pending: Mutex::default(),
             last_request: AtomicU64::new(0),
-            last_blob: AtomicU32::new(0),
         };
         let context = Context {
             client: Arc::new(client),
@@ -343,10 +373,11 @@ impl Connection {
             }
         };
         self.running.clear();
-        let sandboxes: Vec<_> = lock(&self.context.sandboxes).drain().collect();
-        for (_, sandbox) in sandboxes {
-            sandbox.keeper().destroy().await;
-        }
+        let sandboxes: Vec<_> = lock(&self.context.sandboxes)
+            .drain()
+            .map(|(_, sandbox)| sandbox)
+            .collect();
+        join_all(sandboxes.iter().map(|sandbox| sandbox.keeper().destroy())).await;
         ended
     }
 
@@ -358,17 +389,21 @@ impl Connection {
 
     /// Takes a message. The error is a reason to end the connection.
     async fn receive(&mut self, message: Message) -> Result<(), String> {
+        let held = self.context.home.hold(message.size());
         match message {
-            Message::Binary(piece) => lock(&self.context.client.arrived).take_piece(&piece),
+            Message::Binary(piece) => {
+                let held = held.map_err(|error| error.to_string())?;
+                lock(&self.context.client.arrived).take_piece(&piece, held)
+            }
             Message::Json(json) => {
-                self.receive_json(&json).await;
+                self.receive_json(&json, held).await;
                 Ok(())
             }
         }
     }
 
-    async fn receive_json(&mut self, json: &[u8]) {
-        let message: Incoming = match serde_json::from_slice(json) {
+    async fn receive_json(&mut self, json: &[u8], held: Result<Held, RpcError>) {
+        let message: Incoming = match aside(json.len(), || serde_json::from_slice(json)) {
             Ok(message) => message,
             Err(error) => {
                 let error = match error.classify() {
@@ -392,15 +427,31 @@ impl Connection {
             let problem = format!("\"jsonrpc\" must be \"{JSONRPC}\"");
             return self.refuse(id, &RpcError::InvalidRequest(problem));
         }
+        let named = |parts: Option<&RawValue>| {
+            parts.map_or_else(Named::default, |parts| {
+                lock(&self.context.client.arrived).named_in(parts)
+            })
+        };
         match (method, id, error) {
             (None, Some(id), Some(error)) => self.context.client.answered(&id, Err(error)),
-            (None, Some(id), None) => self.context.client.answered(&id, Ok(result.unwrap_or_default())),
+            (None, Some(id), None) => {
+                let blobs = named(result.as_deref());
+                self.context
+                    .client
+                    .answered(&id, Ok((result.unwrap_or_default(), blobs)));
+            }
             (None, None, _) => {
                 let problem = "a message needs a method, or the id of a request".to_owned();
                 self.refuse(None, &RpcError::InvalidRequest(problem));
             }
             (Some(method), None, _) => self.notified(&method, params.as_deref()),
-            (Some(method), Some(id), _) => self.requested(id, method, params).await,
+            (Some(method), Some(id), _) => {
+                let blobs = named(params.as_deref());
+                match held {
+                    Ok(held) => self.requested(id, method, params, (blobs, held)).await,
+                    Err(error) => self.refuse(Some(id), &error),
+                }
+            }
         }
     }
 
@@ -434,10 +485,11 @@ impl Connection {
     }
 
     /// Begins a request. Others may go on when it waits.
-    async fn requested(&mut self, id: Id, method: String, params: Option<Box<RawValue>>) {
+    async fn requested(&mut self, id: Id, method: String, params: Option<Box<RawValue>>, (blobs, held): (Named, Held)) {
         if !id.is_fit() || self.under_way.contains_key(&id) {
-            let problem = "the id of a request must be short, and not be under way already".to_owned();
-            return self.refuse(Some(id), &RpcError::InvalidRequest(problem));
+            // Without the id, which the client would take for the answer to its earlier request.
+            let problem = "a request has a new id of at most 100 characters".to_owned();
+            return self.refuse(None, &RpcError::InvalidRequest(problem));
         }
         if self.under_way.len() >= MAX_REQUESTS {
             let problem = format!("{MAX_REQUESTS} requests are under way already");
@@ -455,15 +507,16 @@ impl Connection {
             };
         }
         let (handle, registration) = AbortHandle::new_pair();
-        let answer = Arc::clone(&self.context).answer(id.clone(), method, params);
+        let answer = Arc::clone(&self.context).answer(id.clone(), method, params, blobs);
         let client = Arc::clone(&self.context.client);
         let running = {
             let id = id.clone();
             async move {
+                let _held = held;
                 let answer = Abortable::new(answer, registration).await.unwrap_or_else(|_| {
                     Err(RpcError::Refused {
                         code: "cancelled".to_owned(),
-                        message: "the request was cancelled".to_owned(),
+                        message: "the request was cancelled; what it had begun may have taken effect".to_owned(),
                     })
                 });
                 let (result, error) = match answer {

@@ -20,5 +20,5 @@ pub mod options;
 mod sandbox;
 pub mod stdio;
 
-pub use connection::{Connection, Home, Keeper, Made, Message, Outbox};
+pub use connection::{Connection, Held, Home, Keeper, Made, Message, Outbox};
 pub use messages::{RpcError, VERSION};

@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value as Json, json};
 
+use crate::blobs::Named;
 use crate::connection::{Client, Home, lock, read};
 use crate::messages::{
     AddContext, BudgetCounts, Configure, Converse, Counts, Created, Displayed, Empty, Execute, Executed, Files,
@@ -18,15 +19,13 @@ use crate::messages::{
     SeriesName, SetVariable, Valued, Variable, Variables, Welcome, WireValue, WriteFile, Written,
 };
 use crate::options::Options;
-use crate::sandbox::{Caller, ClientSandbox, Configured, Used};
+use crate::sandbox::{Caller, ClientSandbox, name_of};
 
 /// The description of all methods, for programs.
 pub const OPENRPC: &str = include_str!("../openrpc.json");
 
 /// Bytes that wait for the client. Above this number printed text is left out.
 const MOST_OUTPUT_BYTES: usize = 8 << 20;
-/// The most bytes of the variables in `captureState`, before they are packed.
-const MAX_STATE_BYTES: u64 = 1 << 30;
 
 /// The parts of a connection that its requests share.
 pub(crate) struct Context {
@@ -43,12 +42,18 @@ macro_rules! methods {
     ($($name:literal $handler:ident $params:ty => $result:ty;)*) => {
         impl Context {
             /// Answers a request.
-            pub(crate) async fn answer(self: Arc<Self>, id: Id, method: String, params: Option<Box<RawValue>>) -> Answer {
+            pub(crate) async fn answer(
+                self: Arc<Self>,
+                id: Id,
+                method: String,
+                params: Option<Box<RawValue>>,
+                mut blobs: Named,
+            ) -> Answer {
                 match method.as_str() {
                     "rpc.discover" => Ok(RawValue::from_string(OPENRPC.to_owned()).unwrap_or_default()),
                     $($name => {
                         let params: $params = read(params.as_deref())?;
-                        let result: $result = self.$handler(&id, params).await?;
+                        let result: $result = self.$handler(&id, params, &mut blobs).await?;
                         written(&result)
                     })*
                     _ => Err(RpcError::MethodNotFound(method)),
@@ -97,42 +102,31 @@ fn written(result: &impl Serialize) -> Answer {
 
 #[expect(clippy::unused_async, reason = "all handlers are called alike")]
 impl Context {
-    fn sandbox(&self, id: &str) -> Result<Used, RpcError> {
+    fn sandbox(&self, id: &str) -> Result<Arc<ClientSandbox>, RpcError> {
         let sandboxes = lock(&self.sandboxes);
         let sandbox = sandboxes.get(id).cloned();
-        sandbox
-            .map(Used::new)
-            .ok_or_else(|| RpcError::NoSandbox(id.chars().take(100).collect()))
+        sandbox.ok_or_else(|| RpcError::NoSandbox(id.chars().take(100).collect()))
     }
 
-    async fn hello(&self, _: &Id, _: Hello) -> Result<Welcome, RpcError> {
+    async fn hello(&self, _: &Id, _: Hello, _: &mut Named) -> Result<Welcome, RpcError> {
         Ok(self.welcome.clone())
     }
 
-    async fn create(&self, _: &Id, fields: Map<String, Json>) -> Result<Created, RpcError> {
+    async fn create(&self, _: &Id, fields: Map<String, Json>, blobs: &mut Named) -> Result<Created, RpcError> {
         let mut options = Options::read(fields, self.home.bounds())?;
         let context = options.context.take();
         let context: Option<WireValue> = context.map(|context| to_raw_value(&context).unwrap_or_default());
-        let context = context
-            .map(|context| self.client.value("context", &context))
-            .transpose()?;
+        let context = context.map(|context| blobs.value("context", &context)).transpose()?;
         let caller = Caller::new(Arc::clone(&self.client));
-        let functions = caller.functions_of(&options);
-        let configured = Configured {
-            host_functions: options.host_functions.clone(),
-            output_fields: options.output_fields.clone(),
-        };
+        let functions = caller.functions_of(&options)?;
         let clean_html = options.clean_html;
         let made = self.home.make(options, Box::new(functions)).await?;
-        let sandbox = Arc::new(ClientSandbox::new(made, caller, configured, clean_html));
-        lock(&self.sandboxes).insert(sandbox.id().to_owned(), Arc::clone(&sandbox));
-        if let Some(context) = context
-            && let Err(error) = sandbox.sandbox.initialize(context).await
-        {
-            lock(&self.sandboxes).remove(sandbox.id());
-            sandbox.keeper().destroy().await;
-            return Err(error.into());
+        let sandbox = Arc::new(ClientSandbox::new(made, caller, clean_html));
+        // If the request is cancelled before the end, the sandbox is dropped, because nobody knows its id.
+        if let Some(context) = context {
+            sandbox.sandbox.initialize(context).await?;
         }
+        lock(&self.sandboxes).insert(sandbox.id().to_owned(), Arc::clone(&sandbox));
         let capabilities = sandbox.sandbox.capabilities();
         Ok(Created {
             sandbox: sandbox.id().to_owned(),
@@ -141,21 +135,26 @@ impl Context {
         })
     }
 
-    async fn start(&self, _: &Id, of: OfSandbox) -> Result<Empty, RpcError> {
+    async fn start(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
         self.sandbox(&of.sandbox)?.sandbox.start().await?;
         Ok(Empty {})
     }
 
-    async fn initialize(&self, _: &Id, params: Initialize) -> Result<Empty, RpcError> {
+    async fn initialize(&self, _: &Id, params: Initialize, blobs: &mut Named) -> Result<Empty, RpcError> {
         let sandbox = self.sandbox(&params.sandbox)?;
-        let context = self.client.value("context", &params.context)?;
+        let context = blobs.value("context", &params.context)?;
         sandbox.sandbox.initialize(context).await?;
         Ok(Empty {})
     }
 
-    async fn add_context(&self, _: &Id, params: AddContext) -> Result<crate::messages::Named, RpcError> {
+    async fn add_context(
+        &self,
+        _: &Id,
+        params: AddContext,
+        blobs: &mut Named,
+    ) -> Result<crate::messages::Named, RpcError> {
         let sandbox = self.sandbox(&params.sandbox)?;
-        let value = self.client.value("value", &params.value)?;
+        let value = blobs.value("value", &params.value)?;
         let series = match params.series {
             SeriesName::Context => Series::Context,
             SeriesName::History => Series::History,
@@ -164,7 +163,7 @@ impl Context {
         Ok(crate::messages::Named { name })
     }
 
-    async fn execute(&self, id: &Id, params: Execute) -> Result<Executed, RpcError> {
+    async fn execute(&self, id: &Id, params: Execute, _: &mut Named) -> Result<Executed, RpcError> {
         let sandbox = self.sandbox(&params.sandbox)?;
         let budget = params.budget()?;
         let watch = params.stream.then(|| Watching {
@@ -175,23 +174,17 @@ impl Context {
             skipped: Mutex::default(),
         });
         let (on_output, on_display) = Watching::callbacks(watch);
+        let executing = sandbox.executing(id);
         let options = ExecuteOptions {
             timeout_ms: params.timeout,
             budget,
             on_output,
             on_display,
+            request: name_of(id),
+            cancel: Some(executing.cancel.clone()),
         };
-        let place = sandbox.place(id.clone());
-        let execution = tokio::select! {
-            biased;
-            execution = sandbox.keeper().execute(params.code, options) => execution?,
-            () = place.taken_back.cancelled() => {
-                let message = "the execution was cancelled before it began; nothing was run".to_owned();
-                return Err(RpcError::Refused { code: "cancelled".to_owned(), message });
-            }
-        };
-        drop(place);
-        let mut execution = execution;
+        let mut execution = sandbox.keeper().execute(params.code, options).await?;
+        drop(executing);
         if sandbox.clean_html {
             let html = execution.run.displays.iter_mut();
             for display in html.filter(|display| is_html(&display.mime)) {
@@ -207,13 +200,16 @@ impl Context {
         })
     }
 
-    async fn hint(&self, _: &Id, params: Hint) -> Result<Empty, RpcError> {
-        self.sandbox(&params.sandbox)?.sandbox.hint(params.codes);
+    async fn hint(&self, _: &Id, params: Hint, _: &mut Named) -> Result<Empty, RpcError> {
+        let sandbox = self.sandbox(&params.sandbox)?;
+        let _admitted = sandbox.keeper().admit(None)?; // none runs ahead either where no more may run
+        sandbox.sandbox.hint(params.codes);
         Ok(Empty {})
     }
 
-    async fn take_written(&self, _: &Id, params: Written) -> Result<Empty, RpcError> {
+    async fn take_written(&self, _: &Id, params: Written, _: &mut Named) -> Result<Empty, RpcError> {
         let sandbox = self.sandbox(&params.sandbox)?;
+        let _admitted = sandbox.keeper().admit(params.timeout)?;
         let complete = sandglass_core::predictions::Lines::default()
             .complete(&params.code)
             .to_owned();
@@ -224,12 +220,12 @@ impl Context {
         Ok(Empty {})
     }
 
-    async fn converse(&self, _: &Id, params: Converse) -> Result<Empty, RpcError> {
+    async fn converse(&self, _: &Id, params: Converse, _: &mut Named) -> Result<Empty, RpcError> {
         self.sandbox(&params.sandbox)?.sandbox.update_conversation(params.text);
         Ok(Empty {})
     }
 
-    async fn get_variable(&self, _: &Id, params: GetVariable) -> Result<Variable, RpcError> {
+    async fn get_variable(&self, _: &Id, params: GetVariable, _: &mut Named) -> Result<Variable, RpcError> {
         let value = self.sandbox(&params.sandbox)?.sandbox.get_variable(params.name).await?;
         Ok(Variable {
             found: value.is_some(),
@@ -237,82 +233,79 @@ impl Context {
         })
     }
 
-    async fn set_variable(&self, _: &Id, params: SetVariable) -> Result<Empty, RpcError> {
+    async fn set_variable(&self, _: &Id, params: SetVariable, blobs: &mut Named) -> Result<Empty, RpcError> {
         let sandbox = self.sandbox(&params.sandbox)?;
-        let value = self.client.value("value", &params.value)?;
+        let value = blobs.value("value", &params.value)?;
         sandbox.sandbox.set_variable(params.name, value).await?;
         Ok(Empty {})
     }
 
-    async fn list_variables(&self, _: &Id, of: OfSandbox) -> Result<Variables, RpcError> {
+    async fn list_variables(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Variables, RpcError> {
         let variables = self.sandbox(&of.sandbox)?.sandbox.list_variables().await?;
         Ok(Variables { variables })
     }
 
-    async fn read_file(&self, _: &Id, params: OfFile) -> Result<Valued, RpcError> {
+    async fn read_file(&self, _: &Id, params: OfFile, _: &mut Named) -> Result<Valued, RpcError> {
         let bytes = self.sandbox(&params.sandbox)?.sandbox.read_file(params.path).await?;
         Ok(Valued {
             value: self.client.put(Value::Bytes(bytes)),
         })
     }
 
-    async fn write_file(&self, _: &Id, params: WriteFile) -> Result<Empty, RpcError> {
+    async fn write_file(&self, _: &Id, params: WriteFile, blobs: &mut Named) -> Result<Empty, RpcError> {
         let sandbox = self.sandbox(&params.sandbox)?;
-        let bytes = match self.client.value("value", &params.value)? {
+        let bytes = match blobs.value("value", &params.value)? {
             Value::Bytes(bytes) => bytes,
             Value::Str(text) => text.into_bytes(),
             _ => return Err(RpcError::InvalidParams("value: must be bytes or a str".to_owned())),
         };
+        sandbox.keeper().room_for(bytes.len()).await?;
         sandbox.sandbox.write_file(params.path, bytes).await?;
         Ok(Empty {})
     }
 
-    async fn list_files(&self, _: &Id, params: ListFiles) -> Result<Files, RpcError> {
+    async fn list_files(&self, _: &Id, params: ListFiles, _: &mut Named) -> Result<Files, RpcError> {
         let files = self.sandbox(&params.sandbox)?.sandbox.list_files(params.path).await?;
         Ok(Files { files })
     }
 
-    async fn remove_file(&self, _: &Id, params: OfFile) -> Result<Empty, RpcError> {
+    async fn remove_file(&self, _: &Id, params: OfFile, _: &mut Named) -> Result<Empty, RpcError> {
         self.sandbox(&params.sandbox)?.sandbox.remove_file(params.path).await?;
         Ok(Empty {})
     }
 
-    async fn configure(&self, _: &Id, params: Configure) -> Result<Empty, RpcError> {
+    async fn configure(&self, _: &Id, params: Configure, _: &mut Named) -> Result<Empty, RpcError> {
         let sandbox = self.sandbox(&params.sandbox)?;
-        let Configured {
-            host_functions,
-            output_fields,
-        } = sandbox.configured(params.host_functions, params.output_fields);
-        let functions = sandbox.caller().functions(&host_functions);
-        sandbox.sandbox.configure(functions, output_fields.clone()).await?;
-        sandbox.keep(Configured {
-            host_functions,
-            output_fields,
-        });
+        let functions = params.host_functions.as_deref();
+        let functions = functions.map(|names| sandbox.caller().functions(names)).transpose()?;
+        sandbox.sandbox.configure(functions, params.output_fields).await?;
         Ok(Empty {})
     }
 
-    async fn capture_state(&self, _: &Id, of: OfSandbox) -> Result<Valued, RpcError> {
-        let state = self
-            .sandbox(&of.sandbox)?
+    async fn capture_state(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Valued, RpcError> {
+        let sandbox = self.sandbox(&of.sandbox)?;
+        let _admitted = sandbox.keeper().admit(None)?; // pickling runs the user's code
+        let state = sandbox
             .sandbox
-            .capture_state(MAX_STATE_BYTES)
+            .capture_state(self.home.bounds().max_state_bytes)
             .await?;
         Ok(Valued {
             value: self.client.put(Value::Bytes(state)),
         })
     }
 
-    async fn open_state(&self, _: &Id, params: OpenState) -> Result<Empty, RpcError> {
+    async fn open_state(&self, _: &Id, params: OpenState, blobs: &mut Named) -> Result<Empty, RpcError> {
         let sandbox = self.sandbox(&params.sandbox)?;
-        let Value::Bytes(state) = self.client.value("value", &params.value)? else {
+        let Value::Bytes(state) = blobs.value("value", &params.value)? else {
             return Err(RpcError::InvalidParams("value: must be bytes".to_owned()));
         };
-        sandbox.sandbox.open_state(state, MAX_STATE_BYTES).await?;
+        let _admitted = sandbox.keeper().admit(None)?;
+        let most_bytes = self.home.bounds().max_state_bytes;
+        sandbox.sandbox.open_state(state, most_bytes).await?;
         Ok(Empty {})
     }
 
-    async fn stats(&self, _: &Id, of: OfSandbox) -> Result<Counts, RpcError> {
+    async fn stats(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Counts, RpcError> {
         let sandbox = self.sandbox(&of.sandbox)?;
         Ok(Counts {
             stats: sandbox.sandbox.stats().await?,
@@ -323,12 +316,12 @@ impl Context {
         })
     }
 
-    async fn interrupt(&self, _: &Id, of: OfSandbox) -> Result<Empty, RpcError> {
+    async fn interrupt(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
         self.sandbox(&of.sandbox)?.sandbox.interrupt();
         Ok(Empty {})
     }
 
-    async fn destroy(&self, _: &Id, of: OfSandbox) -> Result<Empty, RpcError> {
+    async fn destroy(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
         let sandbox = self.sandbox(&of.sandbox)?;
         lock(&self.sandboxes).remove(&of.sandbox);
         sandbox.keeper().destroy().await;

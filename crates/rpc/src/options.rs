@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use sandglass_core::limits::MAX_DISPLAY_BYTES;
 use sandglass_core::{BudgetLimits, Error, Limits, Profile};
 use sandglass_host::{BackendKind, Resources};
 use serde_json::{Map, Value as Json};
@@ -26,6 +27,8 @@ pub struct Bounds {
     pub resources: Resources,
     /// The most bytes of blobs that no message has named yet.
     pub max_blob_bytes: usize,
+    /// The most bytes of the variables in a state, before they are packed.
+    pub max_state_bytes: u64,
     /// True if the client may name files and programs of this machine.
     pub is_local: bool,
 }
@@ -142,7 +145,9 @@ impl Options {
             "onRLMQuery" => self.on_rlm_query = flag(name, &value)?,
             "maxResultSize" => {
                 let size = value.as_u64().and_then(|size| u32::try_from(size).ok());
-                self.max_result_bytes = size.ok_or_else(|| Error::invalid(name, "must be a number of bytes"))?;
+                let size = size.filter(|size| f64::from(*size) <= MAX_DISPLAY_BYTES);
+                let problem = || format!("must be a number of bytes, {MAX_DISPLAY_BYTES} at most");
+                self.max_result_bytes = size.ok_or_else(|| Error::invalid(name, problem()))?;
             }
             "budget" => self.budget = budget(value)?,
             "resources" => set_resources(&mut self.resources, value)?,

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -12,8 +13,9 @@ use sandglass_host::Settings;
 use sandglass_host::args::GuestArgs;
 use sandglass_host::sandbox::{ExecuteOptions, Execution, Sandbox, SandboxBuilder};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::time::timeout;
 
-use crate::connection::{Connection, Home, Keeper, Made, Message, Outbox};
+use crate::connection::{Connection, Held, Home, Keeper, Made, Message, Outbox};
 use crate::messages::{MAX_JSON_BYTES, MAX_PIECE_BYTES, RpcError};
 use crate::options::{Bounds, Local, Options};
 
@@ -23,6 +25,10 @@ const MAX_LINE_BYTES: u64 = 1_000;
 const MAX_LINES: usize = 16;
 /// The most bytes of blobs that nothing has named.
 const MAX_BLOB_BYTES: usize = 4 << 30;
+/// The most bytes of the variables in a state.
+const MAX_STATE_BYTES: u64 = 1 << 30;
+/// The time for the last answers to leave after the end of the input.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
 /// The media type of a binary message.
 const BINARY: &str = "application/octet-stream";
 
@@ -104,20 +110,14 @@ fn messages(reader: impl AsyncBufRead + Unpin) -> impl Stream<Item = Result<Mess
 
 async fn write_all(outbox: Arc<Outbox>, mut writer: impl AsyncWrite + Unpin) -> io::Result<()> {
     loop {
-        let messages = outbox.next().await;
-        let mut small = Vec::new();
-        for message in &messages {
-            let (Message::Json(body) | Message::Binary(body)) = message;
-            small.extend_from_slice(headers(message).as_bytes());
-            small.extend_from_slice(body);
-            if small.len() > 1 << 16 {
-                writer.write_all(&small).await?;
-                small.clear();
-            }
+        for message in outbox.next().await {
+            let (Message::Json(body) | Message::Binary(body)) = &message;
+            let mut frame = headers(&message).into_bytes();
+            frame.extend_from_slice(body);
+            writer.write_all(&frame).await?;
+            writer.flush().await?;
+            outbox.sent(&message);
         }
-        writer.write_all(&small).await?;
-        writer.flush().await?;
-        outbox.sent(&messages);
     }
 }
 
@@ -128,6 +128,7 @@ async fn write_all(outbox: Arc<Outbox>, mut writer: impl AsyncWrite + Unpin) -> 
 pub async fn serve(args: &GuestArgs, settings: Settings) -> Result<(), String> {
     let connection = Connection::new(Arc::new(OwnProcess::new(args, settings)));
     let (outbox, broken) = (connection.outbox(), connection.broken());
+    let rest = Arc::clone(&outbox);
     let writing = tokio::spawn(async move {
         let _ = match tokio::net::unix::pipe::Sender::from_owned_fd(own(io::stdout())?) {
             Ok(pipe) => write_all(outbox, pipe).await,
@@ -145,6 +146,8 @@ pub async fn serve(args: &GuestArgs, settings: Settings) -> Result<(), String> {
         }
         Err(_) => connection.serve(messages(BufReader::new(tokio::io::stdin()))).await,
     };
+    // The last answers leave, if the client still reads.
+    let _ = timeout(LAST_ANSWERS, rest.drained()).await;
     writing.abort();
     served
 }
@@ -171,6 +174,7 @@ impl OwnProcess {
             max_memory_bytes: f64::INFINITY,
             resources: settings.resources,
             max_blob_bytes: MAX_BLOB_BYTES,
+            max_state_bytes: MAX_STATE_BYTES,
             is_local: true,
         };
         Self {
@@ -184,6 +188,10 @@ impl OwnProcess {
 impl Home for OwnProcess {
     fn bounds(&self) -> &Bounds {
         &self.bounds
+    }
+
+    fn hold(&self, _: usize) -> Result<Held, RpcError> {
+        Ok(Box::new(())) // the client is this program's user
     }
 
     fn make(
@@ -232,12 +240,19 @@ impl Home for OwnProcess {
 struct Own(Sandbox);
 
 impl Keeper for Own {
-    fn enter(&self) -> Box<dyn Send> {
-        Box::new(())
-    }
-
     fn execute(&self, code: String, options: ExecuteOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
         async move { Ok(self.0.execute_with(code, options).await?) }.boxed()
+    }
+
+    fn admit(&self, timeout_ms: Option<f64>) -> Result<Held, RpcError> {
+        if let Some(ms) = timeout_ms {
+            Limits::default().set("timeout", ms)?;
+        }
+        Ok(Box::new(()))
+    }
+
+    fn room_for(&self, _: usize) -> BoxFuture<'_, Result<(), RpcError>> {
+        async { Ok(()) }.boxed()
     }
 
     fn destroy(&self) -> BoxFuture<'_, ()> {

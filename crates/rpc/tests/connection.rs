@@ -16,7 +16,7 @@ use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
 use sandglass_host::{BackendKind, Resources, Sandbox};
 use sandglass_rpc::options::{Bounds, Options};
 use sandglass_rpc::stdio::{headers, read_message};
-use sandglass_rpc::{Connection, Home, Keeper, Made, Message, Outbox, RpcError};
+use sandglass_rpc::{Connection, Held, Home, Keeper, Made, Message, Outbox, RpcError};
 use serde_json::{Value as Json, json};
 use tokio::io::BufReader;
 use tokio::sync::mpsc;
@@ -34,12 +34,16 @@ struct Plain {
 struct Kept(Sandbox);
 
 impl Keeper for Kept {
-    fn enter(&self) -> Box<dyn Send> {
-        Box::new(())
-    }
-
     fn execute(&self, code: String, options: ExecuteOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
         async move { Ok(self.0.execute_with(code, options).await?) }.boxed()
+    }
+
+    fn admit(&self, _: Option<f64>) -> Result<Held, RpcError> {
+        Ok(Box::new(()))
+    }
+
+    fn room_for(&self, _: usize) -> BoxFuture<'_, Result<(), RpcError>> {
+        async { Ok(()) }.boxed()
     }
 
     fn destroy(&self) -> BoxFuture<'_, ()> {
@@ -50,6 +54,10 @@ impl Keeper for Kept {
 impl Home for Plain {
     fn bounds(&self) -> &Bounds {
         &self.bounds
+    }
+
+    fn hold(&self, _: usize) -> Result<Held, RpcError> {
+        Ok(Box::new(()))
     }
 
     fn make(
@@ -85,6 +93,7 @@ fn home() -> Arc<Plain> {
             max_memory_bytes: f64::INFINITY,
             resources: Resources::default(),
             max_blob_bytes: 8 << 20,
+            max_state_bytes: 1 << 20,
             is_local: false,
         },
         last: AtomicU64::new(0),
@@ -154,7 +163,7 @@ impl Client {
     async fn next(&mut self) -> Message {
         if self.read.is_empty() {
             self.read = timeout(LONG, self.outbox.next()).await.unwrap();
-            self.outbox.sent(&self.read);
+            self.read.iter().for_each(|message| self.outbox.sent(message));
             self.read.reverse();
         }
         self.read.pop().unwrap()
@@ -321,7 +330,12 @@ async fn requests_begin_in_their_order_and_can_be_cancelled() {
     let waits = client.request("execute", execute("n = -1"));
     assert_eq!(client.next_json().await["params"]["text"], "begun\n");
     client.send(&json!({ "jsonrpc": "2.0", "method": "cancel", "params": { "id": waits } }));
-    assert_eq!(client.answer(waits).await.unwrap_err()["data"]["code"], "cancelled");
+    let run = client.answer(waits).await.unwrap();
+    let error = run["error"].as_str().unwrap();
+    assert!(
+        run["outcome"] == "interrupted" && error.contains("nothing was run"),
+        "{run}"
+    );
     client.send(&json!({ "jsonrpc": "2.0", "method": "cancel", "params": { "id": endless } }));
     let run = client.answer(endless).await.unwrap();
     assert_eq!(
@@ -401,6 +415,111 @@ async fn wrong_messages_are_refused_and_the_connection_goes_on() {
         assert_eq!(error["data"]["code"], code, "{method}: {error}");
     }
     assert!(client.ask("rpc.discover", json!({})).await.unwrap()["methods"].is_array());
+    client.leave().await.unwrap();
+}
+
+/// Faults of a review: what a message names ends with it, and no request touches another.
+#[tokio::test]
+async fn refused_and_late_messages_leave_no_blobs() {
+    let mut client = Client::greeted().await;
+    let options = json!({ "hostFunctions": ["f"], "hostCallTimeout": 5 });
+    let sandbox = client.create(options).await;
+    for _ in 0..1_010 {
+        let id = client.blob(&[b"x"]);
+        let value = json!({ "$blob": { "id": id, "type": "str" } });
+        client.request(
+            "setVariable",
+            json!({ "sandbox": "nobody", "name": "x", "value": value }),
+        );
+    }
+    let code = "for _ in range(3):\n    try: f()\n    except HostCallError: pass";
+    let asked = client.request("execute", json!({ "sandbox": sandbox, "code": code }));
+    let mut late = Vec::new();
+    let run = loop {
+        let message = client.next_json().await;
+        if message["method"] == "call" {
+            late.push(message["id"].clone());
+        } else if message["id"] == asked {
+            break message;
+        }
+    };
+    assert_eq!(run["result"]["outcome"], "ok", "{run}");
+    for _ in 0..400 {
+        for call in &late {
+            let id = client.blob(&[b"late"]);
+            let value = json!({ "$blob": { "id": id, "type": "bytes" } });
+            client.send(&json!({ "jsonrpc": "2.0", "id": call, "result": { "value": value } }));
+        }
+    }
+    assert_eq!(client.execute(&sandbox, "1").await["value"], 1);
+    client.leave().await.unwrap();
+}
+
+#[tokio::test]
+async fn requests_do_not_touch_each_other() {
+    let mut client = Client::greeted().await;
+    let sandbox = client
+        .create(json!({ "hostFunctions": ["f"], "outputFields": ["a"] }))
+        .await;
+    // A cancelled execution that has not begun leaves what runs alone.
+    client
+        .execute(
+            &sandbox,
+            "class Slow:\n    def __repr__(self):\n        sum(range(5_000_000))\n        return 'slow'\nslow = Slow()",
+        )
+        .await;
+    let slow = client.request("getVariable", json!({ "sandbox": sandbox, "name": "slow" }));
+    let waits = client.request("execute", json!({ "sandbox": sandbox, "code": "z = 5" }));
+    client.send(&json!({ "jsonrpc": "2.0", "method": "cancel", "params": { "id": waits } }));
+    let mut answers = std::collections::HashMap::new();
+    while answers.len() < 2 {
+        let message = client.next_json().await;
+        answers.insert(message["id"].as_i64().unwrap(), message);
+    }
+    assert_eq!(answers[&waits]["result"]["outcome"], "interrupted", "{answers:?}");
+    assert_eq!(
+        answers[&slow]["result"]["value"]["$other"]["repr"], "slow",
+        "{answers:?}"
+    );
+    // Two changes of settings at once add up.
+    let first = client.request("configure", json!({ "sandbox": sandbox, "hostFunctions": ["g"] }));
+    let second = client.request("configure", json!({ "sandbox": sandbox, "outputFields": ["b"] }));
+    client.answer(first).await.unwrap();
+    client.answer(second).await.unwrap();
+    assert_eq!(
+        client.execute(&sandbox, "SUBMIT(b=g(1)[0])").await["final"]["value"],
+        json!({ "b": [1] })
+    );
+    let query = json!({ "sandbox": sandbox, "hostFunctions": ["llm_query"] });
+    assert_eq!(
+        client.ask("configure", query).await.unwrap_err()["data"]["code"],
+        "invalid_option"
+    );
+    // A str that speaks of blobs is a str.
+    let value = json!({ "sandbox": sandbox, "name": "s", "value": "what is $blob?" });
+    client.ask("setVariable", value).await.unwrap();
+    assert_eq!(client.execute(&sandbox, "s").await["value"], "what is $blob?");
+    client.leave().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_cancelled_create_leaves_no_sandbox_and_usage_is_counted() {
+    let mut client = Client::greeted().await;
+    let asked = client.request("create", json!({ "context": "c" }));
+    client.send(&json!({ "jsonrpc": "2.0", "method": "cancel", "params": { "id": asked } }));
+    if client.answer(asked).await.is_err() {
+        let gone = client
+            .ask("listVariables", json!({ "sandbox": "s0" }))
+            .await
+            .unwrap_err();
+        assert_eq!(gone["data"]["code"], "no_sandbox");
+    }
+    let sandbox = client.create(json!({ "hostFunctions": ["f"] })).await;
+    let asked = client.request("execute", json!({ "sandbox": sandbox, "code": "f()" }));
+    let call = client.next_json().await;
+    let result = json!({ "value": 1, "usage": { "cost": 5.0 } });
+    client.send(&json!({ "jsonrpc": "2.0", "id": call["id"], "result": result }));
+    assert_eq!(client.answer(asked).await.unwrap()["usage"]["cost"], 5.0);
     client.leave().await.unwrap();
 }
 

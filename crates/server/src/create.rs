@@ -73,6 +73,7 @@ pub fn bounds(app: &App) -> Bounds {
         max_memory_bytes: (args.max_memory_mib << 20) as f64,
         resources: args.resources(),
         max_blob_bytes: args.body_limits().most_bytes,
+        max_state_bytes: args.warm.state_max_size_mb << 20,
         is_local: false,
     }
 }

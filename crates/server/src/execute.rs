@@ -93,7 +93,7 @@ pub async fn run(
     execution.run(options).await
 }
 
-fn check_timeout(app: &App, timeout: Option<f64>) -> Result<(), ApiError> {
+pub fn check_timeout(app: &App, timeout: Option<f64>) -> Result<(), ApiError> {
     let most_ms = app.args.max_timeout_seconds * 1_000.0;
     match timeout {
         Some(ms) if ms > most_ms => {

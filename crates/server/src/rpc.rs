@@ -1,5 +1,7 @@
 //! JSON-RPC on a WebSocket. The sandboxes of a connection are sessions of its key, and end with the connection.
 
+use std::collections::VecDeque;
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +16,7 @@ use futures_util::{FutureExt, SinkExt, Stream, StreamExt, stream};
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
 use sandglass_rpc::messages::{MAX_JSON_BYTES, SUBPROTOCOL};
 use sandglass_rpc::options::{Bounds, Options};
-use sandglass_rpc::{Connection, Home, Keeper, Made, Message, Outbox, RpcError};
+use sandglass_rpc::{Connection, Held, Home, Keeper, Made, Message, Outbox, RpcError};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::App;
@@ -22,8 +24,8 @@ use super::connections::ConnectionPermit;
 use super::create;
 use super::errors::ApiError;
 use super::execute;
-use super::quotas::{Account, Held};
-use super::sessions::Session;
+use super::quotas::{self, Account};
+use super::sessions::{InUse, Session};
 use super::storage::Fate;
 
 /// The time for a close message to be sent.
@@ -36,7 +38,7 @@ pub async fn rpc(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,
     Extension(connection): Extension<Arc<ConnectionPermit>>,
-    Extension(held): Extension<Arc<Held>>,
+    Extension(held): Extension<Arc<quotas::Held>>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
     let upgrade = match upgrade {
@@ -49,10 +51,11 @@ pub async fn rpc(
         )));
     }
     let open = app.metrics.channels.up();
+    let most_bytes = MAX_JSON_BYTES.min(app.args.body_limits().most_bytes);
     let upgrade = upgrade
         .protocols([SUBPROTOCOL])
-        .max_message_size(MAX_JSON_BYTES)
-        .max_frame_size(MAX_JSON_BYTES)
+        .max_message_size(most_bytes)
+        .max_frame_size(most_bytes)
         .on_failed_upgrade(|error| tracing::debug!(%error, "no WebSocket came of it"));
     Ok(upgrade.on_upgrade(move |socket| async move {
         // The permits of the connection and of the key's request, and the gauge's count, end with the connection.
@@ -108,32 +111,31 @@ async fn serve(app: App, account: Arc<Account>, socket: WebSocket) {
 async fn write_all(outbox: &Outbox, sink: &mut SplitSink<WebSocket, Frame>, silence: Duration) {
     let mut pings = interval((silence / 3).max(Duration::from_millis(1)));
     pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut waiting = VecDeque::new();
     loop {
-        let messages = tokio::select! {
-            messages = outbox.next() => messages,
-            _ = pings.tick() => {
-                if sink.send(Frame::Ping(axum::body::Bytes::new())).await.is_err() {
-                    return;
-                }
+        let message = tokio::select! {
+            biased;
+            _ = pings.tick() => None,
+            messages = outbox.next(), if waiting.is_empty() => {
+                waiting.extend(messages);
                 continue;
             }
+            () = ready(()), if !waiting.is_empty() => waiting.pop_front(),
         };
-        for message in &messages {
-            let frame = match message {
-                Message::Json(json) => match json.clone().try_into() {
-                    Ok(text) => Frame::Text(text),
-                    Err(_) => return, // messages are made by serde, so they are UTF-8
-                },
-                Message::Binary(piece) => Frame::Binary(piece.clone()),
-            };
-            if sink.feed(frame).await.is_err() {
-                return;
-            }
-        }
-        if sink.flush().await.is_err() {
+        let frame = match &message {
+            None => Frame::Ping(axum::body::Bytes::new()),
+            Some(Message::Json(json)) => match json.clone().try_into() {
+                Ok(text) => Frame::Text(text),
+                Err(_) => return, // messages are made by serde, so they are UTF-8
+            },
+            Some(Message::Binary(piece)) => Frame::Binary(piece.clone()),
+        };
+        if sink.send(frame).await.is_err() {
             return;
         }
-        outbox.sent(&messages);
+        if let Some(message) = message {
+            outbox.sent(&message);
+        }
     }
 }
 
@@ -166,6 +168,10 @@ impl Home for OfKey {
         &self.bounds
     }
 
+    fn hold(&self, bytes: usize) -> Result<Held, RpcError> {
+        Ok(Box::new(self.account.body(bytes).map_err(told)?))
+    }
+
     fn make(
         &self,
         options: Options,
@@ -174,16 +180,17 @@ impl Home for OfKey {
         async move {
             let place = self.account.session().map_err(told)?;
             let session = create::make(&self.app, &self.account, options, place, None, client);
-            let keeper = OfSession {
-                app: self.app.clone(),
-                account: Arc::clone(&self.account),
-                session: session.await.map_err(told)?,
-            };
-            let (sandbox, _) = keeper.session.sandbox().map_err(told)?;
+            let session = session.await.map_err(told)?;
+            let (sandbox, in_use) = session.sandbox().map_err(told)?;
             Ok(Made {
-                id: keeper.session.id.clone(),
+                id: session.id.clone(),
                 sandbox: sandbox.clone(),
-                keeper: Box::new(keeper),
+                keeper: Box::new(OfSession {
+                    app: self.app.clone(),
+                    account: Arc::clone(&self.account),
+                    session: Arc::clone(&session),
+                    _in_use: in_use,
+                }),
             })
         }
         .boxed()
@@ -195,17 +202,30 @@ struct OfSession {
     app: App,
     account: Arc<Account>,
     session: Arc<Session>,
+    /// The session does not expire as long as its client is there.
+    _in_use: InUse,
 }
 
 impl Keeper for OfSession {
-    fn enter(&self) -> Box<dyn Send> {
-        Box::new(self.session.sandbox().map(|(_, in_use)| in_use).ok())
-    }
-
     fn execute(&self, code: String, options: ExecuteOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
         let session = Arc::clone(&self.session);
         let execution = execute::run(self.app.clone(), &self.account, session, code, options);
         async move { execution.await.map_err(told) }.boxed()
+    }
+
+    fn admit(&self, timeout_ms: Option<f64>) -> Result<Held, RpcError> {
+        execute::check_timeout(&self.app, timeout_ms).map_err(told)?;
+        Ok(Box::new(self.account.execution().map_err(told)?))
+    }
+
+    fn room_for(&self, bytes: usize) -> BoxFuture<'_, Result<(), RpcError>> {
+        async move {
+            match self.session.folder() {
+                Some(folder) => folder.room_for(bytes as u64).await.map_err(told),
+                None => Ok(()),
+            }
+        }
+        .boxed()
     }
 
     fn destroy(&self) -> BoxFuture<'_, ()> {

@@ -222,10 +222,15 @@ impl SandboxTask {
             }
             Effect::Host(HostEffect::CallHost {
                 call,
+                ticket,
                 name,
                 args,
                 budget,
-            }) => self.call_host(call, name, args, budget),
+            }) => {
+                let waiter = ticket.and_then(|ticket| self.waiters.get(&ticket));
+                let request = waiter.and_then(|waiter| waiter.watch.request.clone());
+                self.call_host(call, request, name, args, budget);
+            }
             Effect::Host(HostEffect::AbortHost(call)) => {
                 if let Some(task) = self.calls.remove(&call) {
                     task.abort();
@@ -500,7 +505,7 @@ impl SandboxTask {
 
     // ---- the user's functions ----
 
-    fn call_host(&mut self, call: u32, name: String, args: Encoded<Payload>, budget: Budget) {
+    fn call_host(&mut self, call: u32, request: Option<String>, name: String, args: Encoded<Payload>, budget: Budget) {
         let function = self.functions.get(&name).cloned();
         let messages = self.messages.clone();
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
@@ -516,6 +521,7 @@ impl SandboxTask {
                     args,
                     kwargs,
                     line,
+                    request,
                     budget,
                 };
                 let (value, usage) = function(call).await?;

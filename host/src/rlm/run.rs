@@ -313,6 +313,7 @@ impl Run {
             context,
             model,
             budget,
+            ..
         } = query;
         let prompt = query::checked(prompt, self.tree.options.max_prompt_tokens);
         let query = if is_recursive {

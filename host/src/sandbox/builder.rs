@@ -261,7 +261,8 @@ impl SandboxBuilder {
     /// # Errors
     /// [`Error::InvalidOption`], or [`Error::BackendUnavailable`].
     pub async fn build(self) -> Result<Sandbox, Error> {
-        check_names(self.functions.keys().chain(&self.output_fields))?;
+        check_names("hostFunctions", self.functions.keys())?;
+        check_names("outputFields", self.output_fields.iter())?;
         let launcher = match self.launcher {
             Some(launcher) => launcher,
             None => backend::launcher(self.backend, &self.settings).await?,
@@ -316,11 +317,11 @@ impl SandboxBuilder {
 }
 
 /// Refuses names that Python code cannot use.
-pub(super) fn check_names<'a>(names: impl Iterator<Item = &'a String>) -> Result<(), Error> {
+pub(super) fn check_names<'a>(option: &str, names: impl Iterator<Item = &'a String>) -> Result<(), Error> {
     for name in names {
         if !is_python_name(name) {
             let problem = format!("\"{name}\" is no name that Python code can use");
-            return Err(Error::invalid("host_function", problem));
+            return Err(Error::invalid(option, problem));
         }
     }
     Ok(())

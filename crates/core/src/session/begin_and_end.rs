@@ -96,11 +96,22 @@ impl<B: Body> Interpreter<B> {
                     output_fields,
                 },
             ) => {
-                self.config.host_functions = host_functions;
-                self.config.output_fields = output_fields;
+                if let Some(names) = host_functions {
+                    self.config.host_functions = names;
+                }
+                if let Some(names) = output_fields {
+                    self.config.output_fields = names;
+                }
                 Ok(Reply::Done)
             }
-            (Ending::Refused(message), Job::Configure { .. }) => Err(Error::invalid("hostFunctions", message)),
+            (Ending::Refused(message), Job::Configure { host_functions, .. }) => {
+                let what = if host_functions.is_some() {
+                    "hostFunctions"
+                } else {
+                    "outputFields"
+                };
+                Err(Error::invalid(what, message))
+            }
             (Ending::Done, Job::Install(install)) => return self.installed(now, ticket, install),
             (Ending::Refused(message), Job::Install(install)) => {
                 return self.not_installed(ticket, &install, message);

@@ -285,6 +285,7 @@ impl<B: Body> Exchange<B> {
             calls.running.insert(call, running);
             effects.push(Effect::Host(HostEffect::CallHost {
                 call,
+                ticket: self.ticket,
                 name,
                 args,
                 budget,

@@ -34,8 +34,8 @@ impl Shown {
     pub(super) fn add_value(&mut self, bytes: usize, max_bytes: f64) -> Result<(), &'static str> {
         #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
         let bytes = bytes as f64;
-        if std::mem::replace(&mut self.has_value, true) || bytes > max_bytes {
-            return Err("a value that nobody wants");
+        if max_bytes == 0.0 || bytes > max_bytes || std::mem::replace(&mut self.has_value, true) {
+            return Err("the value of a last expression twice, too large, or not asked for");
         }
         Ok(())
     }

@@ -33,8 +33,8 @@ pub(super) enum Job<B> {
     },
     List,
     Configure {
-        host_functions: Vec<String>,
-        output_fields: Vec<String>,
+        host_functions: Option<Vec<String>>,
+        output_fields: Option<Vec<String>>,
     },
     OpenState(B, f64),
     CaptureState(f64),
@@ -216,8 +216,8 @@ impl<B: Body> Job<B> {
             } => (
                 Request::Configure {
                     exchange,
-                    host_functions: host_functions.clone(),
-                    output_fields: output_fields.clone(),
+                    host_functions: host_functions.as_ref().unwrap_or(&config.host_functions).clone(),
+                    output_fields: output_fields.as_ref().unwrap_or(&config.output_fields).clone(),
                     timeout_ms,
                 },
                 None,

@@ -36,16 +36,16 @@ fn values() -> impl Strategy<Value = Value> {
     })
 }
 
-/// The value after a conversion to JSON and back: lists and tuples both become lists.
+/// The value after a conversion to JSON and back: lists and tuples both become lists, and tuples where Python needs a hash.
 fn listed(value: Value) -> Value {
     let all = |items: Vec<Value>| items.into_iter().map(listed).collect();
     match value {
         Value::List(items) | Value::Tuple(items) => Value::List(all(items)),
-        Value::Set(items) => Value::Set(all(items)),
+        Value::Set(items) => Value::Set(items.into_iter().map(listed).map(hashable).collect()),
         Value::Dict(entries) => Value::Dict(
             entries
                 .into_iter()
-                .map(|(key, value)| (listed(key), listed(value)))
+                .map(|(key, value)| (hashable(listed(key)), listed(value)))
                 .collect(),
         ),
         other => other,
@@ -57,6 +57,7 @@ fn sorted(value: Value) -> Value {
     let all = |items: Vec<Value>| items.into_iter().map(sorted).collect();
     match value {
         Value::List(items) => Value::List(all(items)),
+        Value::Tuple(items) => Value::Tuple(all(items)),
         Value::Set(items) => Value::Set(all(items)),
         Value::Dict(entries) => {
             let mut entries: Vec<_> = entries

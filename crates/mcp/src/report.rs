@@ -33,7 +33,7 @@ pub fn cut(text: &str) -> String {
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// How the code ended: `ok`, `error`, `timeout`, `interrupted`, `crashed` or `limit`.
+    /// The outcome of the code: `ok`, `error`, `timeout`, `interrupted`, `crashed` or `limit`.
     pub outcome: Outcomes,
     /// The state of the variables now: `kept` as the code left them, or `lost`.
     pub state: States,
@@ -65,7 +65,7 @@ pub struct Report {
     pub milliseconds: f64,
 }
 
-/// How code ended.
+/// The outcome of code.
 #[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcomes {
@@ -83,7 +83,7 @@ pub enum Outcomes {
     Limit,
 }
 
-/// What became of the variables.
+/// The state of the variables.
 #[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum States {
@@ -198,7 +198,7 @@ fn text(report: &Report, note: Option<String>) -> String {
     parts.join("\n")
 }
 
-/// What became of the variables, as a sentence.
+/// A sentence about the state of the variables.
 fn state(report: &Report) -> String {
     let lost = match report.lost.as_slice() {
         [] => String::new(),

@@ -119,7 +119,7 @@ pub struct Response<R> {
 pub struct ErrorObject {
     /// The number of JSON-RPC.
     pub code: i32,
-    /// What happened, what became of the state, and what to do.
+    /// The message: the event, the fate of the state, and what to do.
     pub message: String,
     /// The stable name.
     pub data: ErrorData,
@@ -155,7 +155,7 @@ pub enum RpcError {
     Refused {
         /// The stable name.
         code: String,
-        /// What happened.
+        /// The message.
         message: String,
     },
     /// There is no such sandbox on this connection.

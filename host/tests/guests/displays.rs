@@ -1,4 +1,4 @@
-//! What stays of a guest's HTML.
+//! HTML of guests after the host has cleaned it.
 
 use sandglass_host::sanitize_html;
 

@@ -8,7 +8,7 @@ import { createFrame } from "./frame.js";
 /** @import { SandboxOptions } from "../pkg/sandglass.js" */
 /** @import { Frame } from "./frame.js" */
 
-const FIRST = ["script", "wasm", "stdlib"];
+const FIRST = ["script", "wasm"];
 
 /** @type {Frame | undefined} */
 let frame;

@@ -7,7 +7,7 @@ import { closeSync, openSync, readFileSync, readdirSync } from "node:fs";
 import process from "node:process";
 import { LANES, createReader, createWriter } from "./pipe.js";
 
-/** @import { Parts } from "./start-worker.js" */
+/** @import { Supply } from "./start-worker.js" */
 
 /** @typedef {{ program: string, args: string[], env: Record<string, string | undefined>, filter?: Uint8Array }} Command */
 
@@ -130,10 +130,11 @@ export function startProcess(command, script, port, control) {
   };
 }
 
-/** A message of `control` as a value of a pipe. `process-script.js` reads it. @param {Parts | [string, Uint8Array?]} message */
+/** A message of `control` as a value of a pipe. `process-script.js` reads it. @param {Supply} message */
 function giveControl(message) {
   if (Array.isArray(message)) return ["message", message[0], ...(message[1] ? [message[1]] : [])];
-  const { pyodide, files, snapshot, packed, proven } = message;
-  const sources = JSON.stringify(files);
-  return ["parts", pyodide.wasm, pyodide.stdlib, sources, snapshot ?? null, packed ?? null, proven ? "proven" : ""];
+  if ("wasm" in message) return ["wasm", message.wasm];
+  if ("library" in message) return ["library", message.library];
+  const { files, snapshot, packed, proven } = message;
+  return ["parts", JSON.stringify(files), snapshot ?? null, packed ?? null, proven ? "proven" : ""];
 }

@@ -6,7 +6,7 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use js_sys::{Object, Promise, Reflect, Uint8Array};
+use js_sys::{Object, Promise, Uint8Array};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise};
 use web_sys::{Blob, Response, SubtleCrypto};
@@ -16,7 +16,8 @@ use sandglass_core::error::Error;
 
 /// The files by the names of `pyodide-glue/assets.js`.
 const SCRIPT: &str = "script";
-const PYODIDE: [&str; 2] = ["wasm", "stdlib"];
+const WASM: &str = "wasm";
+const LIBRARY: &str = "stdlib";
 const SNAPSHOT: &str = "snapshot";
 
 thread_local! {
@@ -41,11 +42,11 @@ impl File {
     }
 }
 
-/// All files, as `Blob`s: the browser keeps their bytes, and handing them to a guest copies nothing.
+/// The files of a start, as `Blob`s: the browser keeps their bytes, and handing them to a guest copies nothing.
 #[derive(Clone)]
 pub(super) struct Assets {
     script: File,
-    pyodide: Vec<File>,
+    wasm: File,
     /// The package's snapshot, once somebody needs it.
     snapshot: OnceCell<File>,
 }
@@ -55,7 +56,7 @@ impl Assets {
     pub(super) fn load(base: &str, glue: &Glue) -> Self {
         Self {
             script: load_one(base, SCRIPT, glue),
-            pyodide: PYODIDE.map(|asset| load_one(base, asset, glue)).to_vec(),
+            wasm: load_one(base, WASM, glue),
             snapshot: OnceCell::new(),
         }
     }
@@ -66,14 +67,9 @@ impl Assets {
         settle(&self.script.blob).await
     }
 
-    /// Pyodide's files. Trust them no more than a guest, until [`Self::verified`] says that all are right.
-    pub(super) async fn pyodide(&self) -> Result<Object, Error> {
-        let files = Object::new();
-        for (asset, file) in PYODIDE.into_iter().zip(&self.pyodide) {
-            let blob = settle(&file.blob).await?;
-            let _ = Reflect::set(&files, &asset.into(), &blob); // a fresh object takes any property
-        }
-        Ok(files)
+    /// The module. Trust it no more than a guest, until [`Self::verified`] says that all files are right.
+    pub(super) async fn wasm(&self) -> Result<JsValue, Error> {
+        settle(&self.wasm.blob).await
     }
 
     /// The package's snapshot, for a page that has no other yet. `None` where data is to be saved, or the browser tells that the line is slow
@@ -94,13 +90,20 @@ impl Assets {
     pub(super) async fn verified(&self) -> Result<(), Error> {
         for file in [&self.script]
             .into_iter()
-            .chain(&self.pyodide)
+            .chain([&self.wasm])
             .chain(self.snapshot.get())
         {
             file.verified().await?;
         }
         Ok(())
     }
+}
+
+/// The verified archive of the standard library. Guests that start from a snapshot get it afterwards, so nothing fetches it before.
+pub(super) async fn library(base: &str, glue: &Glue) -> Result<JsValue, Error> {
+    let file = load_one(base, LIBRARY, glue);
+    file.verified().await?;
+    settle(&file.blob).await
 }
 
 async fn settle(promise: &Promise) -> Result<JsValue, Error> {

@@ -190,7 +190,12 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
     let launched = async {
         let script = assets.script().await?;
         on_guest(&|driver, held| held.with_guest(driver, |guest| guest.launch(glue, &script)));
-        assets.pyodide().await
+        let wasm = assets.wasm().await?;
+        if !isolation.is_closed() {
+            assets.verified().await?;
+        }
+        on_guest(&|driver, held| held.with_guest(driver, |guest| guest.compile(&wasm)));
+        Ok(())
     };
     let found = async {
         let (snapshot, maker) = snapshot::find(base, glue).await;
@@ -200,17 +205,22 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
         };
         (snapshot, packed, maker)
     };
-    let (pyodide, (snapshot, packed, maker)) = both(launched, found).await;
-    let pyodide = pyodide?;
+    let (launched, (snapshot, packed, maker)) = both(launched, found).await;
+    launched?;
     if !isolation.is_closed() {
         assets.verified().await?;
+    }
+    if snapshot.is_none() && packed.is_none() {
+        assets::library(base, glue).await?; // the guest has to make a snapshot, and cannot start without it
     }
     let maker = Cell::new(maker);
     on_guest(&|driver, held| {
         held.maker.replace(maker.take());
         driver.progress("python");
         held.with_guest(driver, |guest| {
-            guest.furnish(&pyodide, snapshot.as_ref(), packed.as_ref())
+            guest.furnish(snapshot.as_ref(), packed.as_ref())?;
+            guest.bring_library(base.to_owned(), glue.clone());
+            Ok(())
         });
     });
     assets.verified().await

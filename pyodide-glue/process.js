@@ -80,7 +80,7 @@ function inheritable() {
 /**
  * Starts the process of a guest. A failure is reported to `control`, as a worker's is.
  * @param {Command} command
- * @param {Blob} script  the worker's script, dist/guest.txt
+ * @param {Uint8Array} script  the worker's script, dist/guest.txt
  * @param {MessagePort} port  the private way between worker and host
  * @param {MessagePort} control
  * @returns {{ terminate(): void }}
@@ -115,7 +115,7 @@ export function startProcess(command, script, port, control) {
     fail(words.trim() || (signal ?? `exit code ${code}`)),
   );
 
-  script.text().then((text) => write(LANES.script, text));
+  write(LANES.script, new TextDecoder().decode(script));
   port.onmessage = ({ data }) => write(LANES.port, data);
   control.onmessage = ({ data }) => write(LANES.control, giveControl(data));
   return {

@@ -211,8 +211,11 @@ impl Guest {
     }
 
     /// Gives the guest its module.
-    pub(super) fn compile(&self, wasm: &JsValue) -> Result<(), JsValue> {
-        self.control.post_message(&object(&[("wasm", wasm)]))
+    pub(super) fn compile(&self, wasm: &Uint8Array) -> Result<(), JsValue> {
+        let copy = wasm.slice(0, wasm.length());
+        let moved = Array::of1(&copy.buffer());
+        self.control
+            .post_message_with_transferable(&object(&[("wasm", &copy)]), &moved)
     }
 
     /// Gives the worker the parts that Python starts from.

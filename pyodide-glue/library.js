@@ -1,6 +1,6 @@
 // The archive of the standard library. A guest that starts from a snapshot has the modules that most code imports, so it
 // starts without the archive, and gets it when Python first reads it. Until then the file is there, with its size and
-// unreadable. Python waits for it in `browser/library.py`.
+// unreadable. Python waits for it in `browser/bridge.py`.
 // Decisions: docs/internals/guest-in-a-browser.md.
 
 /** Emscripten's number of an error: try again. */
@@ -9,7 +9,8 @@ const EAGAIN = 6;
 const ask = globalThis.postMessage?.bind(globalThis);
 const { Uint8Array } = self;
 
-export function createLibrary() {
+/** @param {() => void} tell  tells the page that this guest is there: it fetches the archive then, unless it has it */
+export function createLibrary(tell) {
   /** @type {Uint8Array<ArrayBuffer> | undefined} */
   let archive;
   /** The reason why the archive is missing; empty while it is on its way. */
@@ -53,6 +54,7 @@ export function createLibrary() {
 
     /** Fetches the archive for a start that needs it. */
     async load() {
+      tell();
       this.ask(false);
       await /** @type {Promise<void>} */ (new Promise((resolve) => (told = resolve)));
       if (!archive) throw new Error(missing);

@@ -12,7 +12,7 @@ const FIRST = ["script", "wasm"];
 
 /** @type {Frame | undefined} */
 let frame;
-/** A request under way, and its body. @typedef {{ response: Promise<Response>, body?: Promise<ArrayBuffer> }} Begun */
+/** A request under way, and its body. @typedef {{ response: Promise<Response>, body?: Promise<ArrayBuffer | Blob> }} Begun */
 
 /** @type {Map<string, Begun>} */
 const requests = new Map();
@@ -26,7 +26,8 @@ export function prefetch(options) {
   for (const asset of FIRST) {
     const url = assetUrl(asset, typeof assetsUrl === "string" ? assetsUrl : undefined);
     const response = fetch(url);
-    const body = response.then((response) => response.arrayBuffer());
+    /** @type {Promise<ArrayBuffer | Blob>} */
+    const body = response.then(async (response) => (asset === "script" ? response.arrayBuffer() : response.blob()));
     body.catch(() => {}); // the taker hears of the failure
     requests.set(url, { response, body });
   }

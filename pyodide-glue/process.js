@@ -80,7 +80,7 @@ function inheritable() {
 /**
  * Starts the process of a guest. A failure is reported to `control`, as a worker's is.
  * @param {Command} command
- * @param {Uint8Array} script  the worker's script, dist/guest.txt
+ * @param {ArrayBuffer} script  the worker's script, dist/guest.txt
  * @param {MessagePort} port  the private way between worker and host
  * @param {MessagePort} control
  * @returns {{ terminate(): void }}

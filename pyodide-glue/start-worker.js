@@ -14,12 +14,12 @@ import { trustedUrl } from "./trusted-types.js";
 /**
  * What `control` brings, in any order: the module, the parts, the archive of the standard library (or the reason why it is
  * missing), and messages for a blocked worker.
- * @typedef {{ wasm: Uint8Array<ArrayBuffer> } | Parts | { library: Blob | string } | [header: string, body?: Uint8Array]} Supply
+ * @typedef {{ wasm: Blob } | Parts | { library: Blob | string } | [header: string, body?: Uint8Array]} Supply
  */
 
 /**
  * Starts a guest's worker.
- * @param {Uint8Array<ArrayBuffer>} script  the worker's script, dist/guest.txt
+ * @param {ArrayBuffer} script  the worker's script, dist/guest.txt
  * @param {MessagePort} port  the private way between worker and host
  * @param {MessagePort} control  brings the worker's supplies (`Supply`); reports a failure of the worker
  */
@@ -79,8 +79,9 @@ export function tendWorker(worker, port, control) {
 /**
  * Compiles the module here, while the worker is still busy with its script.
  * @param {Pick<Worker, "postMessage">} worker
- * @param {Uint8Array<ArrayBuffer>} wasm
+ * @param {Blob} wasm
  */
 async function compile(worker, wasm) {
-  worker.postMessage(await WebAssembly.compile(wasm));
+  const response = new Response(wasm, { headers: { "content-type": "application/wasm" } });
+  worker.postMessage(await WebAssembly.compileStreaming(response));
 }

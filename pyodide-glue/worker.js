@@ -43,7 +43,7 @@ self.onmessage = async ({ data }) => {
   };
   const postMessage = MessagePort.prototype.postMessage.bind(port);
   const detector = createDetector();
-  const library = createLibrary();
+  const library = createLibrary(() => postMessage(["[]"]));
 
   /** Events that are posted with the next message, because each message costs the page a task. @type {string[]} */
   let held = [];
@@ -110,7 +110,14 @@ self.onmessage = async ({ data }) => {
  * @param {ReturnType<typeof createLibrary>} library
  * @param {Awaited<ReturnType<typeof loadRuntime>>} runtime
  */
-function createHandler(post, send, bridge, detector, library, { python, packages, checkpoints, files, limitMemory, info }) {
+function createHandler(
+  post,
+  send,
+  bridge,
+  detector,
+  library,
+  { python, packages, checkpoints, files, limitMemory, info },
+) {
   let settings = "";
   let inits = 0;
 

@@ -49,8 +49,7 @@ impl File {
     }
 }
 
-/// The files of a start. Those that the next step waits for are bytes: on its way into a `Blob` and out of it, a file goes through the
-/// browser's other processes.
+/// The files of a start. The large ones are `Blob`s: the browser keeps their bytes, and handing them to a guest copies nothing.
 #[derive(Clone)]
 pub(super) struct Assets {
     script: File,
@@ -64,7 +63,7 @@ impl Assets {
     pub(super) fn load(base: &str, glue: &Glue) -> Self {
         Self {
             script: load_one(base, SCRIPT, Form::Bytes, glue),
-            wasm: load_one(base, WASM, Form::Bytes, glue),
+            wasm: load_one(base, WASM, Form::Blob, glue),
             snapshot: OnceCell::new(),
         }
     }
@@ -75,9 +74,9 @@ impl Assets {
         settle(&self.script.contents).await
     }
 
-    /// The bytes of the module. Trust it no more than a guest, until [`Self::verified`] says that all files are right.
-    pub(super) async fn wasm(&self) -> Result<Uint8Array, Error> {
-        Ok(settle(&self.wasm.contents).await?.unchecked_into())
+    /// The module. Trust it no more than a guest, until [`Self::verified`] says that all files are right.
+    pub(super) async fn wasm(&self) -> Result<JsValue, Error> {
+        settle(&self.wasm.contents).await
     }
 
     /// The package's snapshot, for a page that has no other yet. `None` where data is to be saved, or the browser tells that the line is slow
@@ -107,7 +106,7 @@ impl Assets {
     }
 }
 
-/// The verified archive of the standard library, as a `Blob`: the browser keeps it, and a guest may never read it. Guests that start from a snapshot get it afterwards, so nothing fetches it before.
+/// The verified archive of the standard library, which a guest may never read. Guests that start from a snapshot get it afterwards, so nothing fetches it before.
 pub(super) async fn library(base: &str, glue: &Glue) -> Result<JsValue, Error> {
     let file = load_one(base, LIBRARY, Form::Blob, glue);
     file.verified().await?;
@@ -206,11 +205,12 @@ async fn download(
         return Err(problem.into());
     }
     let contents = async {
-        match (form, body) {
-            (Form::Blob, _) => JsFuture::from(response.blob()?).await,
-            (Form::Bytes, Some(body)) => Ok(Uint8Array::new(&JsFuture::from(body).await?).into()),
-            (Form::Bytes, None) => Ok(Uint8Array::new(&JsFuture::from(response.array_buffer()?).await?).into()),
-        }
+        let body = match (body, form) {
+            (Some(body), _) => body,
+            (None, Form::Blob) => response.blob()?,
+            (None, Form::Bytes) => response.array_buffer()?,
+        };
+        JsFuture::from(body).await
     };
     contents.await.map_err(|error| failed(&error))
 }

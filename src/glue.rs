@@ -59,7 +59,7 @@ extern "C" {
     /// A promise of the response.
     #[wasm_bindgen(method, getter)]
     pub(super) fn response(this: &Begun) -> Promise;
-    /// A promise of the response's body, where it is already being read.
+    /// A promise of the response's body, where it is already being read: a `Blob`, or an `ArrayBuffer` for the script.
     #[wasm_bindgen(method, getter)]
     pub(super) fn body(this: &Begun) -> Option<Promise>;
 

@@ -22,10 +22,9 @@ use sandglass_core::protocol::Request;
 const FRAME_MS: u32 = 20_000;
 /// The time for which an abandoned guest is kept, in milliseconds. Most of its answers arrive within it.
 const SOON_MS: u32 = 30;
-/// The time after the first failure of fetching the library, in milliseconds, which doubles with each further one until it is
-/// [`LAST_LIBRARY_MS`].
-const LIBRARY_MS: u32 = 2_000;
-const LAST_LIBRARY_MS: u32 = 60_000;
+/// The time after the first failure of fetching the library, in milliseconds. It doubles with each further one, up to [`LAST_RETRY_MS`].
+const RETRY_MS: u32 = 2_000;
+const LAST_RETRY_MS: u32 = 60_000;
 const FRAME_IS_BLOCKED: &str = "the page's Content-Security-Policy blocks its frame, which inherits it: allow its script in \
     script-src (its hash is the package's export `frameHash`) with 'wasm-unsafe-eval', and worker-src blob:";
 const FRAME_IS_SILENT: &str = "its frame does not run. Does the page have a Content-Security-Policy? The frame inherits it: allow its \
@@ -59,6 +58,8 @@ struct Inbox {
     owner: RefCell<Option<OnLetter>>,
     /// The waiting letters in order; new ones join the end.
     early: RefCell<VecDeque<Letter>>,
+    /// Fetches the library for the guest, at its first letter.
+    bring_library: RefCell<Option<Box<dyn FnOnce()>>>,
 }
 
 /// Hears the letters of a guest.
@@ -78,6 +79,9 @@ impl Inbox {
     }
 
     fn deliver(&self, letter: Letter) {
+        if let Some(bring) = self.bring_library.take() {
+            bring();
+        }
         let is_first = self.early.borrow().is_empty();
         match self.owner().filter(|_| is_first) {
             Some(owner) => owner(letter),
@@ -211,11 +215,8 @@ impl Guest {
     }
 
     /// Gives the guest its module.
-    pub(super) fn compile(&self, wasm: &Uint8Array) -> Result<(), JsValue> {
-        let copy = wasm.slice(0, wasm.length());
-        let moved = Array::of1(&copy.buffer());
-        self.control
-            .post_message_with_transferable(&object(&[("wasm", &copy)]), &moved)
+    pub(super) fn compile(&self, wasm: &JsValue) -> Result<(), JsValue> {
+        self.control.post_message(&object(&[("wasm", wasm)]))
     }
 
     /// Gives the worker the parts that Python starts from.
@@ -234,10 +235,12 @@ impl Guest {
         ]))
     }
 
-    /// Fetches the standard library for the guest. If that fails, the guest hears why, and another attempt follows as long as the guest
-    /// lives.
+    /// Fetches the standard library once the guest has said something: it has started, or cannot start without the library. If that fails,
+    /// the guest hears why, and another attempt follows as long as the guest lives.
     pub(super) fn bring_library(&self, base: String, glue: Glue) {
-        bring_library(Rc::downgrade(&self.inbox), self.control.clone(), base, glue, LIBRARY_MS);
+        let (inbox, control) = (Rc::downgrade(&self.inbox), self.control.clone());
+        let bring = move || bring_library(inbox, control, base, glue, RETRY_MS);
+        self.inbox.bring_library.replace(Some(Box::new(bring)));
     }
 
     /// Returns true when the guest has failed, or its frame was removed.
@@ -310,7 +313,7 @@ fn bring_library(guest: Weak<Inbox>, control: MessagePort, base: String, glue: G
         };
         let _ = control.post_message(&object(&[("library", &message)])); // a Blob and a text can be posted
         if !is_there && guest.strong_count() > 0 {
-            let again = move || bring_library(guest, control, base, glue, (2 * pause).min(LAST_LIBRARY_MS));
+            let again = move || bring_library(guest, control, base, glue, (2 * pause).min(LAST_RETRY_MS));
             Timeout::new(pause, again).forget();
         }
     });

@@ -211,7 +211,7 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
         assets.verified().await?;
     }
     if snapshot.is_none() && packed.is_none() {
-        assets::library(base, glue).await?; // the guest has to make a snapshot, and cannot start without it
+        assets::library(base, glue).await?; // the guest cannot start without it
     }
     let maker = Cell::new(maker);
     on_guest(&|driver, held| {

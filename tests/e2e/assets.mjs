@@ -17,6 +17,21 @@ const FAULTS = {
   "cut off": () => "hang up",
 };
 
+const LIBRARY = "python_stdlib.zip";
+
+/** Opens a page with a sandbox of the server's files. @param {import("puppeteer-core").Page} page @param {string} url */
+async function startIn(page, url) {
+  const fresh = await page.browser().newPage(); // a page fetches a file once
+  await fresh.goto(page.url());
+  await fresh.evaluate(async (assetsUrl) => {
+    const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+    const sandbox = await createSandbox({ assetsUrl, spares: 0 });
+    await sandbox.initialize(null);
+    Object.assign(globalThis, { sandbox });
+  }, url);
+  return fresh;
+}
+
 /**
  * @param {import("puppeteer-core").Page} page
  * @param {import("./harness.mjs").Score} score
@@ -25,9 +40,12 @@ const FAULTS = {
 export async function testAssets(page, score, only) {
   /** @type {{ file?: string, fault?: string }} */
   let now = {};
+  /** Holds the answer for the standard library back. */
+  let library = Promise.resolve();
   const server = createServer(async (request, response) => {
     const name = (request.url ?? "/").slice(1);
     const body = await readFile(join(root, "dist", name)).catch(() => undefined);
+    if (name === LIBRARY) await library;
     const made = body && (name === now.file ? FAULTS[now.fault ?? ""](body) : { body });
     if (made === "hang up") return void response.destroy();
     response.writeHead(made?.status ?? (made ? 200 : 404), {
@@ -54,7 +72,6 @@ export async function testAssets(page, score, only) {
 
   const cases = [
     ...Object.keys(FAULTS).map((fault) => ({ file: "pyodide.asm.wasm", fault })),
-    { file: "python_stdlib.zip", fault: "damaged" },
     { file: "guest.txt", fault: "missing" },
     { file: "guest.txt", fault: "damaged" },
   ];
@@ -77,6 +94,59 @@ export async function testAssets(page, score, only) {
     const right = ours && code === "asset_failed" && message.includes("supervisor.wasm");
     score.add(missing, right ? [] : [`got ${code}: ${message}`]);
   }
+  await score.test(
+    "assets: a library that is damaged is named by the import that needs it, and fetched again",
+    async () => {
+      now = { file: LIBRARY, fault: "damaged" };
+      const fresh = await startIn(page, url);
+      const { sum, error, kept } = await fresh.evaluate(async () => {
+        const { sandbox } = /** @type {any} */ (globalThis);
+        const { result: sum } = await sandbox.execute("kept = 1 + 1; kept");
+        const { error } = await sandbox.execute("import colorsys");
+        const { result: kept } = await sandbox.execute("kept");
+        return { sum, error, kept };
+      });
+      now = {};
+      const result = await fresh.evaluate(async () => {
+        for (;;) {
+          const { result, error } = await /** @type {any} */ (globalThis).sandbox.execute(
+            "import colorsys; colorsys.ONE_THIRD > 0",
+          );
+          if (!error) return result;
+          await new Promise((resolve) => setTimeout(resolve, 50)); // until the page tries again
+        }
+      });
+      await fresh.close();
+      const named = error?.startsWith("ImportError: ") && error.includes(LIBRARY) && error.includes("SHA-256");
+      const seen = [sum === "2", named, kept === "2", result === "True"];
+      return seen.every(Boolean) ? [] : [`got ${JSON.stringify({ sum, error, kept, result })}`];
+    },
+  );
+  await score.test("assets: code that needs the library waits for it, and can be stopped", async () => {
+    /** @type {PromiseWithResolvers<void>} */
+    const held = Promise.withResolvers();
+    library = held.promise;
+    const fresh = await startIn(page, url);
+    const stopped = await fresh.evaluate(async () => {
+      const { sandbox } = /** @type {any} */ (globalThis);
+      const running = sandbox.execute("print('begun', flush=True); import colorsys", {
+        onStdout: () => sandbox.interrupt(),
+      });
+      const late = await sandbox.execute("import colorsys", { timeout: 100 });
+      return [(await running).outcome, late.outcome, late.state.status];
+    });
+    const javascript = fresh.evaluate(async () => {
+      const code = "import js\ndef one(*_):\n  import colorsys\n  return 1\njs.Array['from'](js.Array.of(0), one)[0]";
+      const { result, error } = await /** @type {any} */ (globalThis).sandbox.execute(code);
+      return result ?? error;
+    });
+    held.resolve();
+    const result = await javascript;
+    await fresh.close();
+    const wanted = JSON.stringify([["interrupted", "timeout", "kept"], "1"]);
+    const got = JSON.stringify([stopped, result]);
+    return got === wanted ? [] : [`got ${got}`];
+  });
   now = {};
   const name = "assets: once they are good, the next sandbox starts";
   if (name.includes(only)) {

@@ -77,7 +77,7 @@ class Guest:
         self.runtime.install()
 
     def _after_library(self, read: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a function that reads an archive. The archive of the standard library may come later than the guest starts."""
+        """Wraps a function that reads an archive. That of the standard library may come later than the guest starts."""
         wait = self._bridge.wait_for_library
 
         def reads(archive: str, *rest: Any) -> Any:

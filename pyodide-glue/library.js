@@ -9,8 +9,7 @@ const EAGAIN = 6;
 const ask = globalThis.postMessage?.bind(globalThis);
 const { Uint8Array } = self;
 
-/** @param {() => void} tell  tells the page that this guest is there: it fetches the archive then, unless it has it */
-export function createLibrary(tell) {
+export function createLibrary() {
   /** @type {Uint8Array<ArrayBuffer> | undefined} */
   let archive;
   /** The reason why the archive is missing; empty while it is on its way. */
@@ -54,7 +53,6 @@ export function createLibrary(tell) {
 
     /** Fetches the archive for a start that needs it. */
     async load() {
-      tell();
       this.ask(false);
       await /** @type {Promise<void>} */ (new Promise((resolve) => (told = resolve)));
       if (!archive) throw new Error(missing);

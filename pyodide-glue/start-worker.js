@@ -21,7 +21,8 @@ import { trustedUrl } from "./trusted-types.js";
  * Starts a guest's worker.
  * @param {ArrayBuffer} script  the worker's script, dist/guest.txt
  * @param {MessagePort} port  the private way between worker and host
- * @param {MessagePort} control  brings the worker's supplies (`Supply`); reports a failure of the worker
+ * @param {MessagePort} control  brings the worker's supplies (`Supply`); asks for the library by `null`, and reports a
+ * failure of the worker
  */
 export function startWorker(script, port, control) {
   const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
@@ -62,6 +63,7 @@ export function tendWorker(worker, port, control) {
   };
   worker.addEventListener("message", ({ data }) => {
     if (!(data instanceof Array) || data[0] !== "library") return;
+    if (library === undefined) control.postMessage(null); // the page may fetch it later
     questions.add(data[1] === true);
     answer().catch(fail);
   });

@@ -43,7 +43,7 @@ self.onmessage = async ({ data }) => {
   };
   const postMessage = MessagePort.prototype.postMessage.bind(port);
   const detector = createDetector();
-  const library = createLibrary(() => postMessage(["[]"]));
+  const library = createLibrary();
 
   /** Events that are posted with the next message, because each message costs the page a task. @type {string[]} */
   let held = [];
@@ -138,11 +138,15 @@ function createHandler(
     post({ type: "ready", version: info.version, guest: { ...info.guest, ...bridge.capabilities } });
   };
 
+  /** Waits for the standard library here, for Python that could not wait. */
+  const haveLibrary = async () => {
+    if (!bridge.python.canBlock && !library.isThere) await bridge.waitForLibrary();
+  };
+
   /** @param {Extract<Request, { type: "execute" }>} request */
   const execute = async ({ exchange, execution: id, code, ahead = false, more = false }) => {
     files.watch();
-    const mayUseJavaScript = detector.usedJavaScript || JAVASCRIPT.test(code);
-    if (mayUseJavaScript && !bridge.python.canBlock && !library.isThere) await bridge.waitForLibrary();
+    if (detector.usedJavaScript || JAVASCRIPT.test(code)) await haveLibrary();
     if (ahead) detector.begin(() => post({ type: "external", exchange }));
     if (more) python.extend(id, code, false);
     else python.prepare?.(id, code);
@@ -241,6 +245,7 @@ function createHandler(
 
   /** @param {Extract<Request, { type: "restore" }>} request @param {Blob[]} chain */
   const restore = async ({ exchange }, chain) => {
+    await haveLibrary(); // values may need modules, and are loaded where Python cannot wait
     const lost = await checkpoints.restore(chain, inits > 1, () => python.configure(settings));
     bridge.end();
     post({ type: "restored", exchange, lost });

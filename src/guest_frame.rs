@@ -58,7 +58,7 @@ struct Inbox {
     owner: RefCell<Option<OnLetter>>,
     /// The waiting letters in order; new ones join the end.
     early: RefCell<VecDeque<Letter>>,
-    /// Fetches the library for the guest, at its first letter.
+    /// Fetches the library for the guest: at its first letter, or when the guest asks.
     bring_library: RefCell<Option<Box<dyn FnOnce()>>>,
 }
 
@@ -79,13 +79,17 @@ impl Inbox {
     }
 
     fn deliver(&self, letter: Letter) {
-        if let Some(bring) = self.bring_library.take() {
-            bring();
-        }
+        self.bring_library();
         let is_first = self.early.borrow().is_empty();
         match self.owner().filter(|_| is_first) {
             Some(owner) => owner(letter),
             None => self.early.borrow_mut().push_back(letter),
+        }
+    }
+
+    fn bring_library(&self) {
+        if let Some(bring) = self.bring_library.take() {
+            bring();
         }
     }
 
@@ -146,7 +150,11 @@ impl Guest {
         let on_control = Closure::<dyn FnMut(_)>::new({
             let (inbox, frame_watch) = (inbox.clone(), frame_watch.clone());
             move |event: MessageEvent| match event.data() {
-                data if data.is_null() => drop(frame_watch.take()),
+                // The script runs, or later: the guest asks for the library.
+                data if data.is_null() => match frame_watch.take() {
+                    Some(watch) => drop(watch),
+                    None => inbox.bring_library(),
+                },
                 why => inbox.deliver(Letter::Failure(describe(&why))),
             }
         });
@@ -235,8 +243,8 @@ impl Guest {
         ]))
     }
 
-    /// Fetches the standard library once the guest has said something: it has started, or cannot start without the library. If that fails,
-    /// the guest hears why, and another attempt follows as long as the guest lives.
+    /// Fetches the standard library once the guest has started, or asks for it. If that fails, the guest hears why, and another attempt
+    /// follows as long as the guest lives.
     pub(super) fn bring_library(&self, base: String, glue: Glue) {
         let (inbox, control) = (Rc::downgrade(&self.inbox), self.control.clone());
         let bring = move || bring_library(inbox, control, base, glue, RETRY_MS);

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 CLOCK = 64
 _CANNOT_WAIT = object()
 _NOT_YET = (
-    "Python's standard library is still on its way, and Python cannot wait here, with a JavaScript function on the stack. "
-    "Import the module outside of JavaScript callbacks, or a moment later"
+    "Python's standard library is still on its way, and Python cannot wait here: a JavaScript function is on the "
+    "stack. Import the module outside of JavaScript callbacks, or a moment later"
 )
 _TRACEBACKS = format_exception.__code__.co_filename
 _set_handler = _signal.signal  # the module `signal` adds 20 µs of enums

@@ -123,9 +123,8 @@ export async function testAssets(page, score, only) {
     },
   );
   await score.test("assets: code that needs the library waits for it, and can be stopped", async () => {
-    /** @type {PromiseWithResolvers<void>} */
-    const held = Promise.withResolvers();
-    library = held.promise;
+    let release = () => {};
+    library = new Promise((resolve) => (release = resolve));
     const fresh = await startIn(page, url);
     const stopped = await fresh.evaluate(async () => {
       const { sandbox } = /** @type {any} */ (globalThis);
@@ -136,11 +135,11 @@ export async function testAssets(page, score, only) {
       return [(await running).outcome, late.outcome, late.state.status];
     });
     const javascript = fresh.evaluate(async () => {
-      const code = "import js\ndef one(*_):\n  import colorsys\n  return 1\njs.Array['from'](js.Array.of(0), one)[0]";
+      const code = "import js\ndef one(*_):\n  import colorsys\n  return 1\njs.Array.from_(js.Array.of(0), one)[0]";
       const { result, error } = await /** @type {any} */ (globalThis).sandbox.execute(code);
       return result ?? error;
     });
-    held.resolve();
+    release();
     const result = await javascript;
     await fresh.close();
     const wanted = JSON.stringify([["interrupted", "timeout", "kept"], "1"]);

@@ -92,6 +92,7 @@ class BrowserBridge:
         try:
             if not self._can_block and _is_formatting(_getframe()):
                 raise RuntimeError("a traceback is being formatted")
+            self.runtime.flush()
             missing = self._wait(js.library)
         except RuntimeError:
             raise ImportError(_NOT_YET) from None

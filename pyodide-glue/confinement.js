@@ -9,6 +9,7 @@ import process from "node:process";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { startProcess, startProgram } from "./process.js";
+import { SandboxError } from "./sandbox-error.js";
 import { filterFor } from "./seccomp.js";
 
 /** @typedef {import("./process.js").Command} Command */
@@ -22,7 +23,7 @@ function ownScript() {
   const path = fileURLToPath(new URL("../dist/process.mjs", import.meta.url));
   if (existsSync(path)) return path;
   const remedy = "If your program is bundled, leave the package sandglass out of the bundle (external)";
-  throw new Error(`${path} is not there. ${remedy}`);
+  throw new SandboxError("asset_failed", `${path} is not there, so no guest was started. ${remedy}`);
 }
 /** The first version of Node.js that calls its permissions by their final name. */
 const [PERMISSIONS_MAJOR, PERMISSIONS_MINOR] = [22, 13];

@@ -32,7 +32,7 @@ export function createFrame() {
       `<!doctype html><html data-sandglass>${policy}<script nonce="sandglass">${script}</script>`,
     );
   } catch (error) {
-    const remedy = `allow the policy "sandglass" (trusted-types sandglass)`;
+    const remedy = `allow the policy "sandglass" (trusted-types sandglass), with 'allow-duplicates' if the page has two copies of this package`;
     throw new SandboxError("boot_failed", `the page requires Trusted Types: ${remedy}: ${error}`);
   }
   const frame = { element, loaded: false, blocked: isBlocked ?? false };

@@ -1,4 +1,5 @@
-// The policy `sandglass` of pages that require Trusted Types. It lets pass what the package itself wrote.
+// The policy `sandglass` of pages that require Trusted Types. It lets everything pass, so only this package may have it: two copies of
+// the package on a page make one each. Any code of the page, and any text that chooses a global's name, could reach a shared one.
 
 /** @typedef {{ createHTML(html: string): string, createScript(text: string): string, createScriptURL(url: string): string }} Policy */
 

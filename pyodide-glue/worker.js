@@ -167,6 +167,17 @@ function createHandler(
     );
   };
 
+  /** @param {Extract<Request, { type: "configure" }>} request */
+  const configure = ({ exchange, hostFunctions, outputFields }) => {
+    const changed = stringify({ ...parse(settings), hostFunctions, outputFields });
+    const [encoding, why] = python.configure(changed);
+    bridge.end();
+    if (encoding === "refused")
+      return post({ type: "refused", exchange, message: String(why).slice(0, 4000).toWellFormed() });
+    settings = changed;
+    post({ type: "done", exchange });
+  };
+
   /** @param {Extract<Request, { type: "setVariable" }>} request @param {Uint8Array | Blob} body */
   const assign = async ({ name, encoding }, body) => {
     if (!(body instanceof Blob)) return python.setVariable(name, encoding, body);
@@ -310,6 +321,9 @@ function createHandler(
       case "restore":
         bridge.begin(request.exchange, request.timeoutMs);
         return void orDie(restore(request, /** @type {any} */ (body)));
+      case "configure":
+        bridge.begin(request.exchange, request.timeoutMs);
+        return configure(request);
       case "install":
         bridge.begin(request.exchange, request.timeoutMs);
         return void orDie(install(request, /** @type {any} */ (body)));

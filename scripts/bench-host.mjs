@@ -51,7 +51,9 @@ const data = start("sandglass", [bench, "bubblewrap", dataPython, PRELOAD]);
 /** Sandglass in the same kernel that the rival jupyter_client starts. */
 const kernel = names.includes("ipykernel") ? start("sandglass", [bench, "jupyter", rivalsPython]) : undefined;
 const rivals = names.map((name) => start(name, [rivalsPython, join(root, "scripts/bench/rivals.py"), name]));
-const all = [ours, ...rivals];
+/** Sandglass from a program in Python, which needs nothing but the program. */
+const client = start("sandglass (Python)", ["python3", join(root, "scripts/bench/rivals.py"), "client"]);
+const all = [ours, client, ...rivals];
 
 console.log(`Sandglass on a server: ${cpus().length} × ${cpus()[0]?.model}`);
 console.log("Milliseconds; competitors take turns; sandglass is in bubblewrap with all of its isolation.\n");
@@ -122,7 +124,7 @@ async function compare(title, competitors, order, rounds) {
   const base = quantile(samples.get("sandglass") ?? [], 0.5);
   for (const { name } of competitors) {
     const error = errors.get(name);
-    if (error) console.log(`  ${name.padEnd(16)} ${error}`);
+    if (error) console.log(`  ${name.padEnd(19)} ${error}`);
     else row(name, samples.get(name) ?? [], base);
   }
   console.log();
@@ -145,13 +147,19 @@ function row(name, times, base) {
   });
   const ratio =
     Number.isNaN(base) || name === "sandglass" ? "" : `  ${(quantile(times, 0.5) / base).toPrecision(2)} × sandglass`;
-  console.log(`  ${name.padEnd(16)} ${shown.join("   ")}   n ${String(times.length).padEnd(5)}${ratio}`);
+  console.log(`  ${name.padEnd(19)} ${shown.join("   ")}   n ${String(times.length).padEnd(5)}${ratio}`);
 }
 
 /** @param {string} name @param {string[]} command @returns {Competitor} */
 function start(name, command) {
   const child = spawn(/** @type {string} */ (command[0]), command.slice(1), {
-    env: { ...process.env, PATH: `${join(root, ".setup/rivals/bin")}:${process.env.PATH}` },
+    env: {
+      ...process.env,
+      PATH: `${join(root, ".setup/rivals/bin")}:${process.env.PATH}`,
+      SANDGLASS_HOST: join(release, "sandglass-host"),
+      // Only the client reads it: rivals run their own Python.
+      ...(name.startsWith("sandglass") && { PYTHONPATH: join(root, "pyodide-glue/python") }),
+    },
     stdio: ["pipe", "pipe", "pipe"],
   });
   let said = "";

@@ -1,7 +1,7 @@
-// Makes pkg/ (the supervisor, Rust compiled to wasm) and dist/ (the guest, Pyodide, types, licences).
+// Makes pkg/ (the supervisor, Rust compiled to wasm) and dist/ (the guest, Pyodide, types).
 //   node scripts/build.mjs [--dev]     --dev: unoptimised, for quick loops
 import { createHash } from "node:crypto";
-import { copyFile, cp, mkdir, readdir, readFile, rm, stat, writeFile } from "node:fs/promises";
+import { copyFile, mkdir, readdir, readFile, rm, stat, writeFile } from "node:fs/promises";
 import { homedir } from "node:os";
 import { basename, join } from "node:path";
 import * as esbuild from "esbuild";
@@ -33,8 +33,8 @@ const built = await Promise.all([
   step("pkg/ (Rust to wasm)", supervisor),
   step("dist/ (the guest: worker and Pyodide)", guest),
   step("dist/display.js (HTML of guests)", display),
-  step("dist/www/ (the playground's editor)", editor),
-  licences(),
+  step("dist/ai.js (tools of agents)", () => entry("ai")),
+  step("dist/www/ (the playground's styles and editor)", playground),
 ]);
 await writeFile(join(root, ".setup/carried.json"), JSON.stringify(Object.fromEntries(carried)));
 if (
@@ -187,18 +187,30 @@ async function digest(path) {
     .digest("base64")}`;
 }
 
-async function licences() {
-  await rm(join(dist, "LICENSES"), { recursive: true, force: true });
-  await cp(join(root, "LICENSES"), join(dist, "LICENSES"), { recursive: true });
-}
-
-// Bundles an entry with its libraries, because pages load the others without a bundler. The HTML tokenizer leaves character
-// references as they are, so it does without the table of their names, which would be a third of the entry.
+// The HTML tokenizer leaves character references as they are, so it does without the table of their names, which would be a
+// third of the entry.
 async function display() {
   const entities = `export class EntityDecoder {} export const DecodingMode = {}, htmlDecodeTree = null, xmlDecodeTree = null;`;
+  await entry("display", [
+    {
+      name: "entities",
+      setup(build) {
+        build.onResolve({ filter: /^entities\// }, ({ path }) => ({ path, namespace: "entities" }));
+        build.onLoad({ filter: /.*/, namespace: "entities" }, () => ({ contents: entities }));
+      },
+    },
+  ]);
+}
+
+/**
+ * Bundles an entry with its libraries, because pages load the others without a bundler.
+ * @param {string} name
+ * @param {esbuild.Plugin[]} [plugins]
+ */
+async function entry(name, plugins) {
   const { metafile } = await esbuild.build({
-    entryPoints: [join(root, "pyodide-glue/display.js")],
-    outfile: join(dist, "display.js"),
+    entryPoints: [join(root, `pyodide-glue/${name}.js`)],
+    outfile: join(dist, `${name}.js`),
     metafile: true,
     bundle: true,
     format: "esm",
@@ -206,15 +218,7 @@ async function display() {
     minify: !dev,
     legalComments: "inline",
     logLevel: "silent",
-    plugins: [
-      {
-        name: "entities",
-        setup(build) {
-          build.onResolve({ filter: /^entities\// }, ({ path }) => ({ path, namespace: "entities" }));
-          build.onLoad({ filter: /.*/, namespace: "entities" }, () => ({ contents: entities }));
-        },
-      },
-    ],
+    plugins,
   });
   await carry(metafile);
 }
@@ -224,8 +228,9 @@ async function types() {
   const folder = join(root, ".setup/types");
   await rm(folder, { recursive: true, force: true });
   for (const file of await readdir(dist)) if (file.endsWith(".d.ts")) await rm(join(dist, file));
-  // The playground imports the built entry, so its types must lie beside it.
-  await writeFile(join(dist, "display.d.ts"), `export * from "../pyodide-glue/display.js";\n`);
+  // The playground and tests import the built entries, so their types must lie beside them.
+  for (const name of ["ai", "display"])
+    await writeFile(join(dist, `${name}.d.ts`), `export * from "../pyodide-glue/${name}.js";\n`);
   const emit = ["--noEmit", "false", "--declaration", "--emitDeclarationOnly", "--rootDir", ".", "--outDir", folder];
   const { ok, output } = await run(["tsc", ...emit], { log: join(root, ".setup/logs/types.log") });
   if (!ok)
@@ -238,9 +243,16 @@ async function types() {
 }
 
 // Bundles what the playground takes from others: its editor, Python's colours, which a page needs much sooner, and the reader of
-// Markdown.
-async function editor() {
+// Markdown. Its own style sheets become one file.
+async function playground() {
   await Promise.all([
+    esbuild.build({
+      entryPoints: [join(root, "www/sheets.css")],
+      outdir: join(dist, "www"),
+      bundle: true,
+      minify: true,
+      logLevel: "silent",
+    }),
     bundle("codemirror", [
       `export { basicSetup, EditorView } from "codemirror";`,
       `export { Compartment, EditorState, Prec } from "@codemirror/state";`,

@@ -26,8 +26,8 @@ const scripts = importsOfScripts(
 /** The layers of pyodide-glue/ (see its README.md): in the page, in the frame or process, in the worker, and below all of them. */
 const GLUE = [
   [
-    ["index.js", "rlm.js", "models.js", "display.js", "node.js", "node-rlm.js"],
-    ["supervisor.js", "confinement.js"],
+    ["index.js", "rlm.js", "models.js", "ai.js", "display.js", "node.js", "node-rlm.js"],
+    ["supervisor.js", "confinement.js", "tool-schemas.js"],
     ["prefetch.js", "tidy-html.js", "filter-css.js", "process.js", "seccomp.js"],
     ["frame.js", "assets.js"],
   ],
@@ -51,6 +51,7 @@ const LONG_LINES = 600;
 /** @type {Record<string, string>} */
 const LONG = {
   "crates/rlm/src/schema.rs": "one language, that of schemas: reading, checking and describing go together",
+  "crates/rpc/src/messages.rs": "the definition of one wire, a message after the other",
   "host/src/backend/bubblewrap.rs": "one backend: its plan, and the spawn",
   "crates/jupyter/src/backend.rs": "one backend: its plan, and the spawn",
   "host/src/pool.rs": "one task: guests that wait, and who waits for them",
@@ -58,6 +59,7 @@ const LONG = {
   "pyodide-glue/checkpoint.js": "one format: what is copied, and how it is put back",
   "pyodide-glue/python/sandglass/runtime/runtime.py":
     "the order in which a cell's surroundings are put up and taken down",
+  "pyodide-glue/python/sandglass/vendored/cloudpickle/cloudpickle.py": "a package of others, unchanged",
   "src/sandbox.rs": "the public class, a method after the other",
 };
 

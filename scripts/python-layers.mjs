@@ -10,6 +10,8 @@ const LAYERS = {
   browser: ["runtime", "state", "ahead"],
   native: ["runtime", "state", "ahead"],
   jupyter: ["runtime"],
+  client: [],
+  vendored: [],
 };
 
 /**

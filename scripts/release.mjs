@@ -1,5 +1,5 @@
 // `npm run release`: makes all files of a version in release/VERSION/, each checked. It publishes nothing, and prints the commands that would.
-//   npm package, wheel and source of the Python package, crates, two bills of materials, the changes, SHA256SUMS
+//   npm package, wheels and source of the Python package, crates, two bills of materials, the changes, SHA256SUMS
 // See docs/internals/releasing.md.
 import { createHash } from "node:crypto";
 import { copyFileSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -66,13 +66,17 @@ async function tree() {
 
 async function pythonPackage() {
   await must([python, "-m", "build", "--outdir", folder, "pyodide-glue/python"]);
+  await must(["node", "scripts/wheel.mjs"]);
+  const made = join(root, "dist/python");
+  for (const file of readdirSync(made)) copyFileSync(join(made, file), join(folder, file));
   const built = readdirSync(folder).filter((file) => /\.whl$|\.tar\.gz$/.test(file));
   await must([python, "-m", "twine", "check", "--strict", ...built.map((file) => join(folder, file))]);
   // A user's first minute: a new environment, and the example of the package's page.
   const venv = join(root, ".setup/release-venv");
   await must([python, "-m", "venv", "--clear", venv]);
-  const wheel = built.filter((file) => file.endsWith(".whl")).map((file) => join(folder, file));
-  await must([join(venv, "bin/python"), "-m", "pip", "install", "--no-index", "--disable-pip-version-check", ...wheel]);
+  // pip takes the wheel with the program, because it fits this machine best.
+  const pip = [join(venv, "bin/python"), "-m", "pip", "install", "--no-index", "--disable-pip-version-check"];
+  await must([...pip, "--find-links", folder, "sandglass-repl"]);
   const page = readFileSync(join(root, "pyodide-glue/python/README.md"), "utf8");
   const [, example = "", expected = ""] =
     /```python\n(.*?  # (.*?)\n)```/s.exec(page.replace(/# ask your.*/, "")) ?? [];

@@ -8,6 +8,7 @@ const CRATES = [
   "crates/cli/src",
   "crates/core/src",
   "crates/jupyter/src",
+  "crates/mcp/src",
   "crates/rlm/src",
   "crates/server/src",
 ];

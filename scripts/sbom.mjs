@@ -26,7 +26,24 @@ export function billOfPackage(version, timestamp) {
 /** The bill of the program `sandglass-host`. @param {string} version @param {string} timestamp */
 export function billOfProgram(version, timestamp) {
   const linked = crates("sandglass-cli", "x86_64-unknown-linux-gnu");
-  return bill({ name: "sandglass-cli", version, purl: `pkg:cargo/sandglass-cli@${version}` }, linked, timestamp);
+  const carried = [cloudpickle(), ...linked];
+  return bill({ name: "sandglass-cli", version, purl: `pkg:cargo/sandglass-cli@${version}` }, carried, timestamp);
+}
+
+/** The copy of a Python package that the guests' runtime carries. */
+function cloudpickle() {
+  const text = readFileSync(join(root, "pyodide-glue/python/sandglass/vendored/cloudpickle/__init__.py"), "utf8");
+  const version = /^__version__ = "(.*)"$/m.exec(text)?.[1];
+  if (!version) throw new Error("the copy of cloudpickle does not say its version");
+  const purl = `pkg:pypi/cloudpickle@${version}`;
+  return {
+    type: "library",
+    "bom-ref": purl,
+    name: "cloudpickle",
+    version,
+    licenses: [{ expression: "BSD-3-Clause" }],
+    purl,
+  };
 }
 
 /** @param {{ name: string, version: string, purl: string }} subject @param {{ "bom-ref": string }[]} components @param {string} timestamp */

@@ -31,13 +31,13 @@ const either = (inLong, inShort = []) => (long ? inLong : inShort);
 
 const BROWSERS = ["chromium", "firefox"];
 const PYTHON = "pyodide-glue/python";
-const PYTHON_FOLDERS = [PYTHON, "tests/python", "tests/jupyter", "tests/kernel"];
+const PYTHON_FOLDERS = [PYTHON, "tests/python", "tests/client", "tests/jupyter", "tests/kernel", "tests/mcp"];
 /** Generations of ipykernel, made by scripts/setup. */
 const JUPYTERS = ["6", "7"];
 /** Environment in which clippy compiles the tests, so that nothing is compiled twice. `withoutWarnings` counts its warnings. */
 const CLIPPY = { RUSTC_WORKSPACE_WRAPPER: "clippy-driver" };
 /** Rust test binaries that start guests. They wait more than they compute. */
-const RUST_WITH_GUESTS = ["commands", "guests", "jupyter", "pool", "program", "rights", "server"];
+const RUST_WITH_GUESTS = ["commands", "guests", "jupyter", "mcp", "pool", "program", "rights", "server"];
 
 /** A suite in tests/e2e/, which needs pkg/ and dist/. @param {string} name @param {string[]} args */
 const e2e = (name, ...args) => ({
@@ -124,11 +124,24 @@ const SUITES = [
   { name: "package", command: ["node", "tests/package.mjs"], count: sumLine, needs: ["build"] },
   ...inBrowsers(1, "lifecycle", ...either(["--cycles", "200"], ["--cycles", "100"])),
   ...pythons().map(({ version, program }) => ({ name: `python ${version}`, ...pytest(program, "tests/python") })),
+  {
+    name: "python client",
+    ...pytest(python("python"), "tests/client"),
+    needs: ["rust build"],
+    processors: 0.6,
+  },
   ...inBrowsers(1, "cases", ...either(["--all"])),
   ...inBrowsers(0.6, "cases", "--shared", ...either(["--all"])),
   ...["subprocess", "bubblewrap", "docker", "jupyter"].map(onServer),
   ...["node", "deno", "bun"].map(onRuntime),
   { name: "attacks outside of browsers", ...e2e("runtimes-attacks") },
+  { name: "agents", ...e2e("ai") },
+  {
+    name: "servers and bundles outside of browsers",
+    ...e2e("runtimes-backend"),
+    needs: ["build", "rust build"],
+    processors: 0.5,
+  },
   {
     name: "soak of a server",
     ...e2e("soak-host", ...either(["--seconds", "600"], ["--seconds", "25"])),
@@ -156,6 +169,19 @@ const SUITES = [
     ...pytest(join(root, ".setup/jupyter/7/bin/python"), "tests/kernel"),
     needs: ["rust build"],
     processors: 0.4,
+  },
+  {
+    name: "mcp in python",
+    ...pytest(join(root, ".setup/mcp/bin/python"), "tests/mcp"),
+    needs: ["rust build"],
+    processors: 0.5,
+  },
+  {
+    name: "mcp in typescript",
+    command: ["node", "tests/mcp/typescript.mjs"],
+    count: sumLine,
+    needs: ["rust build"],
+    processors: 0.5,
   },
   { name: "displays in chromium", ...e2e("displays", "--browser", "chromium"), needs: ["build", "rust build"] },
   ...inBrowsers(1, "playground"),

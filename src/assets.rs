@@ -11,7 +11,7 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise};
 use web_sys::{Blob, Response, SubtleCrypto};
 
-use super::glue::{Begun, Glue, btoa, describe, disregard, fetch, get, object};
+use super::glue::{Begun, Glue, btoa, describe, disregard, fetch, get, global, object};
 use sandglass_core::error::Error;
 
 /// The files by the names of `pyodide-glue/assets.js`.
@@ -82,7 +82,7 @@ impl Assets {
     /// The package's snapshot, for a page that has no other yet. `None` where data is to be saved, or the browser tells that the line is slow
     /// (`3g` or less): making one takes less time there.
     pub(super) async fn snapshot(&self, base: &str, glue: &Glue) -> Option<JsValue> {
-        let connection = get(&get(&js_sys::global(), "navigator"), "connection");
+        let connection = get(&get(&global(), "navigator"), "connection");
         let kind = get(&connection, "effectiveType").as_string();
         if kind.is_some_and(|kind| kind != "4g") || get(&connection, "saveData").is_truthy() {
             return None;
@@ -174,7 +174,7 @@ fn promise(url: &str, work: impl Future<Output = Result<JsValue, JsValue>> + 'st
 
 /// The browser's hashing; `None` in a context that is not secure.
 pub(super) fn subtle() -> Option<SubtleCrypto> {
-    get(&get(&js_sys::global(), "crypto"), "subtle").dyn_into().ok()
+    get(&get(&global(), "crypto"), "subtle").dyn_into().ok()
 }
 
 fn failed(error: &JsValue) -> JsValue {

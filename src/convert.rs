@@ -109,6 +109,14 @@ pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
     }
 }
 
+/// Returns true if the value is a tuple. Its JavaScript form is an array, as a list's.
+pub(super) fn is_tuple(value: &Encoded<JsBody>) -> bool {
+    match (&value.encoding, &value.body) {
+        (Encoding::Marshal | Encoding::Tagged, JsBody::Bytes(data)) => data.length() > 0 && data.get_index(0) == b'(',
+        _ => false,
+    }
+}
+
 /// Converts a rich output into `{ mime, data }`.
 pub(super) fn display(mime: &str, body: &JsBody) -> JsValue {
     let data = match body {

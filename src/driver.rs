@@ -412,6 +412,7 @@ impl Driver {
                 name,
                 args,
                 budget,
+                ..
             }) => self.call_host(call, &name, &args, &budget),
             Effect::Host(HostEffect::Progress(progress)) => self.calls_progress(&progress),
             Effect::Host(HostEffect::AbortHost(call)) => {

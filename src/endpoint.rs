@@ -3,15 +3,16 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use js_sys::{Array, Function, Math, Object, Promise, Reflect, Uint8Array};
+use js_sys::{Array, Function, Math, Object, Promise, Reflect};
 use serde_json::{Map, Value};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise};
-use web_sys::{ReadableStreamDefaultReader, Response};
+use web_sys::Response;
 
 use super::arguments::{entries, json, number, text, whole};
+use super::body::{Chunks, read_all};
 use super::budget::shown;
-use super::glue::{describe, fetch, get, is_plain, object, readable};
+use super::glue::{describe, fetch, get, global, is_plain, object, readable};
 use super::stop::{Stop, after};
 use sandglass_core::error::Error;
 use sandglass_rlm::limits::{ATTEMPT_TIMEOUT_MS, MAX_REPLY_BYTES, MAX_RETRIES};
@@ -241,7 +242,8 @@ impl Endpoint {
         let header = |name: &str| response.headers().get(name).ok().flatten();
         if !response.ok() {
             // An incomplete body is not the reason for the failure.
-            let body = read_all(&response, MAX_REFUSAL_BYTES).await.unwrap_or_default();
+            let body = read_all(&response, MAX_REFUSAL_BYTES).await;
+            let body = body.ok().flatten().unwrap_or_default();
             let (after, ms) = (header("retry-after"), header("retry-after-ms"));
             let retry_after = RetryAfter {
                 seconds_or_date: after.as_deref(),
@@ -251,9 +253,9 @@ impl Endpoint {
         }
         if header("content-type").is_some_and(|kind| kind.starts_with("text/event-stream")) {
             let mut reader = StreamReader::default();
-            let mut chunks = Chunks::of(&response)?;
-            while let Some(chunk) = chunks.next().await? {
-                let text = reader.push(&chunk)?;
+            let mut chunks = Chunks::of(&response).map_err(|error| cut(&error))?;
+            while let Some(chunk) = chunks.next().await.map_err(|error| cut(&error))? {
+                let text = reader.push(&chunk.to_vec())?;
                 if !text.is_empty() {
                     listener.text(&text);
                 }
@@ -263,7 +265,11 @@ impl Endpoint {
             }
             return reader.end();
         }
-        let body = read_all(&response, MAX_REPLY_BYTES).await?;
+        let body = read_all(&response, MAX_REPLY_BYTES)
+            .await
+            .map_err(|error| cut(&error))?;
+        let body =
+            body.ok_or_else(|| Failure::Final(format!("the endpoint's reply is longer than {MAX_REPLY_BYTES} bytes")))?;
         let reply = read_reply(&body)?;
         listener.text(&reply.text);
         Ok(reply)
@@ -271,7 +277,7 @@ impl Endpoint {
 
     /// The likely reason why no request comes through, and the way to mend it. Browsers tell pages no reason.
     async fn explain(&self, stop: &Stop) -> String {
-        let page = js_sys::global();
+        let page = global();
         let origin = get(&get(&page, "location"), "origin").as_string().unwrap_or_default();
         if origin.is_empty() {
             return ": nothing answers there".to_owned(); // no page, so no policy and no CORS
@@ -346,43 +352,8 @@ impl Endpoint {
     }
 }
 
-/// The pieces of a response's body. Aborting the fetch ends the wait for a piece.
-struct Chunks(Option<ReadableStreamDefaultReader>);
-
-impl Chunks {
-    fn of(response: &Response) -> Result<Self, Failure> {
-        let reader = response.body().map(|body| body.get_reader().dyn_into());
-        let reader = reader
-            .transpose()
-            .map_err(|_| Failure::Broken("it cannot be read".to_owned()))?;
-        Ok(Self(reader))
-    }
-
-    async fn next(&mut self) -> Result<Option<Vec<u8>>, Failure> {
-        let Some(reader) = &self.0 else { return Ok(None) };
-        let read = JsFuture::from(reader.read()).await;
-        let read = read.map_err(|error| Failure::Broken(format!("the connection was cut: {}", describe(&error))))?;
-        if get(&read, "done").is_truthy() {
-            return Ok(None);
-        }
-        let chunk = get(&read, "value").dyn_into::<Uint8Array>();
-        chunk
-            .map(|chunk| Some(chunk.to_vec()))
-            .map_err(|_| Failure::Broken("it is no bytes".to_owned()))
-    }
-}
-
-async fn read_all(response: &Response, most: usize) -> Result<Vec<u8>, Failure> {
-    let (mut bytes, mut chunks) = (Vec::new(), Chunks::of(response)?);
-    while let Some(chunk) = chunks.next().await? {
-        bytes.extend(chunk);
-        if bytes.len() > most {
-            return Err(Failure::Final(format!(
-                "the endpoint's reply is longer than {most} bytes"
-            )));
-        }
-    }
-    Ok(bytes)
+fn cut(error: &JsValue) -> Failure {
+    Failure::Broken(format!("the connection was cut: {}", describe(error)))
 }
 
 /// Converts cost per million tokens into cost per token.

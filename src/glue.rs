@@ -110,6 +110,9 @@ extern "C" {
     #[wasm_bindgen(method, catch, js_name = toBase64)]
     fn to_base64(this: &Base64) -> Result<JsString, JsValue>;
 
+    #[wasm_bindgen(thread_local_v2, js_name = globalThis)]
+    static GLOBAL: JsValue;
+
     /// The performance clock of a page or a worker.
     #[wasm_bindgen(thread_local_v2, js_name = performance)]
     static PERFORMANCE: web_sys::Performance;
@@ -117,8 +120,17 @@ extern "C" {
 
 /// Returns false on Node, Deno and Bun, where a guest is a process.
 pub(super) fn is_page() -> bool {
-    let node = get(&get(&get(&js_sys::global(), "process"), "versions"), "node");
-    !get(&js_sys::global(), "document").is_undefined() || !node.is_string()
+    let global = global();
+    let versions = get(&get(&global, "process"), "versions");
+    let is_of = |program| get(&versions, program).is_string();
+    // The windows of Electron and NW.js are pages, and have Node's names. Elsewhere a `document` beside these is a library's, such as jsdom's.
+    let is_window = (is_of("electron") || is_of("nw")) && !get(&global, "document").is_undefined();
+    is_window || !is_of("node")
+}
+
+/// The global object. `js_sys::global` would take `self`, which may be a library's, such as jsdom's.
+pub(super) fn global() -> JsValue {
+    GLOBAL.with(JsValue::clone)
 }
 
 /// Nobody waits for this promise, so its rejection must not be reported as unhandled.
@@ -172,6 +184,16 @@ pub(super) fn base64(data: &Uint8Array) -> JsString {
     })
 }
 
+/// The error for what JavaScript of the package has thrown: a `SandboxError` keeps its code. `otherwise` makes the error of anything else.
+pub(super) fn failure(thrown: &JsValue, otherwise: fn(String) -> Error) -> Error {
+    let text = |name| get(thrown, name).as_string().unwrap_or_default();
+    match text("code").as_str() {
+        "asset_failed" => Error::AssetFailed(text("message")),
+        "boot_failed" => Error::BootFailed(text("message")),
+        _ => otherwise(describe(thrown)),
+    }
+}
+
 /// Makes the JavaScript error for an [`Error`].
 pub(super) fn thrown(glue: &Glue, error: &Error) -> JsValue {
     let arguments = Array::of2(&JsValue::from_str(error.code()), &JsValue::from_str(&error.to_string()));
@@ -216,7 +238,7 @@ pub(super) fn is_plain(value: &JsValue) -> bool {
 /// A random number that nobody can guess.
 pub(super) fn random() -> u64 {
     let bytes = js_sys::Uint8Array::new_with_length(8);
-    let crypto = get(&js_sys::global(), "crypto");
+    let crypto = get(&global(), "crypto");
     if let Ok(fill) = get(&crypto, "getRandomValues").dyn_into::<Function>() {
         // `getRandomValues` fails only for much larger buffers.
         let _ = fill.call1(&crypto, &bytes);

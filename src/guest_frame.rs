@@ -11,7 +11,7 @@ use wasm_bindgen_futures::spawn_local;
 use web_sys::{HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
 
 use super::assets;
-use super::glue::{Glue, describe, get, object};
+use super::glue::{Glue, describe, get, global, object};
 use super::options::Isolation;
 use super::outbox::{Outbox, Way, header};
 use super::snapshot::Snapshot;
@@ -328,7 +328,7 @@ fn bring_library(guest: Weak<Inbox>, control: MessagePort, base: String, glue: G
 }
 
 fn open_frame(glue: &Glue, inbox: &Rc<Inbox>) -> Result<Home, JsValue> {
-    if get(&js_sys::global(), "document").is_undefined() {
+    if get(&global(), "document").is_undefined() {
         let why = "isolation \"frame\" needs a document; use isolation \"worker\" here";
         return Err(JsValue::from_str(why));
     }

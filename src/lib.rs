@@ -19,11 +19,13 @@
 //! | `endpoint` | OpenAI-compatible endpoints of models: their options, and how they are asked |
 //! | `rlm` | `runRlm` |
 //! | `assets` | the files of `dist/`: fetched and checked |
+//! | `body` | reads the bodies of responses, piece by piece |
 //! | `glue` | functions of JavaScript that Rust needs |
 #![cfg(target_arch = "wasm32")]
 
 mod arguments;
 mod assets;
+mod body;
 mod budget;
 mod convert;
 mod driver;

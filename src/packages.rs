@@ -12,10 +12,12 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 use web_sys::{Blob, Response};
 
+use super::body;
 use super::glue::{Glue, describe, fetch, get, object};
 use super::outbox::JsBody;
 use super::wheels::{self, Watcher};
 use sandglass_core::error::Error;
+use sandglass_core::limits::MAX_PACKAGE_LIST_BYTES;
 use sandglass_core::packages::{Lock, Requirement, Resolver, Step, Target, Wheel};
 use sandglass_core::session::{Package, Wanted};
 
@@ -211,9 +213,15 @@ async fn project(settings: &Settings, name: &str) -> Result<String, Error> {
     if !response.ok() {
         return Err(failed(&format!("the server answered {}", response.status())));
     }
-    let text = async { JsFuture::from(response.text()?).await };
-    let text = text.await.map_err(|error| failed(&describe(&error)))?;
-    Ok(text.as_string().unwrap_or_default())
+    text(&response).await.map_err(|why| failed(&why))
+}
+
+/// The text of an answer about packages.
+async fn text(response: &Response) -> Result<String, String> {
+    let bytes = body::read_all(response, MAX_PACKAGE_LIST_BYTES).await;
+    let bytes = bytes.map_err(|error| describe(&error))?;
+    let bytes = bytes.ok_or_else(|| format!("the answer is longer than {MAX_PACKAGE_LIST_BYTES} bytes"))?;
+    String::from_utf8(bytes).map_err(|_| "the answer is no UTF-8".to_owned())
 }
 
 async fn metadata(glue: &Glue, wheel: &Wheel, blob: &Blob) -> Result<String, Error> {
@@ -267,9 +275,7 @@ async fn lock(settings: &Settings, base: &str, glue: &Glue) -> Result<Rc<Lock>, 
     if !response.ok() {
         return Err(failed(&format!("the server answered {}", response.status())));
     }
-    let text = async { JsFuture::from(response.text()?).await };
-    let text = text.await.map_err(|error| failed(&describe(&error)))?;
-    let text = text.as_string().unwrap_or_default();
+    let text = text(&response).await.map_err(|why| failed(&why))?;
     let release = format!(
         "{CDN}{}/full/",
         get(&glue.platform(), "pyodide").as_string().unwrap_or_default()

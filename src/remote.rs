@@ -15,7 +15,7 @@ use wasm_bindgen_futures::spawn_local;
 use web_sys::{AbortController, MessageEvent, Url};
 
 use super::arguments::entries;
-use super::glue::get;
+use super::glue::{get, global};
 use super::wire::{News, OnNews, Wire, guest_of};
 use sandglass_core::error::Error;
 use sandglass_core::execution::Killer;
@@ -75,7 +75,7 @@ fn server_url(value: &JsValue) -> Result<String, Error> {
         Some(url) => url.href(),
         None => value.as_string().filter(|text| !text.is_empty()).ok_or_else(refused)?,
     };
-    let here = get(&get(&js_sys::global(), "location"), "href");
+    let here = get(&get(&global(), "location"), "href");
     let url = match here.as_string() {
         Some(here) => Url::new_with_base(&text, &here).or_else(|_| Url::new(&text)),
         None => Url::new(&text),

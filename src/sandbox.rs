@@ -345,7 +345,7 @@ impl Sandbox {
         };
         let promise = codes.and_then(|codes: Vec<String>| match self.driver.is_destroyed() {
             true => Err(Error::Destroyed),
-            false => Ok(self.driver.hint(codes, sandglass_core::speculate::Source::Explicit)),
+            false => Ok(self.driver.hint(codes, sandglass_core::predictions::Source::Explicit)),
         });
         self.promise(promise).unchecked_into()
     }
@@ -519,8 +519,9 @@ impl Sandbox {
     #[wasm_bindgen(getter)]
     pub fn capabilities(&self) -> CapabilitiesValue {
         let info = self.driver.guest_info();
+        let isolation = self.driver.isolation(); // known, because pages get a sandbox after its guest has started
         object(&[
-            ("isolation", &self.driver.isolation().into()),
+            ("isolation", &isolation.map_or(JsValue::NULL, JsValue::from)),
             ("bridge", &info.bridge.into()),
             ("softInterrupt", &info.soft_interrupt.into()),
             ("memoryLimit", &self.driver.options().limits.max_memory_bytes.into()),

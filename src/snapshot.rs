@@ -14,7 +14,7 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::{Blob, Cache, CacheStorage, Response};
 
-use super::glue::{Glue, get};
+use super::glue::{Glue, get, global};
 
 const CACHE: &str = "sandglass-snapshots";
 /// The prefix of the cache's keys, which have to be addresses. Nothing is fetched from this one.
@@ -112,7 +112,7 @@ fn key(glue: &Glue) -> String {
 
 /// The browser's cache. An error in a context that is not secure.
 async fn open() -> Result<Cache, JsValue> {
-    let caches: CacheStorage = get(&js_sys::global(), "caches").dyn_into()?;
+    let caches: CacheStorage = get(&global(), "caches").dyn_into()?;
     JsFuture::from(caches.open(CACHE)).await?.dyn_into()
 }
 

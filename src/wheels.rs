@@ -5,13 +5,14 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-use js_sys::{Array, Function, Object, Promise, Reflect, Uint8Array};
+use js_sys::{Array, Function, Object, Promise};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise, spawn_local};
-use web_sys::{Blob, Cache, CacheStorage, ReadableStreamDefaultReader, Response};
+use web_sys::{Blob, Cache, CacheStorage, Response};
 
 use super::assets;
-use super::glue::{describe, fetch, get, object};
+use super::body::Chunks;
+use super::glue::{describe, fetch, get, global, object};
 use sandglass_core::error::Error;
 use sandglass_core::packages::Wheel;
 
@@ -144,18 +145,10 @@ async fn download(wheel: &Wheel, watchers: &RefCell<Vec<Watcher>>) -> Result<Blo
 async fn read(response: &Response, watchers: &RefCell<Vec<Watcher>>) -> Result<Blob, JsValue> {
     let length = response.headers().get("content-length").ok().flatten();
     let total = length.and_then(|length| length.parse::<f64>().ok());
-    let Some(body) = response.body() else {
-        return JsFuture::from(response.blob()?).await?.dyn_into();
-    };
-    let reader: ReadableStreamDefaultReader = body.get_reader().dyn_into()?;
     let pieces = Array::new();
     let mut loaded = 0.0;
-    loop {
-        let read = JsFuture::from(reader.read()).await?;
-        if Reflect::get(&read, &"done".into())?.is_truthy() {
-            break;
-        }
-        let piece: Uint8Array = Reflect::get(&read, &"value".into())?.dyn_into()?;
+    let mut chunks = Chunks::of(response)?;
+    while let Some(piece) = chunks.next().await? {
         loaded += f64::from(piece.length());
         pieces.push(&piece);
         // A compressed response has more bytes than its header says.
@@ -215,7 +208,7 @@ impl Drop for Slot {
 
 /// The browser's cache. An error in a context that is not secure.
 async fn open() -> Result<Cache, JsValue> {
-    let caches: CacheStorage = get(&js_sys::global(), "caches").dyn_into()?;
+    let caches: CacheStorage = get(&global(), "caches").dyn_into()?;
     JsFuture::from(caches.open(CACHE)).await?.dyn_into()
 }
 

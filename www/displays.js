@@ -11,10 +11,7 @@ const MAX_CHARS = 8_000;
 /** Length of HTML that is shown as a page at once. Longer HTML may hold the page up, so it waits until somebody asks. */
 const MAX_OPEN = 200_000;
 const PICTURES = new Set(["image/png", "image/jpeg"]);
-/**
- * Looks of HTML that brings none. The frame is under the page's policy as well, so index.html allows these rules by their hash, and no
- * others.
- */
+/** Looks of HTML that brings none. */
 const STYLE = `<style>body{margin:8px;font:13px/1.5 system-ui,sans-serif}table{border-collapse:collapse}th,td{padding:3px 10px;border-bottom:1px solid #e4dac8;text-align:left}</style>`;
 
 /**

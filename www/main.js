@@ -14,12 +14,10 @@ let notebook;
 
 /** Shows the view that the address names. */
 function show() {
-  // A link to cells is `#notebook=…`.
+  // A link to cells is `#notebook=…`. Before the first paint, index.html does the same.
   const isNotebook = location.hash.startsWith("#notebook");
   const view = isNotebook ? "notebook" : "ask";
   document.documentElement.dataset.view = view;
-  byId("ask").hidden = isNotebook;
-  byId("notebook").hidden = !isNotebook;
   showPythonOf(view);
   for (const name of ["ask", "notebook"]) {
     byId(`to-${name}`).toggleAttribute("aria-current", name === view);
@@ -32,5 +30,10 @@ function show() {
   if (isNotebook) notebook ??= import("./notebook/view.js").then(({ openNotebook }) => openNotebook(settings.answer));
 }
 
-addEventListener("hashchange", show);
+addEventListener("hashchange", () => {
+  const before = document.documentElement.dataset.view;
+  show();
+  // The place in one view means nothing in the other.
+  if (document.documentElement.dataset.view !== before) scrollTo(0, 0);
+});
 show();

@@ -1,34 +1,34 @@
 // The models that the page offers, and the test of a connection, which says what is wrong in words that help.
 
+import { lmStudio, ollama } from "../pyodide-glue/models.js";
 import { complete } from "./model.js";
 
-/** @import { Endpoint } from "./model.js" */
+/**
+ * @import { RlmEndpoint } from "../pkg/sandglass.js"
+ * @import { Endpoint } from "./model.js"
+ */
 
 /**
  * @typedef {object} Preset
  * @property {string} name
  * @property {string} hint
  * @property {string} [baseUrl]  none: the model is built in
- * @property {string} [cors]  the setting by which the endpoint allows this page
+ * @property {string} [setup]  the setting by which the endpoint allows this page
  */
 
-const here = location.origin;
+/** A server on this machine. @param {string} name @param {RlmEndpoint} endpoint @returns {Preset} */
+const local = (name, { baseUrl, setup }) => ({
+  name,
+  baseUrl,
+  hint: "A model on this machine. Nothing leaves it.",
+  setup,
+});
 
 /** @type {Record<string, Preset>} */
 export const PRESETS = {
   "built-in": { name: "Built in, not an LLM", hint: "A fixed script and keyword extraction. Nothing leaves this tab." },
-  ollama: {
-    name: "Ollama",
-    baseUrl: "http://localhost:11434/v1",
-    hint: "A model on this machine. Nothing leaves it.",
-    cors: `Start it so that it allows this page: OLLAMA_ORIGINS=${here} ollama serve`,
-  },
-  "lm-studio": {
-    name: "LM Studio",
-    baseUrl: "http://localhost:1234/v1",
-    hint: "A model on this machine. Nothing leaves it.",
-    cors: "In LM Studio, under Developer, start the server and switch on “Enable CORS”.",
-  },
+  ollama: local("Ollama", ollama("")),
+  "lm-studio": local("LM Studio", lmStudio("")),
   openai: { name: "OpenAI", baseUrl: "https://api.openai.com/v1", hint: "It needs a key." },
   openrouter: { name: "OpenRouter", baseUrl: "https://openrouter.ai/api/v1", hint: "Many models. It needs a key." },
   own: {
@@ -47,7 +47,7 @@ const TEST_MS = 60_000;
  * @param {Preset} preset
  * @returns {Promise<{ isRight: boolean, text: string, models: string[] }>} `models`: the names that the endpoint lists
  */
-export async function testConnection(endpoint, { cors }) {
+export async function testConnection(endpoint, { setup }) {
   const signal = AbortSignal.timeout(TEST_MS);
   const { baseUrl, model } = endpoint;
   /** @type {string[]} */
@@ -66,7 +66,7 @@ export async function testConnection(endpoint, { cors }) {
     });
   } catch {
     if (signal.aborted) return wrong(`${url} did not answer within a minute.`);
-    const how = cors ?? "Is the address right, and does the server allow requests from this page (CORS)?";
+    const how = setup ? `${setup}.` : "Is the address right, and does the server allow requests from this page (CORS)?";
     return wrong(`${url} cannot be reached. Nothing answers there, or it does not allow this page. ${how}`);
   }
   if (response.status === 401 || response.status === 403) {

@@ -71,6 +71,7 @@ export function settingsPanel() {
       baseUrl,
       model,
       apiKey: key || undefined,
+      setup: preset().setup,
       price: isPriced ? { input: input ?? 0, output: output ?? 0 } : undefined,
     };
   };

@@ -12,7 +12,7 @@ use std::io::{BufRead, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sandglass_core::speculate::Tally;
+use sandglass_core::predictions::Tally;
 use sandglass_host::backend;
 use sandglass_host::{BackendKind, Launcher, Limits, Outcome, Sandbox, Settings};
 use sandglass_rlm::writing::{Step, Writing};

@@ -1,10 +1,14 @@
 //! Command-line options that several programs and commands share.
 
+mod controller;
+
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::rlm::Endpoint;
 use crate::{BackendKind, Error, Limits, Settings, Users, Value};
+
+pub use self::controller::ControllerArgs;
 
 /// The environment variable that can hold keys.
 pub const KEYS_VARIABLE: &str = "SANDGLASS_KEYS";
@@ -98,7 +102,7 @@ pub fn text_of(path: &Path) -> Result<String, String> {
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Model for llm_query")]
 pub struct ModelArgs {
-    /// The OpenAI-compatible endpoint for llm_query, such as https://api.example.com/v1. Its key is in the variable
+    /// The OpenAI-compatible endpoint for llm_query, such as `https://api.example.com/v1`. Its key is in the variable
     /// SANDGLASS_LLM_KEY.
     #[arg(long, env = "SANDGLASS_LLM_URL", value_name = "URL")]
     pub llm_url: Option<String>,

@@ -1,6 +1,7 @@
 //! Callbacks of a sandbox: the functions that Python calls, and the receivers of output.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 use sandglass_core::budget::{Budget, Usage};
@@ -22,8 +23,14 @@ pub type OnDisplay = Arc<dyn Fn(&Display, ToResult) + Send + Sync>;
 pub struct HostCall {
     /// The function's name.
     pub name: String,
-    /// The call's arguments.
+    /// The call's positional arguments.
     pub args: Vec<Value>,
+    /// The call's keyword arguments, in order.
+    pub kwargs: Vec<(String, Value)>,
+    /// The place in Python's code that made the call. It is the guest's word. `None` for queries.
+    pub line: Option<Line>,
+    /// The name of the execution that its caller gave in [`ExecuteOptions`](crate::sandbox::ExecuteOptions).
+    pub request: Option<String>,
     /// The execution's budget. A recursive run gets a child of it.
     pub budget: Budget,
 }
@@ -51,6 +58,49 @@ impl HostCall {
     }
 }
 
+/// A line of a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Line {
+    /// The number of the execution that brought the code.
+    pub execution: u32,
+    /// The line's number, from 1.
+    pub number: u32,
+}
+
+/// The positional and keyword arguments of a call, and its place in the code.
+type Arguments = (Vec<Value>, Vec<(String, Value)>, Option<Line>);
+
+/// Takes a call's arguments apart. The error is what Python is told of a malformed call.
+pub(crate) fn arguments(value: Option<Value>) -> Result<Arguments, String> {
+    let parts = match value {
+        Some(Value::List(args)) => return Ok((args, Vec::new(), None)), // of a query
+        Some(Value::Tuple(parts)) => parts,
+        only => return Ok((only.into_iter().collect(), Vec::new(), None)),
+    };
+    let malformed = || "the call is malformed".to_owned();
+    let [args, kwargs, execution, number] = <[Value; 4]>::try_from(parts).map_err(|_| malformed())?;
+    let Value::List(args) = args else {
+        return Err(malformed());
+    };
+    let kwargs = match kwargs {
+        Value::None => Vec::new(),
+        Value::Dict(entries) => {
+            let named = entries.into_iter().map(|(name, value)| match name {
+                Value::Str(name) => Ok((name, value)),
+                _ => Err(malformed()),
+            });
+            named.collect::<Result<_, _>>()?
+        }
+        _ => return Err(malformed()),
+    };
+    let number_of = |value: &Value| match value {
+        Value::Int(number) => u32::try_from(*number).ok().filter(|number| *number > 0),
+        _ => None,
+    };
+    let line = number_of(&execution).zip(number_of(&number));
+    Ok((args, kwargs, line.map(|(execution, number)| Line { execution, number })))
+}
+
 /// A question of `llm_query` or `rlm_query`.
 #[derive(Debug, Clone)]
 pub struct Query {
@@ -60,6 +110,8 @@ pub struct Query {
     pub context: Value,
     /// The model that Python named.
     pub model: Option<String>,
+    /// The name of the execution that its caller gave in [`ExecuteOptions`](crate::sandbox::ExecuteOptions).
+    pub request: Option<String>,
     /// The execution's budget. A recursive run gets a child of it.
     pub budget: Budget,
 }
@@ -97,6 +149,47 @@ pub(crate) type HostFunction = Arc<dyn Fn(HostCall) -> BoxFuture<'static, Return
 /// All of a sandbox, by name.
 pub(crate) type Functions = HashMap<String, HostFunction>;
 
+/// Host functions by name, for [`Sandbox::configure`](crate::Sandbox::configure).
+#[derive(Clone, Default)]
+pub struct HostFunctions(pub(crate) Functions);
+
+impl HostFunctions {
+    /// Adds a host function, which Python calls by `name`.
+    #[must_use]
+    pub fn with<F, R>(mut self, name: impl Into<String>, function: F) -> Self
+    where
+        F: Fn(HostCall) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<Value, String>> + Send + 'static,
+    {
+        self.0.insert(name.into(), own(function));
+        self
+    }
+
+    /// Adds a host function that also tells its use of models, for the budget.
+    #[must_use]
+    pub fn with_usage<F, R>(mut self, name: impl Into<String>, function: F) -> Self
+    where
+        F: Fn(HostCall) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<(Value, Usage), String>> + Send + 'static,
+    {
+        let function = move |call| {
+            let result = function(call);
+            Box::pin(async move {
+                let (value, usage) = result.await?;
+                Ok((value, (usage != Usage::default()).then_some(usage)))
+            }) as BoxFuture<'static, Returned>
+        };
+        self.0.insert(name.into(), Arc::new(function));
+        self
+    }
+}
+
+impl fmt::Debug for HostFunctions {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
 /// A function of the user's own.
 pub(crate) fn own<F, R>(function: F) -> HostFunction
 where
@@ -120,6 +213,7 @@ where
         let query = call.take_text(0).map(|prompt| Query {
             prompt,
             model: call.take_text(if recursive { 2 } else { 1 }).ok(),
+            request: call.request.take(),
             context: call.args.into_iter().nth(1).filter(|_| recursive).unwrap_or_default(),
             budget: call.budget,
         });

@@ -6,20 +6,21 @@ mod slots;
 mod task;
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use sandglass_core::Error;
 use sandglass_core::budget::Usage;
+use sandglass_core::predictions::Prediction;
 use sandglass_core::protocol::GuestInfo;
 use sandglass_core::session::{Command, Encoded, HostFailure, Input, Reply, Session, Ticket};
-use sandglass_core::speculate::Prediction;
 use sandglass_core::stats::Stats;
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use crate::callbacks::{Functions, OnDisplay, OnOutput};
 use crate::launcher::Launcher;
-use crate::value::Payload;
+use crate::value::{Payload, Value};
 
 static CLOCK: LazyLock<Instant> = LazyLock::new(Instant::now);
 
@@ -49,6 +50,12 @@ pub(crate) struct Callbacks {
 pub(crate) struct Watch {
     pub(crate) on_output: Option<OnOutput>,
     pub(crate) on_display: Option<OnDisplay>,
+    /// Takes the value of the last expression.
+    pub(crate) value: Option<Arc<OnceLock<Value>>>,
+    /// The caller's name for the command, which its host calls tell.
+    pub(crate) request: Option<String>,
+    /// Takes the command back when it is cancelled.
+    pub(crate) cancel: Option<CancellationToken>,
 }
 
 /// The answer to a command.
@@ -57,6 +64,8 @@ type Answered = Result<Reply<Payload>, Error>;
 /// A message to the task.
 enum Message {
     Command(Ticket, Command<Payload>, Watch, oneshot::Sender<Answered>),
+    /// More host functions. Those of the same names are replaced.
+    Functions(Functions),
     /// An input of the session that needs no answer.
     Input(Input<Payload>),
     Predictions(oneshot::Sender<Vec<Prediction>>),
@@ -106,6 +115,7 @@ impl Driver {
     pub(crate) async fn submit(&self, command: Command<Payload>, watch: Watch) -> Answered {
         let ticket = self.last_ticket.fetch_add(1, Ordering::Relaxed) + 1;
         let (answer, answered) = oneshot::channel();
+        let cancel = watch.cancel.clone();
         let message = Message::Command(ticket, command, watch, answer);
         if self.messages.send(message).is_err() {
             return Err(Error::Destroyed);
@@ -114,9 +124,27 @@ impl Driver {
             driver: self,
             ticket: Some(ticket),
         };
-        let answer = answered.await;
+        let answer = match cancel {
+            Some(cancel) => {
+                let mut answered = answered;
+                tokio::select! {
+                    biased;
+                    answer = &mut answered => answer,
+                    () = cancel.cancelled() => {
+                        self.tell(Input::Cancel(ticket));
+                        answered.await
+                    }
+                }
+            }
+            None => answered.await,
+        };
         waiting.ticket = None;
         answer.unwrap_or(Err(Error::Destroyed))
+    }
+
+    /// Adds host functions, which the session must be told of.
+    pub(crate) fn add_functions(&self, functions: Functions) {
+        let _ = self.messages.send(Message::Functions(functions));
     }
 
     pub(crate) fn interrupt(&self) {

@@ -30,7 +30,7 @@ pub fn of_server(format: LogFormat) {
 pub fn of_command() {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter(
-            "sandglass_host=warn,sandglass_jupyter=warn,sandglass_server=warn",
+            "sandglass_host=warn,sandglass_jupyter=warn,sandglass_mcp=warn,sandglass_server=warn",
         ))
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr)

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use prometheus_client::metrics::histogram::Histogram;
 use sandglass_core::Error;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
@@ -146,10 +147,6 @@ pub struct PoolStats {
     pub warmup_ms: f64,
     /// Milliseconds to make the last guest.
     pub make_ms: f64,
-    /// Upper bounds in seconds with the number of acquisitions up to each bound; the last entry counts all.
-    pub acquire_seconds: Vec<(f64, u64)>,
-    /// The total time of all acquisitions, in seconds.
-    pub acquire_seconds_sum: f64,
 }
 
 /// Upper bounds of the histogram of acquisition times, in seconds.
@@ -181,6 +178,8 @@ struct Shared {
     wanted: Notify,
     arrived: Notify,
     empty: AtomicU64,
+    /// The seconds that each acquisition took.
+    acquisitions: Histogram,
 }
 
 #[derive(Default)]
@@ -195,7 +194,6 @@ struct State {
     /// The error of the last spare that died; `None` after the next spare that lives.
     death: Option<Error>,
     stats: PoolStats,
-    counts: [u64; BOUNDS.len()],
 }
 
 impl State {
@@ -265,6 +263,7 @@ impl Pool {
             wanted: Notify::new(),
             arrived: Notify::new(),
             empty: AtomicU64::new(0),
+            acquisitions: Histogram::new(BOUNDS),
         });
         tokio::spawn(look_after(Arc::downgrade(&shared)));
         Self { shared }
@@ -355,20 +354,19 @@ impl Pool {
         matches!(&self.shared.source, Source::Zygote(launcher) if launcher.has_workspaces())
     }
 
+    /// The histogram of the seconds that it took to get a guest, for metrics.
+    pub fn acquisitions(&self) -> &Histogram {
+        &self.shared.acquisitions
+    }
+
     /// The counts so far.
     pub fn stats(&self) -> PoolStats {
         let state = self.shared.state();
-        let mut sum = 0;
-        let bounds = BOUNDS.iter().zip(state.counts).map(|(bound, count)| {
-            sum += count;
-            (*bound, sum)
-        });
         PoolStats {
             spares: state.spares.len(),
             level: state.level,
             empty: self.shared.empty.load(Ordering::Relaxed),
             problem: state.problem().map(ToString::to_string),
-            acquire_seconds: bounds.collect(),
             ..state.stats.clone()
         }
     }
@@ -456,12 +454,8 @@ impl Shared {
     }
 
     fn acquired(&self, took: Duration) {
-        let mut state = self.state();
-        state.stats.acquired += 1;
-        state.stats.acquire_seconds_sum += took.as_secs_f64();
-        if let Some(at) = BOUNDS.iter().position(|bound| took.as_secs_f64() <= *bound) {
-            state.counts[at] += 1;
-        }
+        self.state().stats.acquired += 1;
+        self.acquisitions.observe(took.as_secs_f64());
     }
 
     /// The zygote, if it lives and is not too old.
@@ -571,6 +565,7 @@ impl Shared {
         let begin = Instant::now();
         let made = self.make().await;
         let mut state = self.state();
+        let before = state.failure.clone();
         state.note(begin, &made);
         let rest = match made {
             Ok(guest) => {
@@ -578,7 +573,10 @@ impl Shared {
                 if some_died { PAUSE } else { Duration::ZERO }
             }
             Err(error) => {
-                tracing::warn!(%error, "a guest for the pool could not be made");
+                // The pool tries twice a second. One line for each reason is enough.
+                if before.as_ref() != Some(&error) {
+                    tracing::warn!(%error, "a guest for the pool could not be made");
+                }
                 PAUSE
             }
         };

@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use sandglass_core::budget::{Budget, BudgetLimits, Usage};
-use sandglass_core::speculate::{Source, Tally};
+use sandglass_core::predictions::{Source, Tally};
 use sandglass_core::{Error, Limits};
 use sandglass_rlm::controller::Finish;
 use sandglass_rlm::event::{RlmEvent, RunOutcome};

@@ -8,18 +8,23 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::{Stream as Pieces, StreamExt};
+use sandglass_core::budget::{Budget, BudgetLeft, Usage};
 use sandglass_core::execution::CodeExecution;
+use sandglass_core::predictions::{Lines, Prediction, Source};
+use sandglass_core::protocol::QUERIES;
 use sandglass_core::session::{CellFile, Command, Encoded, FileCommand, Look, Reply, Series};
-use sandglass_core::speculate::{Lines, Prediction, Source};
 use sandglass_core::stats::Stats;
 use sandglass_core::{BudgetLimits, Error, Limits};
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 
-pub use crate::callbacks::{Answer, HostCall, OnDisplay, OnOutput, Query};
+pub use crate::callbacks::{Answer, HostCall, HostFunctions, Line, OnDisplay, OnOutput, Query};
 pub use crate::value::Variable;
 pub use builder::SandboxBuilder;
 
-use crate::driver::{Driver, Watch};
+use builder::check_names;
+
+use crate::driver::{Driver, Watch, now};
 use crate::launcher::BackendKind;
 use crate::value::{Payload, Value};
 
@@ -30,6 +35,11 @@ pub struct Sandbox {
     driver: Arc<Driver>,
     backend: BackendKind,
     limits: Limits,
+    /// True if executions tell the values of their last expressions.
+    values: bool,
+    /// The names of the queries that the host answers.
+    queries: Vec<String>,
+    budget: Budget,
 }
 
 /// The options of one execution.
@@ -43,6 +53,10 @@ pub struct ExecuteOptions {
     pub on_output: Option<OnOutput>,
     /// Receives rich outputs as they come.
     pub on_display: Option<OnDisplay>,
+    /// The caller's name for the execution. [`HostCall::request`] tells it.
+    pub request: Option<String>,
+    /// Interrupts the code when it is cancelled. Code that has not begun is not run. The result says so.
+    pub cancel: Option<CancellationToken>,
 }
 
 impl fmt::Debug for ExecuteOptions {
@@ -65,6 +79,10 @@ pub struct Execution {
     /// The final answer.
     #[serde(rename = "final", skip_serializing_if = "Option::is_none")]
     pub final_answer: Option<Final>,
+    /// The value of the last expression, unless that is `None`. Only with [`SandboxBuilder::values`], and only if it is not too
+    /// large. Not part of the JSON.
+    #[serde(skip)]
+    pub value: Option<Value>,
 }
 
 impl Deref for Execution {
@@ -96,7 +114,7 @@ pub struct FileEntry {
     pub size: i64,
     /// The time of the last write, in milliseconds since 1970.
     pub modified: f64,
-    /// `file` or `folder`.
+    /// `file` or `directory`.
     #[serde(rename = "type")]
     pub kind: String,
 }
@@ -163,6 +181,8 @@ impl Sandbox {
             budget,
             on_output,
             on_display,
+            request,
+            cancel,
         } = options;
         if let Some(ms) = timeout_ms {
             Limits::default().set("timeout", ms)?;
@@ -172,8 +192,19 @@ impl Sandbox {
             timeout_ms,
             budget,
         };
-        match self.driver.submit(command, Watch { on_output, on_display }).await? {
-            Reply::Execution(run, last) => Ok(finished(*run, last.as_ref())),
+        let value = self.values.then(Arc::default);
+        let watch = Watch {
+            on_output,
+            on_display,
+            value: value.clone(),
+            request,
+            cancel,
+        };
+        match self.driver.submit(command, watch).await? {
+            Reply::Execution(run, last) => {
+                let value = value.and_then(|value| value.get().cloned());
+                Ok(finished(*run, last.as_ref(), value))
+            }
             _ => Err(Error::Protocol("an answer that is no execution".to_owned())),
         }
     }
@@ -253,6 +284,16 @@ impl Sandbox {
     /// [`Error::Destroyed`].
     pub async fn stats(&self) -> Result<Stats, Error> {
         self.driver.stats().await
+    }
+
+    /// The amounts that are left in the budget of all executions.
+    pub fn budget_left(&self) -> BudgetLeft {
+        self.budget.left(now())
+    }
+
+    /// The use of models by all executions so far.
+    pub fn spent(&self) -> Usage {
+        self.budget.spent()
     }
 
     /// A variable's value; `None` when there is no such variable.
@@ -374,6 +415,39 @@ impl Sandbox {
         Ok(self.value(command).await?.body.0)
     }
 
+    /// Replaces the host functions, or the names of the values that `SUBMIT` takes, from the next execution on. `None` leaves them as
+    /// they are. The answers of `llm_query` and `rlm_query` stay.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] for a name that cannot be used. Then Python has the names that it had before, but functions of the same
+    /// names are replaced.
+    pub async fn configure(
+        &self,
+        functions: Option<HostFunctions>,
+        output_fields: Option<Vec<String>>,
+    ) -> Result<(), Error> {
+        check_names("outputFields", output_fields.iter().flatten())?;
+        let host_functions = match functions {
+            Some(HostFunctions(functions)) => {
+                check_names("hostFunctions", functions.keys())?;
+                if let Some(name) = functions.keys().find(|name| QUERIES.contains(&name.as_str())) {
+                    let problem = format!("\"{name}\" has an answer of its own, which stays");
+                    return Err(Error::invalid("hostFunctions", problem));
+                }
+                let mut names: Vec<String> = functions.keys().chain(&self.queries).cloned().collect();
+                names.sort_unstable();
+                self.driver.add_functions(functions);
+                Some(names)
+            }
+            None => None,
+        };
+        let command = Command::Configure {
+            host_functions,
+            output_fields,
+        };
+        self.ask(command).await.map(drop)
+    }
+
     /// Interrupts the running code. Its execution then ends.
     pub fn interrupt(&self) {
         self.driver.interrupt();
@@ -432,7 +506,7 @@ impl Drop for Writing<'_> {
 }
 
 /// An execution with its final answer, as far as that can be read.
-fn finished(mut run: CodeExecution, last: Option<&Encoded<Payload>>) -> Execution {
+fn finished(mut run: CodeExecution, last: Option<&Encoded<Payload>>, result: Option<Value>) -> Execution {
     let value = last.map(Value::decode).transpose().unwrap_or_else(|error| {
         run.outcome = sandglass_core::execution::Outcome::Error;
         run.error_type = Some("NotSerializable".to_owned());
@@ -440,7 +514,11 @@ fn finished(mut run: CodeExecution, last: Option<&Encoded<Payload>>) -> Executio
         None
     });
     let final_answer = value.flatten().map(|value| Final { value });
-    Execution { run, final_answer }
+    Execution {
+        run,
+        final_answer,
+        value: result,
+    }
 }
 
 /// A traceback that ends with the error.

@@ -26,6 +26,8 @@ pub const TIMED_OUT: i32 = 124;
 /// The exit code of a killed run, as shells have it.
 pub const KILLED: i32 = 137;
 
+/// The reason why there is no state when there are no variables.
+const NO_VARIABLES: &str = "the guest was ended, or nothing was run: error says why";
 /// The least milliseconds for code after its state was opened.
 const LEAST_MS: f64 = 1.0;
 
@@ -61,6 +63,8 @@ pub struct Response {
     pub files: Vec<String>,
     /// The exception's last line, or why there is no state.
     pub error: Option<String>,
+    /// The reason why there is no state although the request asked for it.
+    pub state_error: Option<String>,
 }
 
 /// A file from a run.
@@ -106,7 +110,13 @@ pub async fn run(
         .await?;
     sandbox.start().await?;
     guest.started.store(true, Ordering::Relaxed);
-    let answer = answer(&sandbox, bounds, request).await;
+    let is_captured = request.capture_state;
+    let mut answer = answer(&sandbox, bounds, request).await;
+    if let (true, Ok((response, _))) = (is_captured, &mut answer)
+        && response.state.is_none()
+    {
+        response.state_error.get_or_insert_with(|| NO_VARIABLES.to_owned());
+    }
     // The response does not wait until the guest is gone.
     tokio::spawn(async move { sandbox.destroy().await });
     answer
@@ -183,6 +193,7 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
                 response
                     .error
                     .get_or_insert_with(|| format!("State serialization failed: {why}"));
+                response.state_error = Some(why);
             }
         }
     }
@@ -274,6 +285,7 @@ fn respond(execution: &CodeExecution) -> Response {
         state: None,
         files: changed.map(|file| file.path.clone()).collect(),
         error,
+        state_error: None,
     }
 }
 

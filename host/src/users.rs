@@ -128,6 +128,11 @@ impl Users {
         id > self.first && id - self.first < self.count
     }
 
+    /// The id of some guest of a root host.
+    pub(crate) fn any(self) -> u32 {
+        self.here().map_or(NOBODY, |users| users.first + 1)
+    }
+
     /// Takes a free id. Returns `nobody` when guests cannot have ids of their own, and `None` when the host is not root.
     ///
     /// # Errors

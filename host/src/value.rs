@@ -63,7 +63,7 @@ pub enum Value {
     Set(Vec<Self>),
     /// A point in time: milliseconds since 1970, UTC.
     DateTime(f64),
-    /// A numpy array. Python can send one, but not receive one.
+    /// A numpy array. Python receives one only where numpy is installed.
     Array {
         /// numpy's name of the element type.
         dtype: String,
@@ -72,7 +72,7 @@ pub enum Value {
         /// The elements, little-endian, in C order.
         data: Vec<u8>,
     },
-    /// A pandas DataFrame. Python can send one, but not receive one.
+    /// A pandas DataFrame. Python receives one only where pandas is installed.
     Table {
         /// The names of the columns.
         columns: Vec<Self>,
@@ -247,7 +247,7 @@ impl Value {
 
     /// The value with each str readable: lone surrogates are written as Python escapes them.
     #[must_use]
-    pub(crate) fn readable(self) -> Self {
+    pub fn readable(self) -> Self {
         let all = |items: Vec<Self>| items.into_iter().map(Self::readable).collect();
         match self {
             Self::IllFormedStr(utf16) => Self::Str(escaped(&utf16)),
@@ -307,6 +307,14 @@ fn object(entries: &[(Value, Value)]) -> Option<serde_json::Value> {
     (!is_special && object.len() == entries.len()).then_some(serde_json::Value::Object(object))
 }
 
+/// The value as a key or an item of a set. A list was a tuple, because Python cannot hash lists.
+fn hashable(value: Value) -> Value {
+    match value {
+        Value::List(items) => Value::Tuple(items.into_iter().map(hashable).collect()),
+        value => value,
+    }
+}
+
 /// The value of the special form `{kind: content}`.
 fn special(kind: &str, content: serde_json::Value) -> Result<Value, Error> {
     let wrong = |what: &str| Error::NotSerializable(format!("{{\"{kind}\": …}} needs {what}; nothing was done"));
@@ -341,12 +349,12 @@ fn special(kind: &str, content: serde_json::Value) -> Result<Value, Error> {
             Some("-inf") => Value::Float(f64::NEG_INFINITY),
             _ => return Err(wrong("\"nan\", \"inf\" or \"-inf\"")),
         },
-        "$set" => Value::Set(list(content)?),
+        "$set" => Value::Set(list(content)?.into_iter().map(hashable).collect()),
         "$date" => Value::DateTime(content.as_f64().ok_or_else(|| wrong("milliseconds since 1970"))?),
         "$map" => {
             let pairs = list(content)?.into_iter().map(|pair| match pair {
                 Value::List(pair) => <[Value; 2]>::try_from(pair)
-                    .map(|[key, value]| (key, value))
+                    .map(|[key, value]| (hashable(key), value))
                     .map_err(|_| wrong("pairs")),
                 _ => Err(wrong("pairs")),
             });
@@ -430,15 +438,37 @@ impl Encoder<'_> {
                 self.tagged = true;
                 self.writer.date(*ms);
             }
-            Value::Array { .. } => {
-                return refuse("holds an array, which only comes out of Python: give lists, or bytes");
+            Value::Array { dtype, shape, data } => {
+                self.extension("ndarray", 3);
+                self.writer.text(dtype);
+                self.writer.list(shape.len());
+                for length in shape {
+                    self.writer.int(i64::from(*length));
+                }
+                self.writer.bytes(data);
             }
-            Value::Table { .. } => return refuse("holds a table, which only comes out of Python: give lists or dicts"),
+            Value::Table { columns, index, data } => {
+                self.extension("frame", 3);
+                for part in [columns, index] {
+                    self.writer.list(part.len());
+                    self.all(part, inner)?;
+                }
+                self.writer.list(data.len());
+                for row in data {
+                    self.writer.list(row.len());
+                    self.all(row, inner)?;
+                }
+            }
             Value::Other { type_name, .. } => {
                 return refuse(&format!("holds a {type_name} of which only the text is known"));
             }
         }
         Ok(())
+    }
+
+    fn extension(&mut self, kind: &str, payloads: usize) {
+        self.tagged = true;
+        self.writer.extension(kind, payloads);
     }
 
     fn all(&mut self, items: &[Value], depth: u32) -> Result<(), Error> {

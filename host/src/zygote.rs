@@ -5,7 +5,7 @@
 //!
 //! Decisions: `docs/internals/guests-on-hosts.md`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -359,19 +359,29 @@ impl Zygote {
 
 /// Logs modules that failed to import. A module that is not installed is no failure, because the default list names many.
 fn tell_missing(missing: &HashMap<String, String>) {
-    let is_absent = |why: &String| why.starts_with("ModuleNotFoundError: ");
-    let absent = missing.iter().filter(|(_, why)| is_absent(why));
-    let mut absent: Vec<&str> = absent.map(|(name, _)| name.as_str()).collect();
-    absent.sort_unstable();
+    let absent = not_installed(missing);
     if !absent.is_empty() {
-        tracing::info!(
-            "not installed, and so not imported by the zygote: {}",
-            absent.join(", ")
-        );
+        let absent = Vec::from_iter(absent).join(", ");
+        tracing::info!("not installed, and so not imported ahead: {absent}");
     }
     for (name, why) in missing.iter().filter(|(_, why)| !is_absent(why)) {
         tracing::warn!(module = name, why, "the zygote could not import a module");
     }
+}
+
+fn is_absent(why: &str) -> bool {
+    why.starts_with("ModuleNotFoundError: ")
+}
+
+/// The packages that are not installed, each once, or the modules that an installed package lacks.
+fn not_installed(missing: &HashMap<String, String>) -> BTreeSet<&str> {
+    let absent = missing.iter().filter(|(_, why)| is_absent(why));
+    absent
+        .map(|(name, why)| match name.split_once('.') {
+            Some((package, _)) if why.ends_with(&format!("'{package}'")) => package,
+            _ => name.as_str(),
+        })
+        .collect()
 }
 
 /// Removes a failed fork's entries. An ordered guest stays until the zygote has answered.
@@ -511,4 +521,22 @@ fn group(resources: &Resources, pidfd: &OwnedFd) -> Option<Cgroup> {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_that_is_not_installed_is_named_once() {
+        let missing = [
+            ("scipy.stats", "ModuleNotFoundError: No module named 'scipy'"),
+            ("scipy.optimize", "ModuleNotFoundError: No module named 'scipy'"),
+            ("numpy", "ModuleNotFoundError: No module named 'numpy'"),
+            ("json.none", "ModuleNotFoundError: No module named 'json.none'"),
+            ("broken", "SyntaxError: invalid syntax"),
+        ];
+        let missing = missing.map(|(name, why)| (name.to_owned(), why.to_owned())).into();
+        assert_eq!(Vec::from_iter(not_installed(&missing)), ["json.none", "numpy", "scipy"]);
+    }
 }

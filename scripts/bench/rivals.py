@@ -1,5 +1,7 @@
 """Runs one rival for `npm run bench:host`: `python rivals.py monty|ipykernel|local-repl|dspy|docker-exec|docker-run`.
 
+`python rivals.py client` runs Sandglass by its own Python package, in bubblewrap.
+
 It takes the same orders as crates/cli/examples/bench.rs, as lines of JSON, and answers in the same way.
 """
 
@@ -20,6 +22,31 @@ if TYPE_CHECKING:
 IMAGE = "sandglass-base"
 ORDER_SECONDS = 5
 """An order ends after so long with the samples that it has: a container per cell takes half a second."""
+
+
+class Client:
+    """Sandglass's own Python package: the program beside this process, and the guest in bubblewrap."""
+
+    def __enter__(self) -> Client:
+        from sandglass import Sandbox
+
+        self.sandbox = Sandbox(backend="bubblewrap", host_functions={"echo": lambda text: text})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sandbox.close()
+
+    def execute(self, code: str) -> None:
+        self.sandbox.execute(code)
+
+    def host_calls(self, times: int) -> list[float]:
+        began = time.perf_counter()
+        self.sandbox.execute(f"for _ in range({times}):\n    echo('x')")
+        return [(time.perf_counter() - began) * 1000 / times]
+
+    def context(self, text: str) -> None:
+        self.sandbox.initialize(text)
+        self.sandbox.execute("len(context)")
 
 
 class Monty:
@@ -170,6 +197,7 @@ class DockerRun(DockerExec):
 
 
 RIVALS = {
+    "client": Client,
     "monty": Monty,
     "ipykernel": Kernel,
     "local-repl": LocalRepl,

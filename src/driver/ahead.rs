@@ -17,7 +17,7 @@ use web_sys::AbortController;
 
 use super::Driver;
 use crate::arguments::source;
-use crate::glue::{describe, disregard, thrown};
+use crate::glue::{describe, disregard, global, thrown};
 use crate::options::ExecuteOptions;
 use crate::outbox::JsBody;
 use crate::pieces::Pieces;
@@ -25,8 +25,8 @@ use crate::stop::Stop;
 use sandglass_core::error::Error;
 use sandglass_core::limits::MAX_WRITTEN_BYTES;
 use sandglass_core::packages::imported_modules;
+use sandglass_core::predictions::{Lines, Prediction, Source};
 use sandglass_core::session::{Command, Input, Package, Wanted};
-use sandglass_core::speculate::{Lines, Prediction, Source};
 use sandglass_core::stats::Stats;
 
 /// The assumed memory of a machine in GiB, if the browser does not tell.
@@ -53,7 +53,7 @@ pub(super) fn copied_bytes() -> f64 {
 
 /// A positive number that the browser tells about its machine.
 fn of_navigator(name: &str) -> Option<f64> {
-    let navigator = Reflect::get(&js_sys::global(), &"navigator".into()).ok()?;
+    let navigator = Reflect::get(&global(), &"navigator".into()).ok()?;
     let number = Reflect::get(&navigator, &name.into()).ok()?.as_f64()?;
     (number > 0.0).then_some(number)
 }

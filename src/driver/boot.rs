@@ -18,7 +18,7 @@ use wasm_bindgen_futures::{JsFuture, spawn_local};
 use super::Driver;
 use super::slots::{Act, GuestSlot, Held, UnconfirmedInit};
 use crate::assets::{self, Assets};
-use crate::glue::{Glue, describe};
+use crate::glue::{Glue, failure};
 use crate::guest_frame::{Guest, NO_PROCESSES};
 use crate::options::Isolation;
 use crate::snapshot;
@@ -73,7 +73,7 @@ impl Driver {
         let guest = match Guest::open(&self.glue, self.options.isolation) {
             Ok(guest) => guest,
             Err(error) => {
-                let error = Error::BootFailed(describe(&error));
+                let error = failure(&error, Error::BootFailed);
                 return self.feed(Input::Guest(Slot::Main, GuestInput::Lost(error)));
             }
         };
@@ -170,7 +170,7 @@ impl GuestSlot {
             _ => Ok(()),
         };
         if let Err(error) = done {
-            let error = Error::BootFailed(describe(&error));
+            let error = failure(&error, Error::BootFailed);
             driver.feed(Input::Guest(Slot::Main, GuestInput::Lost(error)));
         }
     }
@@ -184,12 +184,15 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
             .processes()
             .ok_or_else(|| Error::BootFailed(NO_PROCESSES.to_owned()))?;
         let prepared = JsFuture::from(processes.prepare()).await;
-        prepared.map_err(|missing| Error::BackendUnavailable(describe(&missing)))?;
+        prepared.map_err(|missing| failure(&missing, Error::BackendUnavailable))?;
     }
     let assets = Assets::load(base, glue);
     let launched = async {
         let script = assets.script().await?;
         on_guest(&|driver, held| held.with_guest(driver, |guest| guest.launch(glue, &script)));
+        Ok(())
+    };
+    let compiled = async {
         let wasm = assets.wasm().await?;
         if !isolation.is_closed() {
             assets.verified().await?;
@@ -203,10 +206,10 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
             Some(_) => None,
             None => assets.snapshot(base, glue).await,
         };
-        (snapshot, packed, maker)
+        Ok((snapshot, packed, maker))
     };
-    let (launched, (snapshot, packed, maker)) = both(launched, found).await;
-    launched?;
+    let pyodide = both(launched, compiled);
+    let (_, (snapshot, packed, maker)) = both(pyodide, found).await?;
     if !isolation.is_closed() {
         assets.verified().await?;
     }
@@ -226,23 +229,26 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
     assets.verified().await
 }
 
-/// Waits for two futures at the same time. Returns both results.
-async fn both<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
+/// Waits for two results at the same time. Returns the first error at once.
+async fn both<A, B, E>(
+    a: impl Future<Output = Result<A, E>>,
+    b: impl Future<Output = Result<B, E>>,
+) -> Result<(A, B), E> {
     let (mut a, mut b) = (pin!(a), pin!(b));
     let (mut first, mut second) = (None, None);
     poll_fn(|context| {
         if first.is_none()
-            && let Poll::Ready(value) = a.as_mut().poll(context)
+            && let Poll::Ready(result) = a.as_mut().poll(context)
         {
-            first = Some(value);
+            first = Some(result?);
         }
         if second.is_none()
-            && let Poll::Ready(value) = b.as_mut().poll(context)
+            && let Poll::Ready(result) = b.as_mut().poll(context)
         {
-            second = Some(value);
+            second = Some(result?);
         }
         match (first.take(), second.take()) {
-            (Some(a), Some(b)) => Poll::Ready((a, b)),
+            (Some(a), Some(b)) => Poll::Ready(Ok((a, b))),
             (a, b) => {
                 (first, second) = (a, b);
                 Poll::Pending

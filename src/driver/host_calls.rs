@@ -15,7 +15,7 @@ use web_sys::{AbortController, AbortSignal};
 
 use super::{Driver, notify};
 use crate::budget::{JsBudget, usage};
-use crate::convert::{decode, encode};
+use crate::convert::{decode, encode, is_tuple};
 use crate::glue::{describe, get, now, object};
 use crate::outbox::JsBody;
 use sandglass_core::budget::{Budget, BudgetLimits};
@@ -56,13 +56,7 @@ impl Driver {
         }
         let promise = decode(args)
             .map_err(|error| JsValue::from_str(&error.to_string()))
-            .and_then(|args| {
-                let args = match args.dyn_into::<Array>() {
-                    Ok(args) => args,
-                    Err(only) => Array::of1(&only),
-                };
-                self.invoke(name, &args, &signal, budget)
-            });
+            .and_then(|decoded| self.invoke(name, &arguments(args, decoded), &signal, budget));
         let name = name.to_owned();
         let this = self.this.clone();
         // The user's promise may never settle. So waiting ends with the call.
@@ -211,6 +205,24 @@ impl Driver {
         let most = self.options.limits.max_value_bytes;
         encode(&value, &format!("the result of {name}"), most).map_err(|error| HostFailure(error.to_string()))
     }
+}
+
+/// The arguments for the user's function. Keyword arguments are one object at the end.
+fn arguments(encoded: &Encoded<JsBody>, decoded: JsValue) -> Array {
+    let args = match decoded.dyn_into::<Array>() {
+        Ok(args) => args,
+        Err(only) => return Array::of1(&only),
+    };
+    if !is_tuple(encoded) {
+        return args; // those of a query
+    }
+    let (Ok(positional), keywords) = (args.get(0).dyn_into::<Array>(), args.get(1)) else {
+        return Array::new();
+    };
+    if !keywords.is_null() {
+        positional.push(&keywords);
+    }
+    positional
 }
 
 /// The model that Python asked for, or `undefined`: callbacks never get `null`.

@@ -21,22 +21,18 @@ use sandglass_core::protocol::{Encoding, Event, ReplyStatus, Request};
 use sandglass_core::session::{Body, Effect, GuestInput, HostEffect, Input, Reply, Slot};
 
 impl Driver {
-    /// The name of the isolation of the sandbox's guests: the backend of the server once it is known, and otherwise the option's.
-    pub(crate) fn isolation(&self) -> &'static str {
-        let there = self.server.as_ref().and_then(|server| server.isolation());
-        there.unwrap_or_else(|| match self.options.isolation {
+    /// The name of the isolation of the sandbox's guests. A server's, and that of processes, is known from the first guest on.
+    pub(crate) fn isolation(&self) -> Option<String> {
+        if let Some(server) = &self.server {
+            return server.isolation().map(str::to_owned);
+        }
+        let name = match self.options.isolation {
             Isolation::Frame => "frame",
             Isolation::Worker => "worker",
             Isolation::Unconfined => "none",
-            Isolation::Process => {
-                let confinement = self.glue.processes().and_then(|processes| processes.confinement());
-                match confinement.as_deref() {
-                    Some("bubblewrap") => "bubblewrap",
-                    Some("deno") => "deno",
-                    _ => "none", // before the first guest
-                }
-            }
-        })
+            Isolation::Process => return self.glue.processes()?.confinement(),
+        };
+        Some(name.to_owned())
     }
 
     /// Starts the sandbox's own guest on a server.

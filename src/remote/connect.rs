@@ -9,7 +9,7 @@ use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::{AbortSignal, BinaryType, CloseEvent, MessageEvent, Response, WebSocket};
 
 use super::Backend;
-use crate::glue::{base64, bytes, describe, fetch, get, object};
+use crate::glue::{base64, bytes, describe, fetch, get, global, object};
 use sandglass_core::SUBPROTOCOL;
 use sandglass_core::error::Error;
 
@@ -65,7 +65,7 @@ pub(super) async fn open(backend: &Backend, wanted: &str, signal: Option<&AbortS
 }
 
 async fn create(backend: &Backend, wanted: &str, signal: Option<&AbortSignal>) -> Result<Session, Error> {
-    if get(&js_sys::global(), "WebSocket").is_undefined() {
+    if get(&global(), "WebSocket").is_undefined() {
         let why = "a backend is reached by a WebSocket, which this JavaScript runtime lacks: use Node.js 22 or newer; nothing was started";
         return Err(Error::BackendUnavailable(why.to_owned()));
     }

@@ -149,6 +149,8 @@ impl Options {
             functions: sandbox
                 .iter()
                 .flat_map(|sandbox| sandbox.host_functions.iter().map(|(name, _)| name.clone()))
+                // A name that begins with an underscore is not for code: `_tools` gives Python the object `tools`.
+                .filter(|name| !name.starts_with('_'))
                 .collect(),
             packages: self.packages.clone(),
             models: match &self.sub_model {

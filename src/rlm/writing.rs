@@ -4,7 +4,7 @@ use std::rc::{Rc, Weak};
 
 use crate::driver::{Driver, Written};
 use crate::glue::disregard;
-use sandglass_core::speculate::Source;
+use sandglass_core::predictions::Source;
 use sandglass_rlm::writing::{self, Step};
 
 /// A reply that is being written.

@@ -38,15 +38,16 @@ async function startIn(page, url) {
  * @param {string} only
  */
 export async function testAssets(page, score, only) {
-  /** @type {{ file?: string, fault?: string }} */
+  /**
+   * The present fault, and the files that wait: each calls a function, and goes on when its promise resolves.
+   * @type {{ file?: string, fault?: string, waiting?: Record<string, () => Promise<void>> }}
+   */
   let now = {};
-  /** Holds the answer for the standard library back. */
-  let library = Promise.resolve();
   const server = createServer(async (request, response) => {
     const name = (request.url ?? "/").slice(1);
     const body = await readFile(join(root, "dist", name)).catch(() => undefined);
-    if (name === LIBRARY) await library;
     const made = body && (name === now.file ? FAULTS[now.fault ?? ""](body) : { body });
+    await now.waiting?.[name]?.();
     if (made === "hang up") return void response.destroy();
     response.writeHead(made?.status ?? (made ? 200 : 404), {
       "Access-Control-Allow-Origin": "*",
@@ -123,8 +124,8 @@ export async function testAssets(page, score, only) {
     },
   );
   await score.test("assets: code that needs the library waits for it, and can be stopped", async () => {
-    let release = () => {};
-    library = new Promise((resolve) => (release = resolve));
+    const held = gate();
+    now = { waiting: { [LIBRARY]: () => held.opened } };
     const fresh = await startIn(page, url);
     const stopped = await fresh.evaluate(async () => {
       const { sandbox } = /** @type {any} */ (globalThis);
@@ -139,13 +140,29 @@ export async function testAssets(page, score, only) {
       const { result, error } = await /** @type {any} */ (globalThis).sandbox.execute(code);
       return result ?? error;
     });
-    release();
+    held.open();
     const result = await javascript;
     await fresh.close();
     const wanted = JSON.stringify([["interrupted", "timeout", "kept"], "1"]);
     const got = JSON.stringify([stopped, result]);
     return got === wanted ? [] : [`got ${got}`];
   });
+  for (const waits of ["snapshot.bin", "pyodide.asm.wasm", "guest.txt"]) {
+    const atOnce = `assets: a file that fails is told while ${waits} is still under way`;
+    if (!atOnce.includes(only)) continue;
+    const file = waits === "pyodide.asm.wasm" ? "guest.txt" : "pyodide.asm.wasm";
+    const [asked, told] = [gate(), gate()];
+    const hold = () => (asked.open(), told.opened);
+    now = { file, fault: "missing", waiting: { [waits]: hold, [file]: () => asked.opened } };
+    const context = await page.browser().createBrowserContext(); // without a snapshot in its cache
+    const fresh = await context.newPage();
+    await fresh.goto(page.url());
+    const { code, message } = await create(fresh);
+    told.open();
+    await context.close();
+    const right = code === "asset_failed" && message.includes(file);
+    score.add(atOnce, right ? [] : [`got ${code}: ${message}`]);
+  }
   now = {};
   const name = "assets: once they are good, the next sandbox starts";
   if (name.includes(only)) {
@@ -153,4 +170,12 @@ export async function testAssets(page, score, only) {
     score.add(name, made.result === "'c'" ? [] : [`got ${JSON.stringify(made)}`]);
   }
   await close();
+}
+
+function gate() {
+  /** @type {() => void} */
+  let open = () => {};
+  /** @type {Promise<void>} */
+  const opened = new Promise((resolve) => (open = resolve));
+  return { open, opened };
 }

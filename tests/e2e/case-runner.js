@@ -275,6 +275,14 @@ const BEHAVIOURS = {
     (...args) =>
       args,
   first: () => (value) => value,
+  // Answers for one tool, as `sandglass/ai` does, with the arguments that came.
+  tools: () => (which, name, json) => {
+    const properties = { where: { type: "object" }, most: { type: "integer", default: 5 } };
+    const inputSchema = { type: "object", properties, required: ["where"] };
+    if (which === "list") return JSON.stringify([{ name: "find-all", description: "Finds things.", inputSchema }]);
+    if (name !== "find-all") throw new Error(`there is no tool ${name}`);
+    return json;
+  },
   kind: () => (value) => Object.prototype.toString.call(value),
   function: () => () => () => 1,
 };

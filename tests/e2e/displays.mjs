@@ -242,7 +242,7 @@ async function keepsItsLooks(page, sanitize) {
   });
 }
 
-/** Checks the cases of `tests/displays/sanitized.json`, which `host/src/html.rs` reads as well. @param {Sanitize} sanitize */
+/** Checks the cases of `tests/displays/sanitized.json`, which `host/tests/guests/displays.rs` reads as well. @param {Sanitize} sanitize */
 async function becomesTheSame(sanitize) {
   /** @type {[html: string, clean: string][]} */
   const cases = JSON.parse(ordinary("sanitized.json"));

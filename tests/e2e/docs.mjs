@@ -35,7 +35,7 @@ const pages = (await readdir(join(root, "docs"), { recursive: true }))
   .filter((path) => path.endsWith(".md") && !WITHOUT_SAMPLE.test(path))
   .sort();
 
-/** @type {Record<string, (asked: { turn: number }) => string>} */
+/** @type {Record<string, (asked: import("./rlm-server.mjs").Asked) => import("./rlm-server.mjs").Reply>} */
 const MODELS = {
   // Looks for the rain, then answers.
   large: ({ turn }) =>
@@ -43,6 +43,12 @@ const MODELS = {
       ? "I look for the word.\n```repl\nhits = search_context('rain', window=0)\nprint(len(hits))\n```"
       : "```repl\nFINAL(llm_query('Which letter complains? ' + context[:100]))\n```",
   small: () => "the first letter",
+  // Runs code in which tools are called, and then says what it printed.
+  agent: ({ messages, last }) => {
+    const code = "print(max(context, key=lambda city: tools.weather(city)['degrees']))";
+    if (messages.at(-1)?.role !== "tool") return { tool: "python", input: { code } };
+    return `It is ${last.replace("Output:", "").trim()}.`;
+  },
 };
 
 const { frameHash } = await import("../../dist/assets.js");

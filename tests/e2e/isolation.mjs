@@ -299,6 +299,8 @@ async function policies() {
         "boot_failed",
         "trusted-types sandglass",
       ],
+      "a second copy of the package": [`${allowed}; trusted-types sandglass`, "boot_failed", "'allow-duplicates'"],
+      "a second copy that is allowed": [`${allowed}; trusted-types sandglass 'allow-duplicates'`, "2"],
     }),
   };
   for (const [what, [policy, ...wanted]] of Object.entries(cases)) {
@@ -309,7 +311,9 @@ async function policies() {
       const site = await serve(root, { headers });
       const page = await host.browser.newPage();
       await page.goto(`${site.url}/tests/e2e/page.html`);
-      const told = await page.evaluate(async () => {
+      const told = await page.evaluate(async (isSecond) => {
+        // The first copy has made its policy.
+        if (isSecond) /** @type {any} */ (window).trustedTypes.createPolicy("sandglass", {});
         const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
         const run = async () => {
           const sandbox = await createSandbox();
@@ -317,7 +321,7 @@ async function policies() {
           return (await sandbox.execute("1 + 1")).result;
         };
         return run().catch((error) => `${error.code}: ${error.message}`);
-      });
+      }, what.startsWith("a second copy"));
       await page.close();
       await site.close();
       if (wanted[0] === "2") return unequal(told, "2");

@@ -25,7 +25,7 @@ const seed = Number(values.seed);
 const cycles = Number(values.cycles);
 
 /** Time after which a test counts as hung. */
-const TEST_MS = 90_000;
+const TEST_MS = 240_000;
 /** The name of a worker's thread in the pages' processes. */
 const WORKER_THREADS = { chromium: "DedicatedWorker", firefox: "DOM Worker" };
 

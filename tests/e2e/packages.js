@@ -418,7 +418,7 @@ except ModuleNotFoundError:
   },
 
   async "waiting for a package is nobody's time, and can be stopped"() {
-    const sandbox = await createReady({ timeout: 2000, autoImport: true });
+    const sandbox = await createReady({ timeout: 4000, autoImport: true });
     await forget();
     await page.hold("answers");
     try {
@@ -431,7 +431,7 @@ except ModuleNotFoundError:
       setTimeout(() => sandbox.interrupt(), 100);
       same("interrupted", (await waiting).outcome, "interrupted");
       const late = sandbox.execute("import attr\nprint('late')");
-      setTimeout(() => page.hold(), 4000);
+      setTimeout(() => page.hold(), 6000);
       same("not its time", [(await late).outcome, (await late).stdout], ["ok", "late\n"]);
       same("it works", await prints(sandbox, "print(1 + 1)"), "2");
       const ended = createReady();

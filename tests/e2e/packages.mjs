@@ -1,9 +1,10 @@
 // Packages: real wheels and forged ones, served from here. The tests themselves are in packages.js.
 //   node tests/e2e/packages.mjs --browser chromium|firefox [--shared] [--all] [--only part-of-a-name]
 import { readFile } from "node:fs/promises";
+import { createServer } from "node:http";
 import { join } from "node:path";
 import { version } from "pyodide";
-import { openBrowser, readArguments, root, Score } from "./harness.mjs";
+import { listen, openBrowser, readArguments, root, Score } from "./harness.mjs";
 import { entry, packageOf, realWheels, serveFiles, sha256 } from "./wheels.mjs";
 
 const { browser: name, only, shared, all } = readArguments();
@@ -17,9 +18,10 @@ const STATES = new Set([
   "packages that come later are in every guest",
   "undo, restore and fork with packages",
 ]);
+const ENDLESS_TEST = "an index that never ends its answer is refused, and hung up on";
 const CDN_TEST = "packages of the release come from its CDN, and are checked";
 /** Time after which a test counts as hung. */
-const TEST_MS = 90_000;
+const TEST_MS = 240_000;
 
 const { files: wheels, packages } = await realWheels();
 /** @type {Map<string, Buffer | string>} */
@@ -98,6 +100,7 @@ try {
     page = await open();
   }
   if (score.wants(CDN_TEST) && !shared) await score.test(CDN_TEST, () => fromCdn(), TEST_MS);
+  if (score.wants(ENDLESS_TEST) && !shared) await score.test(ENDLESS_TEST, () => endless(), TEST_MS);
   score.add("nothing is thrown into the page", uncaught);
 } catch (error) {
   score.fail("the tests could not be run", [String(/** @type {Error} */ (error).stack ?? error)]);
@@ -135,6 +138,30 @@ async function fromCdn() {
   if (!/^asset_failed: .*six.*404/.test(told[0])) problems.push(`a missing file: ${told[0]}`);
   if (!/^integrity: .*SHA-256/.test(told[1])) problems.push(`another file: ${told[1]}`);
   return problems;
+}
+
+async function endless() {
+  const spaces = Buffer.alloc(1 << 20, " ");
+  const server = createServer((_, response) => {
+    response.writeHead(200, { "Access-Control-Allow-Origin": "*", "Content-Type": "application/json" });
+    const write = () => {
+      while (!response.destroyed && response.write(spaces));
+    };
+    response.on("drain", write);
+    write();
+  });
+  const hungUp = new Promise((resolve) => server.on("request", (_, response) => response.on("close", resolve)));
+  const { url, close } = await listen(server);
+  const page = await openPage();
+  const told = await page.evaluate(async (packageIndexUrl) => {
+    const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+    const sandbox = await createSandbox({ packageIndexUrl });
+    return sandbox.loadPackages(["pypi:six"]).catch((/** @type {any} */ error) => `${error.code}: ${error.message}`);
+  }, url);
+  await hungUp;
+  await page.close();
+  await close();
+  return /^asset_failed: .*six.*longer than \d+ bytes; nothing was installed/.test(told) ? [] : [`told ${told}`];
 }
 
 async function open() {

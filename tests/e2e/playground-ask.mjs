@@ -16,6 +16,9 @@ const { answered, ask, choose, endpoint, exported, open, runs, shownRun, statuse
   server.url,
 );
 
+/** @param {string} selector */
+const isShown = (selector) => page.$eval(selector, (it) => it.checkVisibility());
+
 /** The steps in their order. Each finds the page as the step before left it. @type {Record<string, import("./visit.mjs").Step>} */
 const STEPS = {
   "opens with a question, and with a recorded run to look at": async (check) => {
@@ -37,7 +40,7 @@ const STEPS = {
       `what it spent: ${await text("#meters")}`,
       /Calls\d\d of 500.*Tokens[\d,]+Cost0Time[\d.]+ s of 10 min/.test(await text("#meters")),
     );
-    check("no notebook is started", (await page.$("#notebook[hidden]")) && !(await page.$(".cell")));
+    check("no notebook is started", !(await isShown("#notebook")) && !(await page.$(".cell")));
     await screenshot("first", 1360);
     await page.setViewport({ width: 1360, height: 1000 });
   },
@@ -470,13 +473,15 @@ const STEPS = {
   },
 
   "shares its model with the notebook, which starts when it is looked at": async (check) => {
-    await page.click("#to-notebook");
+    await page.evaluate(() => scrollTo(0, 500));
+    await page.evaluate(() => document.getElementById("to-notebook")?.click()); // a real click would scroll there first
     await page.waitForSelector('#state[data-state="ready"]');
     check("the cells are there", (await page.$$(".cell")).length === 3);
     check("the model's form came along", await page.$("aside #model"));
-    check("the other view is hidden", await page.$("#ask[hidden]"));
+    check("the other view is hidden", !(await isShown("#ask")));
+    check("it is shown from its top", (await page.evaluate(() => scrollY)) === 0);
     await page.click("#to-ask");
-    await page.waitForSelector("#ask:not([hidden])");
+    await page.waitForSelector("#ask", { visible: true });
     check("and goes back", await page.$("#settings #model"));
     check("with the run", (await text("#answer-text")) === "The door is blue.");
   },

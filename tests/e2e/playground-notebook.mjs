@@ -1,7 +1,7 @@
 // Steps of a visit to the playground's notebook: cells that last, are saved, opened and linked; ways back and aside; packages,
 // displays and models. They go on where the steps of playground.mjs end.
 import { execFileSync } from "node:child_process";
-import { writeFile } from "node:fs/promises";
+import { readFile, writeFile } from "node:fs/promises";
 import { createServer } from "node:http";
 import { join } from "node:path";
 import { deflateRawSync } from "node:zlib";
@@ -33,6 +33,7 @@ const FOREIGN = {
         { output_type: "execute_result", execution_count: 7, data: { "text/plain": ["'a value'"] } },
         { output_type: "error", ename: "ValueError", evalue: ATTACK, traceback: ["\u001b[31mred\u001b[0m"] },
         { output_type: "nonsense" },
+        { output_type: "stream", name: "stdout", text: "x".repeat(100_001) },
       ],
     },
     { cell_type: "raw", source: "as it is" },
@@ -91,14 +92,6 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
       const shown = await text(cell(4, ".result"));
       check(`with their outputs: ${shown}`, /printed\n.*'over a reload'.*Saved output/s.test(shown));
       check("nothing has run", !(await page.$('#variable-rows button[title="Show kept"]')));
-      const other = await browser.newPage();
-      await other.goto(`${site.url}/www/#notebook`);
-      await other.waitForSelector(".cell");
-      await other.click("#add-cell");
-      await other.waitForFunction(() =>
-        /open in another tab/.test(document.querySelector("#saved")?.textContent ?? ""),
-      );
-      await other.close();
       await page.evaluate(() => {
         for (let size = 4_000_000; size >= 100; size = Math.floor(size / 2)) {
           try {
@@ -115,6 +108,77 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
       });
       await paste(4, "kept = 2");
       await includes("#saved", "Saved in this browser");
+    },
+
+    "another tab saves once this one is closed, and replaces nothing that it has not seen": async (check) => {
+      // A store of its own, so that the tabs of this step are all there are.
+      const context = await browser.createBrowserContext();
+      const KEY = "sandglass.notebook";
+      const open = async () => {
+        const tab = await context.newPage();
+        await tab.goto(`${site.url}/www/#notebook`);
+        await tab.waitForSelector(".cell");
+        // A tab in the background has no frames, so a timer looks.
+        const often = { polling: 100, timeout: 60_000 };
+        const says = async (/** @type {string} */ words) => {
+          const has = (/** @type {string} */ words) => document.querySelector("#saved")?.textContent?.includes(words);
+          await tab.waitForFunction(has, often, words).catch(async () => {
+            const said = await tab.$eval("#saved", (it) => it.textContent);
+            throw new Error(`a tab should say “${words}”, and says “${said}”`);
+          });
+        };
+        /** Waits until so many cells are kept. @param {number} count */
+        const holds = (count) =>
+          tab.waitForFunction(
+            (key, count) => JSON.parse(localStorage.getItem(key) ?? "").cells.length === count,
+            often,
+            KEY,
+            count,
+          );
+        /** The number of cells that are kept; undefined if they cannot be read. */
+        const kept = () =>
+          tab.evaluate((key) => {
+            try {
+              return JSON.parse(localStorage.getItem(key) ?? "").cells.length;
+            } catch {
+              return undefined;
+            }
+          }, KEY);
+        const add = () => tab.evaluate(() => document.getElementById("add-cell")?.click());
+        return { add, holds, kept, says, tab };
+      };
+      const first = await open();
+      await first.add();
+      await first.says("Saved in this browser");
+      check("the first tab saves", (await first.kept()) === 4);
+
+      const second = await open();
+      await second.add();
+      await second.says("open in another tab");
+      check("the second does not", (await second.kept()) === 4);
+      await first.tab.close();
+      await second.says("Saved in this browser");
+      check("until the first is closed", (await second.kept()) === 5);
+
+      await second.tab.evaluate((key) => localStorage.setItem(key, `${localStorage.getItem(key)}!`), KEY);
+      const third = await open();
+      await third.says("cannot be read");
+      await second.tab.close();
+      await third.add();
+      await third.says("Saved in this browser");
+      check("what cannot be read is replaced by a change", (await third.kept()) === 4);
+      const unread = await third.tab.evaluate((key) => localStorage.getItem(`${key}.unread`), KEY);
+      check(`and there is a copy of it: ${unread?.slice(-20)}`, unread?.endsWith("}!"));
+
+      const fourth = await open();
+      await third.add();
+      await third.holds(5);
+      await third.tab.close();
+      await fourth.says("another tab has saved other cells");
+      await fourth.add();
+      await fourth.tab.evaluate(() => dispatchEvent(new Event("pagehide"))); // saves at once
+      check("cells that a tab has not seen stay", (await fourth.kept()) === 5);
+      await context.close();
     },
 
     "saves a notebook that Jupyter reads": async (check) => {
@@ -173,6 +237,7 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
         `outputs: ${shown}`,
         ["printed\nbefore", "'a value'", ATTACK, "red"].every((part) => shown.includes(part)),
       );
+      check("what is left out is counted", shown.includes("101 more characters are not kept"));
       check("without colours of a terminal", !shown.includes("\u001b"));
       check("nothing has run", !(await page.evaluate(() => /** @type {any} */ (window).hacked)));
       // Code that nobody here has written or run does not run ahead either, which begins with a timer.
@@ -262,19 +327,35 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
     },
 
     "undoes a run, and tries something in a fork": async (check) => {
+      const earlier = { cell_type: "code", source: "", execution_count: 9_999, outputs: [] };
+      await open(JSON.stringify({ nbformat: 4, cells: [earlier] }));
+      await includes("#replace", "Open other.ipynb? (1 cell)");
+      await page.click("#replace-add");
+      /** The notice after a click. A run clears the one before. */
+      const notice = async () => {
+        await page.waitForSelector("#notice:not([hidden])");
+        return text("#notice");
+      };
       await run(5, "x = 1");
       await run(5, "x = 2");
       await page.click("#undo");
-      await includes("#notice", "Undone. Variables and files are as they were after run");
+      const undone = await notice();
+      check(undone, undone.startsWith("Undone. Variables and files are as they were after run"));
       check("the cell says so", await page.$(cell(5, ".undone")));
+      check("and no other, whatever number it has from elsewhere", (await page.$$(".undone")).length === 1);
       check("it is undone", (await run(5, "x")).value === "1");
       await page.click("#fork");
-      await includes("#notice", "Fork 1 has a copy of all variables");
+      const forked = await notice();
+      check(forked, forked.startsWith("Fork 1 has a copy of all variables"));
       check("with its variables", (await run(5, "x = x + 10; x")).value === "11");
       const [main, fork] = await page.$$("#branches button[aria-pressed]");
       check("the fork is chosen", (await fork.evaluate((it) => it.getAttribute("aria-pressed"))) === "true");
       await main.click();
       await page.waitForSelector('#branches li:first-child button[aria-pressed="true"]');
+      await run(6, "x = 3");
+      await page.click("#undo");
+      await page.waitForSelector(cell(6, ".undone"));
+      check("what ran in the fork is not undone", !(await page.$(cell(5, ".undone"))));
       check("the first has its own", (await run(5, "x")).value === "1");
       await page.click('#branches button[aria-label="Close Fork 1"]');
       await page.waitForSelector("#branches[hidden]");
@@ -307,10 +388,12 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
       await page.click("#packages button");
       await includes("#package-said", "Not loaded: ");
       await mirror.close();
+      // As pandas' Styler writes it.
+      const styled = await readFile(join(root, "tests/displays/styled-table.htm"), "utf8");
       const png = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
       const code = `import base64
 class Table:
-    def _repr_html_(self): return "<table><tr><td>42</td></tr></table><script>parent.hacked = 1</script>"
+    def _repr_html_(self): return ${JSON.stringify(styled)} + "<script>parent.hacked = 1</script>"
 class Picture:
     def _repr_png_(self): return base64.b64decode("${png}")
 display(Picture())
@@ -319,6 +402,9 @@ Table()`;
       await page.waitForSelector(cell(5, ".display iframe"));
       const sandbox = await page.$eval(cell(5, ".display iframe"), (it) => it.getAttribute("sandbox"));
       check(`the table has a frame without rights: ${sandbox}`, sandbox === "");
+      const frame = await (await page.$(cell(5, ".display iframe")))?.contentFrame();
+      const colour = await frame?.$eval("#T_t_row0_col0", (it) => getComputedStyle(it).backgroundColor);
+      check(`and its own colours: ${colour}`, colour === "rgb(144, 238, 144)");
       await page.waitForFunction(
         (img) => /** @type {HTMLImageElement | null} */ (document.querySelector(img))?.naturalWidth === 1,
         {},
@@ -328,16 +414,20 @@ Table()`;
     },
 
     "connects a model, and says what is wrong": async (check) => {
-      await page.select("#preset", "ollama");
-      const address = () => page.$eval('input[name="base-url"]', (it) => /** @type {HTMLInputElement} */ (it).value);
-      check(`a preset has its address: ${await address()}`, (await address()) === "http://localhost:11434/v1");
-      await page.select("#preset", "own");
-      const origin = endpoint.replace(/\/v1$/, "");
       const closed = await listen(createServer());
       await closed.close();
+      const gone = closed.url;
+      await page.select("#preset", "ollama");
+      const address = () => page.$eval('input[name="base-url"]', (it) => /** @type {HTMLInputElement} */ (it).value);
+      check(`a preset has its address: ${await address()}`, (await address()) === "http://127.0.0.1:11434/v1");
+      await page.locator('input[name="base-url"]').fill(`${gone}/v1`);
+      await page.click("#test-model");
+      await includes("#tested", `OLLAMA_ORIGINS=${site.url}`);
+      await page.select("#preset", "own");
+      const origin = endpoint.replace(/\/v1$/, "");
       for (const [url, model, said] of [
         ["ftp://example.com", "", "has to begin with https://"],
-        [`${closed.url}/v1`, "", "Nothing answers there, or it does not allow this page"],
+        [`${gone}/v1`, "", "Nothing answers there, or it does not allow this page"],
         [`${origin}/page`, "", "not with JSON"],
         [`${origin}/locked`, "", "It needs a key"],
         [`${origin}/elsewhere`, "", "Most base URLs end in /v1"],

@@ -31,16 +31,38 @@ const { browser, complaints, includes, name, page, results, screenshot, site, te
 const helpers = noting(visitor);
 const { cell, ended, keys, logged, paste, run, state, states } = helpers;
 
+/** Chooses the endpoint as the model. */
+async function connect() {
+  await page.select("#preset", "own");
+  await page.locator('input[name="base-url"]').fill(endpoint.url);
+  await page.locator('input[name="model-name"]').fill("tiny");
+  await page.locator('input[name="key"]').fill("secret");
+}
+
 /** The steps in their order. Each finds the page as the step before left it. @type {Record<string, import("./visit.mjs").Step>} */
 const STEPS = {
-  "the policy has the hash of the frame's script": async (check) => {
-    const policy = await readFile(join(root, "www/index.html"), "utf8");
-    const hash = `'sha256-${createHash("sha256").update(frame).digest("base64")}'`;
-    check(`script-src in www/index.html has to allow ${hash}`, policy.includes(hash));
+  "the policy has the hashes of the frame's script and the page's own": async (check) => {
+    const html = await readFile(join(root, "www/index.html"), "utf8");
+    const [, own = ""] = /<script>([^]*?)<\/script>/.exec(html) ?? [];
+    for (const script of [frame, own]) {
+      const hash = `'sha256-${createHash("sha256").update(script).digest("base64")}'`;
+      check(`script-src in www/index.html has to allow ${hash}`, html.includes(hash));
+    }
   },
 
   "boots to ready, shows the way there and what it can do": async (check) => {
+    // Notes the view as the parser reaches the header's title, which is long before the page's modules run.
+    const { identifier } = await page.evaluateOnNewDocument(() => {
+      new MutationObserver((_, observer) => {
+        if (!document.querySelector("h1")) return;
+        observer.disconnect();
+        Object.assign(window, { firstView: document.documentElement.dataset.view });
+      }).observe(document, { childList: true, subtree: true });
+    });
     await page.goto(`${site.url}/www/#notebook`);
+    await page.removeScriptToEvaluateOnNewDocument(identifier);
+    const first = await page.evaluate(() => /** @type {any} */ (window).firstView);
+    check(`the view that is named is the first: ${first}`, first === "notebook");
     await page.waitForSelector("#steps:not([hidden]) .reached");
     await state("ready");
     check("it was booting before", (await states()).includes("booting"));
@@ -222,10 +244,7 @@ const STEPS = {
   },
 
   "asks an OpenAI-compatible endpoint, and lets go of it when stopped": async (check) => {
-    await page.select("#preset", "own");
-    await page.locator('input[name="base-url"]').fill(endpoint.url);
-    await page.locator('input[name="model-name"]').fill("tiny");
-    await page.locator('input[name="key"]').fill("secret");
+    await connect();
     const { value } = await run(4, 'llm_query("Say hello")');
     check(`the endpoint's answer: ${value}`, value === "'tiny, with its key: Say hello'");
     await paste(4, 'llm_query("never answer")');
@@ -263,12 +282,43 @@ const STEPS = {
 
   "runs all cells up to the first that fails": async (check) => {
     await paste(3, "raise ValueError('stop here')");
+    await page.evaluate(() => {
+      const seen = /** @type {any} */ (window);
+      seen.gaps = 0;
+      seen.watch = setInterval(() => {
+        const isBusy = document.querySelector('.code-cell:not([data-state="idle"])');
+        if (isBusy && document.querySelector("#undo:not([disabled])")) seen.gaps++;
+      });
+    });
     await page.click("#run-all");
     check("the first two ran", (await ended(1)).badge === "ok" && (await ended(2)).badge === "ok");
     check("the third failed", (await ended(3)).badge === "error");
+    const gaps = await page.evaluate(() => {
+      const { gaps, watch } = /** @type {any} */ (window);
+      clearInterval(watch);
+      return gaps;
+    });
+    check(`nothing can be undone in between: ${gaps}`, gaps === 0);
     await state("ready");
     const ids = await page.$$eval(".count", (counts) => counts.map((it) => Number(it.textContent?.slice(1, -1))));
     check(`the fourth did not run: ${ids}`, ids[2] > ids[1] && ids[1] > ids[0] && ids[3] < ids[0]);
+  },
+
+  "leaves out cells that are deleted while others run": async (check) => {
+    await connect();
+    await paste(1, 'llm_query("answer later")');
+    await paste(2, "deleted = True");
+    await paste(3, "last = 1");
+    await page.click("#run-all");
+    await includes(cell(1, ".clock"), "waiting for the model");
+    await page.hover(cell(2));
+    await page.click(cell(2, ".to-close"));
+    endpoint.answerNow();
+    await page.waitForSelector('#variable-rows button[title="Show last"]');
+    check("the deleted one did not run", (await run(1, "'deleted' in globals()")).value === "False");
+    await page.click("#add-cell");
+    await page.select("#preset", "built-in");
+    await state("ready");
   },
 
   "restarts with the context and without the variables": async (check) => {
@@ -359,6 +409,8 @@ function expected(complaint) {
 async function modelEndpoint() {
   let letGo = () => {};
   const abandoned = new Promise((resolve) => (letGo = () => resolve(undefined)));
+  let answerNow = () => {};
+  const later = new Promise((resolve) => (answerNow = () => resolve(undefined)));
   const server = createServer((request, response) => {
     const cors = { "Access-Control-Allow-Origin": "*", "Access-Control-Allow-Headers": "*" };
     if (request.method === "OPTIONS") {
@@ -371,10 +423,11 @@ async function modelEndpoint() {
     }
     let body = "";
     request.setEncoding("utf8").on("data", (chunk) => (body += chunk));
-    request.on("end", () => {
+    request.on("end", async () => {
       const { model, messages } = JSON.parse(body);
       const prompt = messages[0].content;
       if (prompt === "never answer") return void response.on("close", letGo);
+      if (prompt === "answer later") await later;
       if (prompt === "fail") return void response.writeHead(500, cors).end("out of sand");
       const key = request.headers.authorization === "Bearer secret" ? "with its key" : "without";
       const content = `${model}, ${key}: ${prompt}`;
@@ -384,5 +437,5 @@ async function modelEndpoint() {
   });
   const { url, close } = await listen(server);
   // `abandoned` resolves when the page has closed the request that is never answered.
-  return { url: `${url}/v1`, abandoned, close };
+  return { url: `${url}/v1`, abandoned, answerNow, close };
 }

@@ -8,7 +8,7 @@ import { transform } from "esbuild";
 import { environment } from "../../scripts/project.mjs";
 import { openBrowser, readArguments, root, Score } from "./harness.mjs";
 import { startModelServer } from "./rlm-server.mjs";
-import { differences, promised, runInPage, runInShell } from "./samples.mjs";
+import { differences, promised, runInPage, runInPython, runInShell } from "./samples.mjs";
 
 const readme = await readFile(join(root, "README.md"), "utf8");
 /** The first sample in a language. @param {string} language */
@@ -32,6 +32,11 @@ try {
   await score.test("JavaScript: it logs what it says", async () => {
     const source = sample("js");
     return differences(await runInPage(page, source), promised(source));
+  });
+
+  await score.test("Python: it prints what it says", async () => {
+    const source = sample("python");
+    return differences(await runInPython(source), promised(source));
   });
 
   await score.test("TypeScript: it answers a question about a file", async () => {

@@ -14,7 +14,9 @@ import { listen } from "../../scripts/serve.mjs";
  * @typedef {{ kind: string, wait?: number, status?: number, headers?: Record<string, string>, body?: string, times?: number, match?: string }} Fault
  */
 
-/** The replies of each model. @type {Record<string, (asked: Asked) => string>} */
+/** A reply: text, or the call of a tool, which is not streamed. @typedef {string | { tool: string, input: object }} Reply */
+
+/** The replies of each model. @type {Record<string, (asked: Asked) => Reply>} */
 const POLICIES = {
   // Adds up numbers over three levels: each run cuts its context into parts, at line ends, for runs one level deeper.
   tree: ({ turn, task, last }) => {
@@ -155,12 +157,20 @@ export async function startModelServer(policies = POLICIES) {
       }
       if (fault.kind === "hang") return;
     }
-    const reply = policy(asked);
+    const replied = policy(asked);
+    const reply = typeof replied === "string" ? replied : "";
     const usage = { prompt_tokens: Math.ceil(text.length / 4), completion_tokens: Math.ceil(reply.length / 4) };
     if (!asked.stream) {
       if (fault?.kind === "empty choices") return void send(200, { choices: [], usage });
       if (fault?.kind === "invalid JSON") return void send(200, `{"choices": [`);
-      const choices = [{ index: 0, finish_reason: "stop", message: { role: "assistant", content: reply } }];
+      /** @type {object} */
+      let message = { role: "assistant", content: reply };
+      if (typeof replied !== "string") {
+        const { tool: name, input } = replied;
+        const call = { id: `call-${asked.messages.length}`, type: "function" };
+        message = { ...message, tool_calls: [{ ...call, function: { name, arguments: JSON.stringify(input) } }] };
+      }
+      const choices = [{ index: 0, finish_reason: reply ? "stop" : "tool_calls", message }];
       return void send(200, { choices, usage });
     }
 

@@ -53,6 +53,7 @@ const ENTRIES = {
   sandglass: "/pyodide-glue/index.js",
   "sandglass/rlm": "/pyodide-glue/rlm.js",
   "sandglass/models": "/pyodide-glue/models.js",
+  "sandglass/ai": "/dist/ai.js",
   "sandglass/display": "/dist/display.js",
 };
 

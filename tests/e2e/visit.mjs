@@ -70,6 +70,18 @@ export async function visit(suite) {
     await page.screenshot({ path: join(results, `${suite}-${name}-${what}.png`) });
   };
 
+  /** Takes a screenshot of a step that has failed. The page may be stuck, so it waits for no frame, and not for long. */
+  const failed = async () => {
+    /** @type {NodeJS.Timeout | undefined} */
+    let timer;
+    const late = new Promise((resolve) => (timer = setTimeout(resolve, 10_000)));
+    const taken = page
+      .bringToFront()
+      .then(() => page.screenshot({ path: join(results, `${suite}-${name}-failed.png`) }));
+    await Promise.race([taken.catch(() => {}), late]);
+    clearTimeout(timer);
+  };
+
   /**
    * What axe-core finds wrong with the page as it is, for people who do not see it or use no mouse. Only Chromium has themes to choose.
    * @param {string[]} [themes]
@@ -122,7 +134,7 @@ export async function visit(suite) {
       } catch (error) {
         broken = /** @type {Error} */ (error);
         problems.push(String(broken.stack), ...complaints);
-        await screenshot("failed").catch(() => {});
+        await failed();
       }
       score.add(step, problems);
       if (problems.length === 0) console.log(`✓ ${step} (${((Date.now() - begin) / 1000).toFixed(1)} s)`);

@@ -14,12 +14,6 @@ const STACK = ["recursion"];
 /** Files about a guest's process: its files, streams, bounds and end. */
 const PROCESS = ["execution", "files", "hostile", "lifecycle", "output", "recovery", "settings", "stopping"];
 
-/**
- * A case in which no checkpoint may come between two executions. One comes if the first took long, as it may where each message
- * goes through a pipe.
- */
-const AT_ONCE = ["history/undo_says_when_it_cannot"];
-
 /** Keys of options and steps that make Python wait for the page or stop it, and words of such code. */
 const WAITS =
   /"(timeout|abort|interrupt|interrupt_after_ms|together|destroy|\w*Timeout|gracePeriod|budget|max\w*Calls\w*)":|_query|async|await|input|getpass|sleep|signal|while True/;
@@ -51,11 +45,11 @@ const PLACES = {
     why: "such pages differ in how Python waits, and in its stack",
   },
   node: {
-    runs: (test) => isOf(test, [...STACK, "history", "lifecycle", "stopping"]) && !isOf(test, AT_ONCE),
+    runs: (test) => isOf(test, [...STACK, "history", "lifecycle", "stopping"]),
     why: "guests in processes differ in how Python waits and ends, in its stack, and in how messages and checkpoints cross",
   },
   deno: { runs: (test) => isOf(test, ["stopping"]), why: "it has the glue of Node.js" },
-  bun: { runs: (test) => isOf(test, ["history"]) && !isOf(test, AT_ONCE), why: "its guests are those of Node.js" },
+  bun: { runs: (test) => isOf(test, ["history"]), why: "its guests are those of Node.js" },
   subprocess: { runs: (test) => isOf(test, PROCESS), why: "bubblewrap has the same runtime and transport" },
   docker: { runs: (test) => !isPythonAlone(test), why: "Python is the same as in bubblewrap" },
 };

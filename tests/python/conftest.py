@@ -124,6 +124,7 @@ class FakeBridge:
     def __init__(self) -> None:
         self.messages: list[tuple[str, int, str]] = []
         self.calls: list[tuple[str, list[Any]]] = []
+        self.lines: list[tuple[int, ...]] = []  # of calls of user's functions: cell and line
         self.events: list[str] = []
         self.displays: list[tuple[str, bytes]] = []
         self.slept: list[float | None] = []
@@ -142,12 +143,20 @@ class FakeBridge:
         self.displays.append((mime, data))
         self.events.append("display")
 
+    def flat(self, value: Any) -> list[Any]:
+        """The arguments of a call; keyword arguments are one dict at the end."""
+        if isinstance(value, tuple):
+            args, kwargs, *line = value
+            self.lines.append(tuple(line))
+            return [*args, kwargs] if kwargs else args
+        return [value] if isinstance(value, str) else value
+
     def host_call(self, name: str, calls: list[tuple[Encoding, str | bytes]]) -> list[Answer]:
         self.events.append("call")
         if self.interrupt_call:
             raise KeyboardInterrupt
         decoded = [body if isinstance(body, str) else values.decode(encoding, body) for encoding, body in calls]
-        arguments = [[value] if isinstance(value, str) else value for value in decoded]
+        arguments = [self.flat(value) for value in decoded]
         self.calls.append((name, arguments))
         replies = []
         for args in arguments:

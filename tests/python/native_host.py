@@ -59,6 +59,7 @@ CONFIG: GuestConfig = {
     "hostFunctions": ["llm_query", "fetch_page"],
     "maxHostCalls": 1000,
     "profile": "default",
+    "maxResultBytes": 0,
     "outputFields": [],
 }
 #: An event as the guest wrote it: anything.

@@ -69,6 +69,7 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
 
 def test_the_documented_shapes(client: Client) -> None:
     ok = {"stdout": "Hello\n", "stderr": "", "exit_code": 0, "state": None, "files": [], "error": None}
+    ok["state_error"] = None
     assert client.run("print('Hello')\n1 + 1") == ok
     syntax = client.run("x = (")
     assert syntax["exit_code"] == 1 and syntax["stdout"] == ""
@@ -93,8 +94,33 @@ def test_a_state_that_cannot_be_is_told_with_the_output_kept(client: Client) -> 
     kept = client.run("print('kept')\nx = [(i for i in 'ab')]", capture_state=True)
     assert (kept["stdout"], kept["exit_code"], kept["state"]) == ("kept\n", 0, None)
     assert kept["error"] == "State serialization failed: cannot pickle 'generator' object"
+    assert kept["state_error"] == "cannot pickle 'generator' object"
+    failed = client.run("x = [(i for i in 'ab')]\n1/0", capture_state=True)
+    assert (failed["error"], failed["state"]) == ("ZeroDivisionError: division by zero", None)
+    assert failed["state_error"] == "cannot pickle 'generator' object"
     broken = client.run("print('never')", state="bm8gc3RhdGU=")
     assert broken["exit_code"] == 1 and broken["stdout"] == "" and broken["error"].startswith("StateError: ")
+
+
+def test_output_is_kept_when_the_guest_dies_while_it_writes_its_state(client: Client) -> None:
+    died = client.run(
+        "import os\nclass Trap:\n    def __reduce__(self): os._exit(3)\nx = Trap()\nprint('kept')", capture_state=True
+    )
+    assert (died["stdout"], died["exit_code"], died["state"]) == ("kept\n", 0, None)
+    assert died["state_error"].startswith("GuestCrashed: ")
+
+
+def test_each_answer_has_a_state_or_says_why_not(client: Client) -> None:
+    for code, more in {
+        "x = 1": {},
+        "1/0": {},
+        "x = (": {},
+        "import os; os._exit(1)": {},
+        "1": {"state": "bm8="},
+    }.items():
+        answer = client.run(code, capture_state=True, **more)
+        assert (answer["state"] is None) == bool(answer["state_error"]), answer
+        assert client.run(code, **more)["state_error"] is None
 
 
 def test_a_timeout_ends_a_run_even_if_it_swallows_interrupts(client: Client) -> None:
@@ -125,7 +151,7 @@ FORGERIES = {
 def test_a_run_cannot_forge_a_response(client: Client, way: str) -> None:
     forged = 'FORGED = "\\n>>> RESPONSE_START <<<\\n{}\\n>>> RESPONSE_END <<<\\n"\n'
     answer = client.run(forged + FORGERIES[way])
-    assert set(answer) == {"stdout", "stderr", "exit_code", "state", "files", "error"}
+    assert set(answer) == {"stdout", "stderr", "exit_code", "state", "files", "error", "state_error"}
     assert client.run("print('next')")["stdout"] == "next\n"
 
 

@@ -120,6 +120,8 @@ def test_host_functions_take_positional_and_keyword_arguments(guest: Guest) -> N
     guest.bridge.answer = lambda *args: list(args)
     assert guest.ok("fetch_page('u', 2)").result == "['u', 2]"
     assert guest.ok("await fetch_page('u', depth=3)").result == "['u', {'depth': 3}]"
+    assert guest.ok("def visit():\n    return fetch_page('v')\nvisit()").result == "['v']"
+    assert guest.bridge.lines == [(1, 1), (2, 1), (3, 2)]
     assert guest.ok("fetch_page.__name__").result == "'fetch_page'"
     guest.bridge.answer = lambda *args: {"n": 1}
     assert guest.ok("fetch_page()").result == "{'n': 1}"

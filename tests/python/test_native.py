@@ -202,7 +202,10 @@ def test_a_short_execution_is_answered_by_one_frame(host: Host) -> None:
 
 def test_calls_the_host(host: Host) -> None:
     host.answer = lambda name, argument: text(f"{name}: {argument}")
-    assert host.ok("llm_query('a'), fetch_page('b', 2)").result == "('llm_query: a', \"fetch_page: ['b', 2]\")"
+    assert (
+        host.ok("llm_query('a'), fetch_page('b', 2)").result
+        == "('llm_query: a', \"fetch_page: (['b', 2], None, 1, 1)\")"
+    )
 
 
 def test_a_batch_leaves_in_one_frame_and_is_answered_in_any_order(host: Host) -> None:

@@ -1,70 +1,25 @@
 /// <reference types="dom-chromium-ai" />
-// Right and wrong uses of the types of `sandglass/models`, and the interfaces of engines that it takes. `tsc` is the test.
+// Right and wrong uses of the types of `sandglass/models`, with the types of the engines that it takes. `tsc` is the test.
+// The engines' packages are here for their types only: `overrides` in package.json keeps the runtimes of one out, which are large.
 
+import type { ImageClassificationPipeline, TextGenerationPipeline } from "@huggingface/transformers";
+import type { MLCEngine, MLCEngineInterface, WebWorkerMLCEngine } from "@mlc-ai/web-llm";
 import { Wllama } from "@wllama/wllama";
 import { createSandbox } from "../../pyodide-glue/index.js";
 import { runRlm } from "../../pyodide-glue/rlm.js";
 import { languageModel, lmStudio, ollama, transformers, webLLM, wllama } from "../../pyodide-glue/models.js";
 import type { BrowserLanguageModel, Model } from "../../pyodide-glue/models.js";
+import type { Message } from "../../pkg/sandglass.js";
 
-// The part of `MLCEngineInterface` of @mlc-ai/web-llm 0.2.86 that a model needs: lib/types.d.ts, and
-// lib/openai_api_protocols/chat_completion.d.ts. The package is too large to be installed for this.
-interface MLCEngineInterface {
-  chat: { completions: Completions };
-  interruptGenerate: () => void;
-}
-interface Completions {
-  create(request: ChatCompletionRequestNonStreaming): Promise<{ id: string }>;
-  create(request: ChatCompletionRequestStreaming): Promise<AsyncIterable<ChatCompletionChunk>>;
-  create(
-    request: ChatCompletionRequestStreaming | ChatCompletionRequestNonStreaming,
-  ): Promise<AsyncIterable<ChatCompletionChunk> | { id: string }>;
-}
-interface ChatCompletionRequestBase {
-  messages: (
-    | { content: string; role: "system" }
-    | { content: string | { text: string; type: "text" }[]; role: "user"; name?: string }
-    | { content?: string | null; role: "assistant"; name?: string }
-    | { content: string; role: "tool"; tool_call_id: string }
-  )[];
-  stream_options?: { include_usage?: boolean } | null;
-  max_tokens?: number | null;
-  model?: string | null;
-}
-interface ChatCompletionRequestNonStreaming extends ChatCompletionRequestBase {
-  stream?: false | null;
-}
-interface ChatCompletionRequestStreaming extends ChatCompletionRequestBase {
-  stream: true;
-}
-interface ChatCompletionChunk {
-  id: string;
-  choices: {
-    delta: { content?: string | null; role?: "system" | "user" | "assistant" | "tool" };
-    finish_reason: "stop" | "length" | "tool_calls" | "abort" | null;
-    index: number;
-  }[];
-  usage?: { completion_tokens: number; prompt_tokens: number; total_tokens: number };
-}
-
-// `TextGenerationPipeline` of @huggingface/transformers 4.3.1, as types/pipelines/text-generation.d.ts and
-// types/tokenization_utils.d.ts declare it.
-type Chat = { role: string; content: any }[];
-type TextGenerationPipeline = {
-  task: string;
-  tokenizer: {
-    get model_max_length(): number;
-    decode(token_ids: bigint[] | number[], decode_args?: { skip_special_tokens?: boolean }): string;
-  };
-} & (<T extends string | Chat | string[] | Chat[]>(
-  texts: T,
-  options?: Partial<{ max_new_tokens: number; streamer: { put(value: bigint[][]): void; end(): void } | null }>,
-) => Promise<T extends string ? { generated_text: string }[] : T extends Chat ? { generated_text: Chat }[] : never>);
-
-export async function rightly(engine: MLCEngineInterface, pipeline: TextGenerationPipeline): Promise<void> {
+export async function rightly(
+  engine: MLCEngineInterface,
+  engines: [MLCEngine, WebWorkerMLCEngine],
+  pipeline: TextGenerationPipeline,
+): Promise<void> {
   const models: Model[] = [
     webLLM(engine),
-    webLLM(engine, { max_tokens: 500 }),
+    webLLM(engines[0]),
+    webLLM(engines[1], { max_tokens: 500 }),
     wllama(new Wllama({ default: "wllama.wasm" }), { temperature: 0 }),
     transformers(pipeline, { max_new_tokens: 500 }),
     await languageModel({
@@ -82,6 +37,10 @@ export async function rightly(engine: MLCEngineInterface, pipeline: TextGenerati
     await createSandbox({ onLLMQuery: endpoint });
     await runRlm({ task: "What?", model: endpoint });
   }
+  // The adapter's call of a pipeline, whose types are too many for its own signature.
+  const messages: Message[] = [{ role: "user", content: "What?" }];
+  const generated = await pipeline(messages, { max_new_tokens: 1 });
+  generated[0]?.generated_text.at(-1)?.content satisfies string | unknown[] | undefined;
   // The Prompt API, as @types/dom-chromium-ai declares it.
   LanguageModel satisfies BrowserLanguageModel;
 }
@@ -95,6 +54,8 @@ export function wrongly(): void {
   ollama();
   // @ts-expect-error: an endpoint has no such field
   lmStudio("m", { port: 1234 });
+  // @ts-expect-error: a pipeline without a tokenizer makes no text
+  transformers({} as ImageClassificationPipeline);
   // @ts-expect-error: a model waits to be downloaded
   void createSandbox({ onLLMQuery: languageModel() });
 }

@@ -6,7 +6,7 @@ import { byId, el, icon } from "../dom.js";
 
 /**
  * @param {Session} session
- * @param {(last: number) => void} onUndone  takes the number of the execution whose state is current
+ * @param {(runs: Set<number>) => void} onUndone  takes the runs that are taken back
  * @param {(text: string) => void} say  shows a sentence
  */
 export function branches(session, onUndone, say) {
@@ -44,8 +44,8 @@ export function branches(session, onUndone, say) {
 
   undo.addEventListener("click", async () => {
     try {
-      const last = await session.undo();
-      onUndone(last);
+      const { last, runs } = await session.undo();
+      onUndone(runs);
       say(
         last > 0 ? `Undone. Variables and files are as they were after run [${last}].` : "Undone. Nothing has run yet.",
       );

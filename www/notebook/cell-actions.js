@@ -15,7 +15,7 @@ import { el, icon } from "../dom.js";
  * @property {() => void} stop
  * @property {() => void} remove
  * @property {() => Promise<CodeExecution | undefined>} run
- * @property {(last: number) => void} undone
+ * @property {(runs: Set<number>) => void} undone
  */
 
 /**

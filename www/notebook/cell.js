@@ -37,8 +37,10 @@ export class CodeCell {
    * runs ahead.
    */
   #isFresh;
-  /** @type {number | null} */
+  /** The number that is shown, which may be an earlier visit's. @type {number | null} */
   #number;
+  /** The session's number of the last run here. @type {number | undefined} */
+  #run;
   /** @type {SavedOutput[]} */
   #outputs;
   /** @type {AbortController | undefined} */
@@ -92,9 +94,9 @@ export class CodeCell {
     return { kind: "code", source: this.#editor.code(), count: this.#number, outputs: this.#outputs };
   }
 
-  /** Marks the cell if an undo took its last run back. @param {number} last  the number of the execution whose state is current */
-  undone(last) {
-    if (this.#number === null || this.#number <= last || this.#result.querySelector(".undone")) return;
+  /** Marks the cell if an undo took its last run back. @param {Set<number>} runs  the runs that are taken back */
+  undone(runs) {
+    if (this.#run === undefined || !runs.has(this.#run) || this.#result.querySelector(".undone")) return;
     this.#result.append(
       el("p", { class: "undone", text: "Undone: its effects on variables and files are taken back." }),
     );
@@ -125,6 +127,9 @@ export class CodeCell {
     if (this.#abort) return;
     const abort = (this.#abort = new AbortController());
     this.#isFresh = false;
+    // Those of the run before are shown no longer, so they are not kept either.
+    this.#number = null;
+    this.#outputs = [];
     const output = new Output();
     const displays = el("div", { class: "displays" });
     this.#result.replaceChildren(output.element, displays);
@@ -136,7 +141,8 @@ export class CodeCell {
       const run = await this.#around.session.run(this.#editor.code(), {
         timeout,
         signal: abort.signal,
-        onStart: () => {
+        onStart: (number) => {
+          this.#run = number;
           this.#show("running");
           stopClock = this.#startClock(timeout);
         },

@@ -54,11 +54,15 @@ export class Notebook {
   async runAll() {
     if (this.#runningAll) return;
     this.#runningAll = true;
-    for (const cell of [...this.#cells]) {
-      const run = await cell.run();
-      if (cell.kind === "code" && run?.outcome !== "ok") break;
+    try {
+      for (const cell of [...this.#cells]) {
+        if (!this.#cells.includes(cell)) continue; // deleted or converted meanwhile
+        const run = await cell.run();
+        if (cell.kind === "code" && run?.outcome !== "ok") break;
+      }
+    } finally {
+      this.#runningAll = false;
     }
-    this.#runningAll = false;
   }
 
   /** Stops the running cell and those that wait for it. */
@@ -66,9 +70,9 @@ export class Notebook {
     for (const cell of this.#cells) cell.stop();
   }
 
-  /** Marks the cells whose effects are undone. @param {number} last  the number of the execution whose state is current */
-  undone(last) {
-    for (const cell of this.#cells) cell.undone(last);
+  /** Marks the cells whose effects are undone. @param {Set<number>} runs  the runs that are taken back */
+  undone(runs) {
+    for (const cell of this.#cells) cell.undone(runs);
   }
 
   /** @param {AnyCell} cell @param {number} index */

@@ -57,17 +57,26 @@ export function readNotebook(text) {
   }
   if (notebook.nbformat !== 4)
     throw new Error(`its format is version ${notebook.nbformat}, and this page reads version 4`);
-  if (notebook.cells.length > MAX_CELLS) throw new Error(`it has more than ${MAX_CELLS.toLocaleString("en")} cells`);
-  return notebook.cells.map(readCell);
+  const cells = notebook.cells.slice(0, MAX_CELLS + 1).map(readCell);
+  const why = tooMuch(cells);
+  if (why) throw new Error(why);
+  return cells;
+}
+
+/** The reason for which a notebook of these cells is not read, if there is one. @param {CellRecord[]} cells */
+export function tooMuch(cells) {
+  if (cells.length > MAX_CELLS) return `it has more than ${MAX_CELLS.toLocaleString("en")} cells`;
+  const long = cells.findIndex(({ source }) => source.length > MAX_SOURCE);
+  return long < 0 ? undefined : `cell ${long + 1} has more than a million characters`;
 }
 
 /** @param {any} cell @param {number} index @returns {CellRecord} */
 function readCell(cell, index) {
   const source = joined(cell?.source);
   if (source === undefined) throw new Error(`cell ${index + 1} has no source`);
-  if (source.length > MAX_SOURCE) throw new Error(`cell ${index + 1} has more than a million characters`);
   if (cell.cell_type !== "code") return { kind: "markdown", source };
-  const outputs = Array.isArray(cell.outputs) ? cell.outputs.slice(0, MAX_OUTPUTS) : [];
+  const more = (/** @type {string} */ text) => ({ output_type: "stream", name: "stderr", text });
+  const outputs = Array.isArray(cell.outputs) ? first(cell.outputs, more) : [];
   return { kind: "code", source, count: counted(cell.execution_count), outputs: outputs.flatMap(readOutput) };
 }
 
@@ -75,7 +84,7 @@ function readCell(cell, index) {
 function readOutput(output) {
   switch (output?.output_type) {
     case "stream": {
-      const text = joined(output.text)?.slice(0, MAX_TEXT);
+      const text = bounded(joined(output.text) ?? "");
       return text ? [{ output_type: "stream", name: output.name === "stderr" ? "stderr" : "stdout", text }] : [];
     }
     case "display_data": {
@@ -87,8 +96,8 @@ function readOutput(output) {
       return [{ output_type: "execute_result", execution_count: count, data: readData(output.data), metadata: {} }];
     }
     case "error": {
-      const lines = Array.isArray(output.traceback) ? output.traceback.slice(0, MAX_OUTPUTS) : [];
-      const traceback = lines.map((/** @type {unknown} */ line) => plain(line));
+      const lines = Array.isArray(output.traceback) ? first(output.traceback, (text) => text) : [];
+      const traceback = lines.map(plain);
       return [{ output_type: "error", ename: plain(output.ename), evalue: plain(output.evalue), traceback }];
     }
     default:
@@ -115,7 +124,24 @@ function joined(text) {
 
 /** A text without a terminal's colours. @param {unknown} text */
 function plain(text) {
-  return typeof text === "string" ? text.slice(0, MAX_TEXT).replace(/\x1b\[[\d;]*m/g, "") : "";
+  return typeof text === "string" ? bounded(text).replace(/\x1b\[[\d;]*m/g, "") : "";
+}
+
+/**
+ * At most `MAX_OUTPUTS` parts, of which the last says how many more there were.
+ * @param {unknown[]} parts @param {(text: string) => unknown} say  makes a part of a sentence
+ */
+function first(parts, say) {
+  if (parts.length <= MAX_OUTPUTS) return parts;
+  const kept = parts.slice(0, MAX_OUTPUTS - 1);
+  return [...kept, say(`⋯ ${(parts.length - kept.length).toLocaleString("en")} more are not kept ⋯`)];
+}
+
+/** A text of at most `MAX_TEXT` characters, which says how much of a longer one is left out. @param {string} text */
+function bounded(text) {
+  if (text.length <= MAX_TEXT) return text;
+  const kept = text.slice(0, MAX_TEXT - 100); // with room for the sentence
+  return `${kept}\n⋯ ${(text.length - kept.length).toLocaleString("en")} more characters are not kept ⋯\n`;
 }
 
 /** @param {unknown} count */
@@ -128,7 +154,8 @@ export function outputsOf(run, final) {
   for (const name of /** @type {const} */ (["stdout", "stderr"])) {
     if (run[name]) outputs.push({ output_type: "stream", name, text: run[name] });
   }
-  for (const { mime, data } of run.displays.slice(0, MAX_OUTPUTS)) {
+  // With room for the two streams, the value, the answer and the error.
+  for (const { mime, data } of run.displays.slice(0, MAX_OUTPUTS - 5)) {
     outputs.push({ output_type: "display_data", data: { [mime]: data }, metadata: {} });
   }
   if (run.result !== undefined) {

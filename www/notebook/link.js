@@ -1,6 +1,7 @@
 // A notebook in a link: the cells' sources, deflated, in the address's fragment, which browsers send to no server.
 
-import { readNotebook } from "./ipynb.js";
+import { textOf } from "../bounded.js";
+import { readNotebook, tooMuch } from "./ipynb.js";
 
 /** @import { CellRecord } from "./ipynb.js" */
 
@@ -13,6 +14,8 @@ const MAX_BYTES = 2_000_000;
 
 /** The page's address with these cells in it. @param {CellRecord[]} cells */
 export async function linkOf(cells) {
+  const why = tooMuch(cells);
+  if (why) throw new Error(why);
   const sources = cells.map(({ kind, source }) => ({ cell_type: kind, source }));
   const text = JSON.stringify({ nbformat: 4, cells: sources });
   const packed = new Uint8Array(await new Response(through(text, new CompressionStream("deflate-raw"))).arrayBuffer());
@@ -42,24 +45,16 @@ export async function cellsOf(hash) {
   return readNotebook(await inflated(packed));
 }
 
-/** Inflates a text of bounded length. A few bytes may stand for gigabytes, so the work ends at the bound. @param {Uint8Array} packed */
+/** Inflates a text of bounded length. @param {Uint8Array} packed */
 async function inflated(packed) {
-  const reader = through(packed, new DecompressionStream("deflate-raw")).getReader();
-  const decoder = new TextDecoder("utf-8", { fatal: true });
-  let [text, bytes] = ["", 0];
+  let text;
   try {
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return text + decoder.decode();
-      bytes += value.length;
-      if (bytes > MAX_BYTES) break;
-      text += decoder.decode(value, { stream: true });
-    }
+    text = await textOf(through(packed, new DecompressionStream("deflate-raw")), MAX_BYTES);
   } catch {
     throw new Error("it is damaged");
   }
-  await reader.cancel().catch(() => {});
-  throw new Error("its cells are too long");
+  if (text === undefined) throw new Error("its cells are too long");
+  return text;
 }
 
 /**

@@ -1,6 +1,7 @@
 // Packages: the panel that loads them, and the offer below a cell that imports one which is not loaded. Nothing is fetched before
 // the user asks for it.
 
+import { textOf } from "../bounded.js";
 import { byId, el } from "../dom.js";
 
 /** @import { CodeExecution } from "../../pkg/sandglass.js" */
@@ -8,7 +9,7 @@ import { byId, el } from "../dom.js";
 
 /** The list of packages that comes with Pyodide. */
 const OWN_LIST = new URL("../../dist/pyodide-lock.txt", import.meta.url).href;
-/** Length of a list that is read. Pyodide's has a few hundred thousand characters. */
+/** Bytes of a list that is read. Pyodide's has a few hundred thousand. */
 const MAX_LIST = 20_000_000;
 
 /** @param {Session} session */
@@ -95,8 +96,8 @@ const megabytes = (bytes) => (bytes / 1e6).toFixed(1);
 async function packageOf(module, url) {
   try {
     const response = await fetch(url, { credentials: "omit", referrerPolicy: "no-referrer" });
-    const text = response.ok ? await response.text() : "";
-    if (text.length > MAX_LIST) return undefined;
+    const text = response.ok && response.body ? await textOf(response.body, MAX_LIST) : undefined;
+    if (text === undefined) return undefined;
     const entries = Object.values(/** @type {Record<string, any>} */ (JSON.parse(text).packages));
     const found = entries.find(({ imports, name }) => imports?.includes(module) && !/-tests$/.test(name));
     return typeof found?.name === "string" ? found.name.slice(0, 100) : "";

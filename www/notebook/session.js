@@ -23,6 +23,14 @@ export class Session extends EventTarget {
   #forks = 0;
   /** @type {WeakMap<Sandbox, string[]>} */
   #packages = new WeakMap();
+  /**
+   * The runs of cells that made a sandbox's state: their numbers there, and their numbers in this session. Forks count their executions
+   * each for itself, and a restarted sandbox from 1, so the first do not tell runs apart.
+   * @type {WeakMap<Sandbox, { id: number, run: number }[]>}
+   */
+  #runs = new WeakMap();
+  /** The number of runs so far, those in earlier sandboxes included. */
+  #lastRun = 0;
   /** @type {Promise<Sandbox> | undefined} */
   #started;
   /** The number of sandboxes so far, so that late events of an earlier one are ignored. */
@@ -75,19 +83,31 @@ export class Session extends EventTarget {
     return this.#branches.find(({ sandbox }) => sandbox === this.#sandbox)?.name ?? "";
   }
 
-  /** Goes back to the state before the last execution; resolves to the number of the execution whose state is current now. */
+  /**
+   * Goes back to the state before the last execution. Resolves to the number of the execution whose state is current now, and to the
+   * runs that are taken back.
+   */
   async undo() {
-    return this.#idle().undo();
+    const sandbox = this.#idle();
+    const last = await sandbox.undo();
+    const runs = this.#runs.get(sandbox) ?? [];
+    this.#runs.set(
+      sandbox,
+      runs.filter(({ id }) => id <= last),
+    );
+    return { last, runs: new Set(runs.filter(({ id }) => id > last).map(({ run }) => run)) };
   }
 
   /** Makes a copy of the chosen sandbox with its state, and chooses the copy. */
   async fork() {
     if (this.#branches.length >= MAX_BRANCHES) throw new Error(`there are ${MAX_BRANCHES} branches already: close one`);
     const generation = this.#generation;
-    const sandbox = await this.#idle().fork();
+    const origin = this.#idle();
+    const sandbox = await origin.fork();
     if (generation !== this.#generation) return void sandbox.destroy();
     this.#branches.push({ name: `Fork ${++this.#forks}`, sandbox });
     this.#packages.set(sandbox, this.packages);
+    this.#runs.set(sandbox, this.#runs.get(origin) ?? []);
     this.#choose(sandbox);
   }
 
@@ -172,7 +192,7 @@ export class Session extends EventTarget {
   /**
    * Runs a cell after those before it. Rejects if the sandbox cannot run it.
    * @param {string} code
-   * @param {ExecuteOptions & { onStart: () => void }} options
+   * @param {ExecuteOptions & { onStart: (run: number) => void }} options  `run` is the run's number in this session
    * @returns {Promise<CodeExecution>}
    */
   run(code, { onStart, ...options }) {
@@ -180,13 +200,17 @@ export class Session extends EventTarget {
     const mine = this.#line.then(async () => {
       if (!this.#started || generation !== this.#generation) throw new Error("there is no sandbox; start one");
       const sandbox = await this.#started;
-      // A step back from every cell: cells that follow each other at once leave the sandbox no pause to save its state.
-      await sandbox.checkpoint().catch(() => {});
-      onStart();
+      // The cell counts as running before its checkpoint is made, so that nobody undoes a run or chooses a branch meanwhile.
       this.#running++;
       this.#settle();
       try {
-        return await sandbox.execute(code, options);
+        // A step back from every cell: cells that follow each other at once leave the sandbox no pause to save its state.
+        await sandbox.checkpoint().catch(() => {});
+        const run = ++this.#lastRun;
+        onStart(run);
+        const execution = await sandbox.execute(code, options);
+        this.#runs.set(sandbox, [...(this.#runs.get(sandbox) ?? []), { id: execution.id, run }]);
+        return execution;
       } catch (error) {
         if (generation !== this.#generation)
           throw new Error("the sandbox was restarted or shut down", { cause: error });

@@ -65,7 +65,7 @@ export function openNotebook(answer) {
   };
   store.addEventListener("change", showSaved);
   showSaved();
-  branches(session, (last) => notebook.undone(last), say);
+  branches(session, (runs) => notebook.undone(runs), say);
   const files = new FileMenu(notebook, EXAMPLES, say);
   const help = /** @type {HTMLDialogElement} */ (byId("shortcuts"));
 
@@ -87,7 +87,7 @@ export function openNotebook(answer) {
   for (const [id, action] of Object.entries(actions)) byId(id).addEventListener("click", () => void action());
 
   document.addEventListener("keydown", (event) => {
-    if (byId("notebook").hidden) return;
+    if (document.documentElement.dataset.view !== "notebook") return;
     const isTyping = event
       .composedPath()
       .some((it) => it instanceof Element && it.matches("input, textarea, .cm-editor"));

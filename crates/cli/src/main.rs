@@ -13,14 +13,17 @@
 //! sandglass-host run -c 'print(6 * 7)' # prints 42
 //! ```
 //!
-//! The command `serve` is in the crate `sandglass-server`, and `kernel` in the crate `sandglass-jupyter`.
+//! The command `serve` is in the crate `sandglass-server`, `mcp` in `sandglass-mcp`, and `kernel` in `sandglass-jupyter`.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use sandglass_host::{cgroup, log, users};
-use sandglass_jupyter::{KernelChoice, KernelCommand};
+use sandglass_host::args::GuestArgs;
+use sandglass_host::{Settings, cgroup, log, users};
+use sandglass_jupyter::{KernelChoice, KernelCommand, KernelSettings};
+use sandglass_mcp::McpArgs;
 use sandglass_server::ServeArgs;
 
 use self::cell::CellArgs;
@@ -58,6 +61,22 @@ struct ServeCommand {
     kernel: KernelChoice,
 }
 
+/// `sandglass-host mcp`: the server knows no Jupyter.
+#[derive(Args)]
+struct McpCommand {
+    #[command(flatten)]
+    args: McpArgs,
+    #[command(flatten)]
+    kernel: KernelChoice,
+}
+
+/// `sandglass-host rpc`.
+#[derive(Args)]
+struct RpcArgs {
+    #[command(flatten)]
+    guest: GuestArgs,
+}
+
 // One line per command, here and in `main`.
 #[derive(Subcommand)]
 enum Command {
@@ -83,7 +102,8 @@ enum Command {
     Repl(Box<SandboxArgs>),
     /// Tests which backends work on this machine, and says what is missing.
     ///
-    /// With --backend, tests only that one. Exits with 0 if a backend works.
+    /// Also looks at control groups, at the package lz4 and at the folder of --workspace-dir. With --backend, tests only that one.
+    /// Exits with 0 if a backend works and the folder can be used.
     #[command(after_help = "Examples:\n  sandglass-host doctor\n  sandglass-host doctor --backend docker")]
     Doctor(Box<DoctorArgs>),
     /// Lets a model answer a question about files by writing Python, which runs in sandboxes.
@@ -94,6 +114,20 @@ enum Command {
         after_help = "Examples:\n  sandglass-host rlm --model gpt-5 --task 'Which year had most sales?' sales.csv\n  sandglass-host rlm --url http://127.0.0.1:8000/v1 --model qwen3 --budget-time 300 --task 'List the errors.' log.txt"
     )]
     Rlm(Box<RlmArgs>),
+    /// Serves agents by the Model Context Protocol: tools to run Python, and to work with large data.
+    ///
+    /// The client starts this program and speaks over its standard input and output; with --listen, clients speak over HTTP.
+    /// More in docs/mcp.md.
+    #[command(
+        after_help = "Examples:\n  sandglass-host mcp --allow-folder ~/data\n  sandglass-host mcp --listen 127.0.0.1:8790 --model gpt-5"
+    )]
+    Mcp(Box<McpCommand>),
+    /// Serves one program by JSON-RPC on standard input and output.
+    ///
+    /// Client libraries start this command. docs/rpc.md describes the messages. It ends, with all its sandboxes, when its input
+    /// ends.
+    #[command(after_help = "Example:\n  sandglass-host rpc --backend bubblewrap")]
+    Rpc(Box<RpcArgs>),
     /// Shows the value in a file that a notebook's cell wrote.
     ///
     /// The file is opened in a sandbox, because opening it can run any code. Exits with 0, or with 1 if the file cannot be
@@ -134,6 +168,8 @@ async fn ended() -> ExitCode {
         Command::Repl(args) => repl::repl(*args).await,
         Command::Doctor(args) => run::doctor(*args).await,
         Command::Rlm(args) => return rlm::main(*args).await,
+        Command::Mcp(command) => mcp(*command).await,
+        Command::Rpc(args) => rpc(&args.guest).await,
         Command::Cell(args) => return cell::main(*args).await,
         Command::Kernel(command) => sandglass_jupyter::kernel(command).await,
         Command::Image(command) => image::image(command).await,
@@ -149,6 +185,14 @@ async fn ended() -> ExitCode {
 }
 
 /// Runs the command `serve`, and hands the server the starter of Jupyter kernels.
+async fn rpc(guest: &GuestArgs) -> Result<u8, String> {
+    let settings = Settings {
+        kernels: Some(Arc::new(KernelSettings::default())),
+        ..guest.settings()
+    };
+    sandglass_rpc::stdio::serve(guest, settings).await.map(|()| 0)
+}
+
 async fn serve(ServeCommand { mut args, kernel }: ServeCommand) -> Result<u8, String> {
     if kernel.connection_file.is_some() {
         return Err(
@@ -158,6 +202,18 @@ async fn serve(ServeCommand { mut args, kernel }: ServeCommand) -> Result<u8, St
     }
     args.kernels = kernel.kernels();
     sandglass_server::serve(args).await
+}
+
+/// Runs the command `mcp`, and hands the server the starter of Jupyter kernels.
+async fn mcp(McpCommand { mut args, kernel }: McpCommand) -> Result<u8, String> {
+    if kernel.connection_file.is_some() && args.listen.is_some() {
+        return Err(
+            "--connection-file: the sessions of a server would share that kernel's variables; name a kernelspec"
+                .to_owned(),
+        );
+    }
+    args.kernels = kernel.kernels();
+    sandglass_mcp::mcp(args).await
 }
 
 #[cfg(test)]

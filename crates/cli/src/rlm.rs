@@ -9,19 +9,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::Args;
 use sandglass_core::Error;
-use sandglass_core::speculate::Tally;
+use sandglass_core::predictions::Tally;
 use sandglass_rlm::answer::text;
 use sandglass_rlm::event::{RlmEvent, RunOutcome};
-use sandglass_rlm::limits::{
-    LEAST_PROMPT_TOKENS, MAX_CALLS, MAX_CONTEXTS, MAX_DEPTH, MAX_ITERATIONS, MAX_PROMPT_TOKENS,
-};
+use sandglass_rlm::limits::MAX_CONTEXTS;
 use sandglass_rlm::schema::Schema;
 
 use crate::show::{Show, clean, name};
 use sandglass_host::Settings;
-use sandglass_host::args::{GuestArgs, seconds, timeout_seconds};
+use sandglass_host::args::{ControllerArgs, GuestArgs, seconds, timeout_seconds};
 use sandglass_host::backend;
-use sandglass_host::rlm::{Endpoint, Rlm, RlmOptions, Stop, run};
+use sandglass_host::rlm::{Rlm, RlmOptions, Stop, run};
 use sandglass_host::value::Value;
 use sandglass_jupyter::KernelChoice;
 
@@ -34,6 +32,7 @@ const INTERRUPTED: u8 = 130;
 ///
 /// The answer goes to standard output, the progress to standard error. Keys come from the environment.
 #[derive(Debug, Clone, Args)]
+#[command(mut_arg("model", |model| model.required(true)))]
 pub struct RlmArgs {
     /// The data: files, or `-` for standard input. UTF-8 text becomes a str in Python, other data bytes. The first file is the
     /// variable `context`, the next ones are `context_1`, `context_2`, …
@@ -42,74 +41,12 @@ pub struct RlmArgs {
     /// The question to answer.
     #[arg(long)]
     pub task: String,
-    /// The model that writes the code.
-    #[arg(long, help_heading = "Models")]
-    pub model: String,
-    /// The model's endpoint, which speaks OpenAI's `/chat/completions`.
-    #[arg(
-        long,
-        env = "OPENAI_BASE_URL",
-        default_value = "https://api.openai.com/v1",
-        help_heading = "Models"
-    )]
-    pub url: String,
-    /// The environment variable that holds the endpoint's key. The key itself is no option, because other users can see a
-    /// program's options.
-    #[arg(long, value_name = "NAME", default_value = "OPENAI_API_KEY", help_heading = "Models")]
-    pub key_env: String,
-    /// The model that answers `llm_query` and writes the code of child runs; by default the model of `--model`.
-    #[arg(long, value_name = "MODEL", help_heading = "Models")]
-    pub sub_model: Option<String>,
-    /// The endpoint of the sub-model; by default that of `--url`.
-    #[arg(long, value_name = "URL", help_heading = "Models")]
-    pub sub_url: Option<String>,
-    /// The environment variable that holds the key of `--sub-url`. Each key goes to its own endpoint only.
-    #[arg(long, value_name = "NAME", requires = "sub_url", help_heading = "Models")]
-    pub sub_key_env: Option<String>,
-    /// Levels of child runs. Below the last level, `rlm_query` asks the sub-model instead.
-    #[arg(long, value_name = "LEVELS", default_value_t = MAX_DEPTH, value_parser = clap::value_parser!(u32).range(0..=16), help_heading = "Runs")]
-    pub max_depth: u32,
-    /// Replies of the model in each run.
-    #[arg(long, value_name = "REPLIES", default_value_t = MAX_ITERATIONS, value_parser = clap::value_parser!(u32).range(1..=10_000), help_heading = "Runs")]
-    pub max_iterations: u32,
-    /// Estimated tokens of one prompt. Older messages are shortened to fit.
-    #[arg(long, value_name = "TOKENS", default_value_t = MAX_PROMPT_TOKENS, value_parser = clap::value_parser!(u32).range(i64::from(LEAST_PROMPT_TOKENS)..=100_000_000), help_heading = "Runs")]
-    pub max_prompt_tokens: u32,
-    /// Calls of models, in all runs together.
-    #[arg(long, value_name = "CALLS", default_value_t = MAX_CALLS, help_heading = "Budget")]
-    pub budget_calls: f64,
-    /// Tokens of prompts and replies, in all runs together; no limit by default.
-    #[arg(long, value_name = "TOKENS", help_heading = "Budget")]
-    pub budget_tokens: Option<f64>,
-    /// Cost of all runs together; no limit by default. Needs `--price`.
-    #[arg(long, value_name = "COST", help_heading = "Budget")]
-    pub budget_cost: Option<f64>,
-    /// Seconds of all runs together; no limit by default.
-    #[arg(long, value_name = "SECONDS", help_heading = "Budget")]
-    pub budget_time: Option<f64>,
-    /// The price of a million tokens, of prompts and of replies, such as `2.5,10`.
-    #[arg(long, value_name = "INPUT,OUTPUT", value_parser = parse_price, help_heading = "Budget")]
-    pub price: Option<[f64; 2]>,
-    /// The prices of the sub-model. If `--sub-model` is not given, `--price` counts.
-    #[arg(long, value_name = "INPUT,OUTPUT", value_parser = parse_price, help_heading = "Budget")]
-    pub sub_price: Option<[f64; 2]>,
+    /// Models, runs and budget.
+    #[command(flatten)]
+    pub controller: ControllerArgs,
     /// A file with a JSON Schema, which the answer must satisfy.
     #[arg(long, value_name = "FILE", help_heading = "Runs")]
     pub schema: Option<PathBuf>,
-    /// Let the sub-model draft each reply while the model thinks. The code of the draft runs ahead, and its tokens count in the
-    /// budget.
-    #[arg(long, help_heading = "Models")]
-    pub draft: bool,
-    /// Ask for whole replies, if the endpoint cannot stream. Streaming lets bubblewrap and subprocess run the code ahead while
-    /// the reply still comes. Such a result is used only if the finished reply has the same code.
-    #[arg(long, help_heading = "Models")]
-    pub no_stream: bool,
-    /// Text that is added to the system prompt.
-    #[arg(long, value_name = "TEXT", help_heading = "Runs")]
-    pub instructions: Option<String>,
-    /// Packages that the guest's Python has, with commas between them. The model is told about them.
-    #[arg(long, value_delimiter = ',', value_name = "NAMES", help_heading = "Runs")]
-    pub packages: Vec<String>,
     /// Seconds that one code block may run, without the time spent waiting for models.
     #[arg(long, value_name = "SECONDS", default_value_t = timeout_seconds(), value_parser = seconds, help_heading = "Runs")]
     pub timeout: f64,
@@ -127,16 +64,6 @@ pub struct RlmArgs {
     pub quiet: bool,
 }
 
-fn parse_price(text: &str) -> Result<[f64; 2], String> {
-    let prices: Option<Vec<f64>> = text.split(',').map(|price| price.trim().parse().ok()).collect();
-    match prices.as_deref() {
-        Some(&[input, output]) if [input, output].iter().all(|price| (0.0..=1e12).contains(price)) => {
-            Ok([input / 1e6, output / 1e6])
-        }
-        _ => Err("must be two numbers of 0 or more, such as 2.5,10".to_owned()),
-    }
-}
-
 /// Runs the command. The exit code is 0 for an answer, 1 without one, 2 for wrong options, 130 after Ctrl-C.
 pub async fn main(args: RlmArgs) -> ExitCode {
     let mut stderr = io::stderr();
@@ -149,7 +76,7 @@ pub async fn main(args: RlmArgs) -> ExitCode {
     };
     let settings = Settings {
         kernels: args.kernel.kernels(),
-        ahead: !args.no_stream || args.draft,
+        ahead: args.controller.runs_ahead(),
         ..args.guest.settings()
     };
     let launcher = match backend::launcher(args.guest.backend, &settings).await {
@@ -234,45 +161,8 @@ fn options(args: &RlmArgs) -> Result<RlmOptions, Error> {
     let contexts: Result<Vec<Value>, Error> = args.files.iter().map(|file| read_context(file)).collect();
     let mut contexts = contexts?.into_iter();
     let context = contexts.next().unwrap_or(Value::None);
-    let mut model = Endpoint::new(&args.url, key(&args.key_env), &args.model)?;
-    model.price = args.price;
-    let sub_name = args.sub_model.as_ref().unwrap_or(&args.model);
-    let mut sub_model = match &args.sub_url {
-        // A key is sent to its own endpoint only.
-        Some(url) => Endpoint::new(url, args.sub_key_env.as_deref().and_then(key), sub_name)?,
-        None => Endpoint::new(&args.url, key(&args.key_env), sub_name)?,
-    };
-    sub_model.price = args.sub_price.or(args.price.filter(|_| args.sub_model.is_none()));
-    (model.stream, sub_model.stream) = (!args.no_stream, !args.no_stream);
-    let mut options = RlmOptions::new(args.task.clone(), context, model)?;
+    let mut options = args.controller.options(args.task.clone(), context)?;
     options.more_contexts = contexts.collect();
-    if args.draft && args.sub_model.is_none() && args.sub_url.is_none() {
-        let problem = "needs --sub-model or --sub-url: a draft by the same model takes as long as the reply";
-        return Err(Error::invalid("draft", problem));
-    }
-    options.draft = args.draft.then(|| sub_model.clone());
-    options.sub_model = sub_model;
-    options.max_depth = args.max_depth;
-    options.max_iterations = args.max_iterations;
-    options.max_prompt_tokens = args.max_prompt_tokens;
-    options.instructions.clone_from(&args.instructions);
-    options.packages.clone_from(&args.packages);
-    options.budget.set("maxCalls", args.budget_calls)?;
-    for (name, amount) in [
-        ("maxTokens", args.budget_tokens),
-        ("maxCost", args.budget_cost),
-        ("maxTime", args.budget_time.map(|seconds| seconds * 1_000.0)),
-    ] {
-        if let Some(amount) = amount {
-            options.budget.set(name, amount)?;
-        }
-    }
-    if args.budget_cost.is_some() && args.price.is_none() {
-        return Err(Error::invalid(
-            "budget-cost",
-            "needs --price: otherwise nobody knows the cost",
-        ));
-    }
     options.limits.set("timeout", args.timeout * 1_000.0)?;
     if let Some(path) = &args.schema {
         let text = std::fs::read(path).map_err(|error| unreadable("schema", path, &error))?;
@@ -286,10 +176,6 @@ fn options(args: &RlmArgs) -> Result<RlmOptions, Error> {
     };
     options.on_event = listener(args.quiet, trajectory);
     Ok(options)
-}
-
-fn key(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|key| !key.is_empty())
 }
 
 fn unreadable(option: &str, path: &Path, error: &io::Error) -> Error {

@@ -8,7 +8,7 @@ use sandglass_core::session::ToResult;
 
 use sandglass_host::args::{GuestArgs, text_of, told};
 use sandglass_host::sandbox::{ExecuteOptions, traceback_with_error};
-use sandglass_host::{Execution, Outcome, Sandbox, Settings, Stream, doctor};
+use sandglass_host::{BackendKind, Execution, Outcome, Sandbox, Settings, Stream, doctor};
 use sandglass_jupyter::KernelChoice;
 
 use crate::sandbox::SandboxArgs;
@@ -132,9 +132,13 @@ pub struct DoctorArgs {
     /// The Jupyter kernel, if the backend is jupyter.
     #[command(flatten)]
     pub kernel: KernelChoice,
+    /// The folder that `serve` is to keep sessions' files in.
+    #[arg(long, env = "WORKSPACE_DIR", value_name = "DIR")]
+    pub workspace_dir: Option<PathBuf>,
 }
 
-/// Runs the command `doctor`: prints what each backend can do here, or the named one. Returns 0 when a backend works.
+/// Runs the command `doctor`: prints what each backend can do here, or the named one, and what else is missing. Returns 0 when a
+/// backend works and the folder for workspaces, if one is named, can be used.
 ///
 /// # Errors
 /// Never. The signature is that of the other commands.
@@ -147,5 +151,17 @@ pub async fn doctor(args: DoctorArgs) -> Result<u8, String> {
     for finding in &findings {
         show(Stream::Stdout, &format!("{finding}\n"));
     }
-    Ok(u8::from(findings.iter().all(|finding| finding.usable.is_err())))
+    let mut parts = match args.guest.backend {
+        BackendKind::Auto | BackendKind::Bubblewrap => doctor::examine_parts(&settings).await,
+        _ => Vec::new(),
+    };
+    let folder = args.workspace_dir.as_deref();
+    let workspace = folder.map(|folder| doctor::examine_workspace(folder, &settings, &findings));
+    let is_usable = workspace.as_ref().is_none_or(|workspace| workspace.state.is_ok());
+    parts.extend(workspace);
+    for part in &parts {
+        show(Stream::Stdout, &format!("{part}\n"));
+    }
+    let works = findings.iter().any(|finding| finding.usable.is_ok());
+    Ok(u8::from(!(works && is_usable)))
 }

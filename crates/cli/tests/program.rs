@@ -193,6 +193,43 @@ fn the_doctor_names_every_backend() {
     }
 }
 
+#[test]
+fn the_doctor_looks_at_what_guests_of_bubblewrap_use() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |mode: u32| {
+        std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        let path = folder.path().join("workspaces");
+        let output = program(&[
+            "doctor",
+            "--backend",
+            "bubblewrap",
+            "--workspace-dir",
+            path.to_str().unwrap(),
+        ]);
+        assert!(!path.exists(), "doctor only looks");
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (status, out) = at(0o711);
+    let parts: Vec<&str> = out.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(
+        (status, parts.as_slice()),
+        (Some(0), &["bubblewrap", "cgroups", "lz4", "workspace"][..]),
+        "{out}"
+    );
+    assert!(
+        out.contains("is not there yet: `sandglass-host serve` makes it"),
+        "{out}"
+    );
+    let (status, out) = at(0o700);
+    // Guests of a host without root have its user.
+    if rustix::process::geteuid().is_root() {
+        let remedy = format!("run `chmod o+x {}`", folder.path().display());
+        assert_eq!((status, out.contains(&remedy)), (Some(1), true), "{out}");
+    } else {
+        assert_eq!(status, Some(0), "{out}");
+    }
+}
+
 /// `serve`, on a free port. Ended with the test.
 struct Served {
     child: Child,

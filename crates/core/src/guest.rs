@@ -59,6 +59,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("runtime/signals.py"),
     file!("runtime/sources.py"),
     file!("runtime/substitutes.py"),
+    file!("runtime/tools.py"),
     file!("runtime/tracebacks.py"),
     file!("runtime/user_code.py"),
     file!("runtime/values.py"),
@@ -68,9 +69,18 @@ pub const FILES: &[(&str, &str)] = &[
     file!("state/by_value.py"),
     file!("state/cell_files.py"),
     file!("state/foreign.py"),
+    file!("state/lz4_frame.py"),
     file!("state/pickling.py"),
     file!("state/state.py"),
     file!("state/stateless.py"),
+    file!("vendored/__init__.py"),
+    // Pages have no stateless runs.
+    #[cfg(not(target_arch = "wasm32"))]
+    file!("vendored/cloudpickle/__init__.py"),
+    #[cfg(not(target_arch = "wasm32"))]
+    file!("vendored/cloudpickle/cloudpickle.py"),
+    #[cfg(not(target_arch = "wasm32"))]
+    file!("vendored/cloudpickle/cloudpickle_fast.py"),
 ];
 
 #[cfg(all(test, not(target_arch = "wasm32")))]

@@ -16,7 +16,7 @@
 //! | [`execution`] | the result of an execution |
 //! | [`error`] | the errors of a sandbox |
 //! | [`guest`] | the Python runtime, embedded |
-//! | [`speculate`] | predictions of the code that comes next |
+//! | [`predictions`] | predictions of the code that comes next |
 //! | [`stats`] | counts of a session's work |
 //! | `prometheus` | counts of running ahead, in Prometheus' text format |
 
@@ -29,6 +29,7 @@ pub mod guest;
 pub mod limits;
 pub mod output;
 pub mod packages;
+pub mod predictions;
 mod prometheus;
 #[expect(
     missing_docs,
@@ -36,7 +37,6 @@ mod prometheus;
 )]
 pub mod protocol;
 pub mod session;
-pub mod speculate;
 pub mod stats;
 pub mod value;
 

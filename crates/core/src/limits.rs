@@ -54,6 +54,8 @@ pub const VALUE_TIMEOUT_MS: f64 = 60_000.0;
 pub const LOOK_TIMEOUT_MS: f64 = 5_000.0;
 /// The most bytes that the wheels of one request take unpacked.
 pub const MAX_UNPACKED_BYTES: f64 = 1024.0 * 1024.0 * 1024.0;
+/// The most bytes of a lock file, and of a package index's answer about a package.
+pub const MAX_PACKAGE_LIST_BYTES: usize = 64 << 20;
 /// The most bytes of a value from Python that is not a str or bytes. Reading such a value blocks the page.
 pub const MAX_STRUCTURED_BYTES: u32 = 64 << 20;
 /// The deepest nesting of a value that crosses between host and guest.

@@ -103,7 +103,7 @@ impl Stats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::speculate::{Source, Tally};
+    use crate::predictions::{Source, Tally};
 
     #[test]
     fn what_ran_ahead_comes_out_in_the_text_format() {

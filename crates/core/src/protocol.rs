@@ -28,12 +28,15 @@ use serde::{Deserialize, Serialize};
 use crate::deadline::StopReason;
 use crate::execution::{FileChange, LostVariable};
 
+mod profile;
 #[cfg(test)]
 mod python;
 
+pub use profile::Profile;
+
 macro_rules! version {
     () => {
-        9
+        10
     };
 }
 
@@ -45,6 +48,9 @@ pub const SUBPROTOCOL: &str = concat!("sandglass.v", version!());
 
 /// The host functions for which the guest has helpers. All others are the user's own.
 pub const QUERIES: [&str; 2] = ["llm_query", "rlm_query"];
+
+/// The mime type of the last expression's value as a rich output, up to the name of the value's encoding.
+pub const VALUE_MIME: &str = "application/vnd.sandglass.";
 
 /// A message from host to guest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -102,6 +108,14 @@ pub enum Request {
         exchange: u32,
         name: String,
         encoding: Encoding,
+        timeout_ms: f64,
+    },
+    /// Replaces the host functions, and the names of the values that `SUBMIT` takes. Answered by `Done`, or by `Refused`; then nothing
+    /// changed.
+    Configure {
+        exchange: u32,
+        host_functions: Vec<String>,
+        output_fields: Vec<String>,
         timeout_ms: f64,
     },
     /// Lists the user's variables. Answered by `Value`, a list of dicts with `name`, `type` and `length`.
@@ -237,62 +251,8 @@ pub struct GuestConfig {
     pub profile: Profile,
     /// The names of the values that `SUBMIT` takes. If empty, `SUBMIT` takes any values.
     pub output_fields: Vec<String>,
-}
-
-/// The project whose prompts and controllers a sandbox supports. It sets the names in Python, their signatures, and the form of failures.
-/// `python/sandglass/runtime/profiles.py` defines each profile.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub enum Profile {
-    /// Sandglass's own.
-    #[default]
-    Default,
-    /// alexzhang13/rlm from 0.1.2 on.
-    Rlm,
-    /// alexzhang13/rlm up to 0.1.1a, and rlm-minimal.
-    RlmLegacy,
-    /// DwayneWilkes/rlm (`@rlm/core`).
-    RlmCore,
-    /// stanfordnlp/dspy's `RLM`.
-    Dspy,
-}
-
-impl Profile {
-    /// All profiles.
-    pub const ALL: [Self; 5] = [Self::Default, Self::Rlm, Self::RlmLegacy, Self::RlmCore, Self::Dspy];
-
-    /// The profile's public name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Default => "default",
-            Self::Rlm => "rlm",
-            Self::RlmLegacy => "rlm-legacy",
-            Self::RlmCore => "rlm-core",
-            Self::Dspy => "dspy",
-        }
-    }
-
-    /// The profile with this public name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|profile| profile.name() == name)
-    }
-
-    /// Returns true if a batch of queries beyond the budget is refused as a whole.
-    pub fn has_whole_batches(self) -> bool {
-        self == Self::Dspy
-    }
-
-    /// Returns true if `rlm_query` asks the sub-model when the host does not answer `rlm_query`.
-    pub fn falls_back(self) -> bool {
-        matches!(self, Self::Rlm | Self::RlmLegacy)
-    }
-
-    /// Returns true if Python has `SUBMIT`.
-    pub fn has_submit(self) -> bool {
-        matches!(self, Self::Default | Self::RlmCore | Self::Dspy)
-    }
+    /// The most bytes of the last expression's value. A smaller value is sent as a rich output, see [`VALUE_MIME`]. If 0, none is sent.
+    pub max_result_bytes: f64,
 }
 
 /// The facts about a wheel that a guest needs to unpack it.
@@ -372,9 +332,10 @@ pub enum Event {
         #[serde(default)]
         is_result: bool,
     },
-    /// Python called the host function `name` and waits. The body is the list of arguments, or a single str argument alone. `blocking`: the
-    /// guest reads only what the driver puts into its mailbox. `batch`: the number of calls that it makes at once, this one included. Their
-    /// events come one after another.
+    /// Python called the host function `name` and waits. The body of a query ([`QUERIES`]) is the list of arguments, or a single str argument
+    /// alone. The body of another call is a tuple: the list of positional arguments, the dict of keyword arguments or `None`, and the
+    /// numbers of the cell and line that made the call, 0 if unknown. `blocking`: the guest reads only what the driver puts into its
+    /// mailbox. `batch`: the number of calls that it makes at once, this one included. Their events come one after another.
     HostCall {
         exchange: u32,
         call: u32,

@@ -13,8 +13,8 @@
 //! |---|---|
 //! | `interpreter.rs` | the guest's life and clock; sorts its messages |
 //! | `commands.rs` | the queue of users' commands, and the choice of the next one |
-//! | `exchanges.rs` | the interpreter's part in an exchange: its beginning, and the results of its end |
-//! | `exchange.rs`, `calls.rs`, `display.rs`, `files.rs` | one exchange: its job, output and host calls |
+//! | `begin_and_end.rs` | the interpreter's part in an exchange: its beginning, and the results of its end |
+//! | `exchange.rs`, `execution.rs`, `calls.rs`, `display.rs`, `files.rs` | one exchange: its job, output and host calls |
 //! | `saves.rs`, `checkpoints.rs`, `checkpoint_chain.rs` | the time of saves, the return to saved states, and the kept checkpoints |
 //! | `contexts.rs`, `packages.rs` | values and packages that every guest is given |
 //! | `pings.rs`, `oversized.rs` | checks on guests: a proof of idleness, and bounds on events |
@@ -23,6 +23,7 @@
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
+mod begin_and_end;
 mod calls;
 mod checkpoint_chain;
 mod checkpoints;
@@ -30,7 +31,7 @@ mod commands;
 mod contexts;
 mod display;
 mod exchange;
-mod exchanges;
+mod execution;
 mod files;
 mod guesses;
 mod interpreter;
@@ -45,10 +46,10 @@ use crate::budget::{Budget, BudgetLimits, Usage};
 use crate::deadline::earliest;
 use crate::error::Error;
 use crate::execution::CodeExecution;
-use crate::limits::Limits;
+use crate::limits::{Limits, MAX_DISPLAY_BYTES};
 use crate::packages::{Wheel, normalized};
+use crate::predictions::Prediction;
 use crate::protocol::{Encoding, Event, GuestInfo, Profile, Request, Stream};
-use crate::speculate::Prediction;
 use crate::stats::Stats;
 use commands::Next;
 use interpreter::{Config, Guest, Interpreter, Note};
@@ -112,6 +113,13 @@ pub enum Command<B> {
     Later(Target),
     /// Lists the variables.
     ListVariables,
+    /// Changes settings from the next execution on.
+    Configure {
+        /// The names of the functions that Python may call. `None` leaves them as they are.
+        host_functions: Option<Vec<String>>,
+        /// The names of the values that `SUBMIT` takes. `None` leaves them as they are.
+        output_fields: Option<Vec<String>>,
+    },
     /// Adds variables that [`Command::CaptureState`] wrote. The number is the most bytes that they take unpacked.
     OpenState(B, f64),
     /// Writes the variables for another session. The number is the most bytes that they take unpacked.
@@ -225,6 +233,8 @@ pub enum HostEffect<B> {
     CallHost {
         /// The call's number. It is never used twice.
         call: u32,
+        /// The command whose code calls.
+        ticket: Option<Ticket>,
         /// The function's name.
         name: String,
         /// The list of arguments, or a single str argument alone.
@@ -303,6 +313,7 @@ impl<B: Body> Session<B> {
             host_functions,
             profile: Profile::Default,
             output_fields: Vec::new(),
+            max_result_bytes: 0.0,
         }))
     }
 
@@ -325,6 +336,13 @@ impl<B: Body> Session<B> {
     pub fn with_profile(mut self, profile: Profile, output_fields: Vec<String>) -> Self {
         self.interpreter.config.profile = profile;
         self.interpreter.config.output_fields = output_fields;
+        self
+    }
+
+    /// Lets guests send the value of a last expression, up to this number of bytes.
+    #[must_use]
+    pub fn with_values(mut self, max_bytes: f64) -> Self {
+        self.interpreter.config.max_result_bytes = max_bytes.min(MAX_DISPLAY_BYTES);
         self
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::execution::{CodeExecution, Outcome, StateStatus};
-use crate::speculate::{Source, Tally};
+use crate::predictions::{Source, Tally};
 
 /// Counts of a sandbox's work so far. A fork starts with new counts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

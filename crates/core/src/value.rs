@@ -537,17 +537,20 @@ impl Writer {
 
     /// Writes a time for which [`is_date`] is true. The encoding becomes `Tagged`.
     pub fn date(&mut self, ms: f64) {
-        self.sized(b'(', 3);
-        self.bytes.push(b'S');
-        self.text("date");
+        self.extension("date", 1);
         self.float(ms);
+    }
+
+    /// Begins an extension of a kind; its payloads follow. The encoding becomes `Tagged`.
+    pub fn extension(&mut self, kind: &str, payloads: usize) {
+        self.sized(b'(', payloads + 2);
+        self.bytes.push(b'S');
+        self.text(kind);
     }
 
     /// Begins a file; its `length` bytes follow. The encoding becomes `Tagged`.
     pub fn begin_file(&mut self, length: usize) {
-        self.sized(b'(', 3);
-        self.bytes.push(b'S');
-        self.text("file");
+        self.extension("file", 1);
         self.sized(b's', length);
     }
 

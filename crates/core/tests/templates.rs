@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use sandglass_core::limits::MAX_OFFERED;
+use sandglass_core::predictions::{Context, Prediction, Predictor, Source, is_name, literal};
 use sandglass_core::protocol::{ColumnKind, ColumnSample, SurveyedColumn, SurveyedVariable};
-use sandglass_core::speculate::{Context, Prediction, Predictor, Source, is_name, literal};
 
 fn variable(name: &str, type_name: &str, length: u32) -> SurveyedVariable {
     SurveyedVariable {

@@ -6,7 +6,7 @@
 
 use super::parse::{may_end, parse};
 use sandglass_core::limits::MAX_WRITTEN_BYTES;
-use sandglass_core::speculate::Lines;
+use sandglass_core::predictions::Lines;
 
 /// The most bytes of a reply that are read. Each new line makes all of it be read again.
 const MOST_BYTES: usize = 4 * MAX_WRITTEN_BYTES;

@@ -1,13 +1,14 @@
 //! Access to the server: bearer keys, the `Host` that a server without keys accepts, and the origins of pages.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use sandglass_host::args::{KEYS_VARIABLE, Secrets};
 use sha2::{Digest, Sha256};
 
 /// The shortest key, in characters. A shorter key could be guessed.
@@ -139,6 +140,43 @@ impl Keys {
             }
         }
     }
+}
+
+/// The keys of a server that listens at `listen`: those in the file, and those in the environment.
+///
+/// # Errors
+/// A key is invalid, or the address is not a loopback address and there are no keys.
+pub fn keys(file: Option<&Path>, secrets: &Secrets, listen: SocketAddr) -> Result<Keys, String> {
+    let from_file = file.map(Keys::from_file).transpose()?;
+    let from_environment = secrets
+        .keys
+        .as_deref()
+        .map(|text| Keys::parse(text).map_err(|problem| format!("{KEYS_VARIABLE}, {problem}")))
+        .transpose()?;
+    let keys = from_file
+        .unwrap_or_default()
+        .and(from_environment.unwrap_or_default())?;
+    if keys.is_empty() && !listen.ip().is_loopback() {
+        return Err(format!(
+            "{listen} is not a loopback address, and there are no keys: anybody could run code here. \
+             Give --keys-file or {KEYS_VARIABLE}, or listen on 127.0.0.1"
+        ));
+    }
+    Ok(keys)
+}
+
+/// The origins of a server with these keys, from the values of `--allow-origin`.
+///
+/// # Errors
+/// A text is no origin, or `*` is given without keys.
+pub fn origins(allowed: &[String], keys: &Keys) -> Result<Origins, String> {
+    let origins = Origins::parse(allowed)?;
+    if origins.any() && keys.is_empty() {
+        return Err(
+            "--allow-origin \"*\" needs keys: any page that is open in a browser here could run code".to_owned(),
+        );
+    }
+    Ok(origins)
 }
 
 /// Returns true for a valid name. Names become folders of workspaces.

@@ -41,6 +41,7 @@ use super::App;
 use super::bodies::sized;
 use super::connections::ConnectionPermit;
 use super::errors::ApiError;
+use super::exchanges::{ended_exchange, exchange_of};
 use super::pieces::messages;
 use super::quotas::{Account, Held};
 use super::sessions::{Attached, Kind, OwnSession, Session};
@@ -397,35 +398,6 @@ impl Relay {
 
     fn tell(&mut self, what: &serde_json::Value) {
         self.outgoing.push(Message::Text(what.to_string().into()));
-    }
-}
-
-/// The number of the exchange that a request starts.
-fn exchange_of(request: &Request) -> Option<u32> {
-    match request {
-        Request::Execute { exchange, .. }
-        | Request::GetVariable { exchange, .. }
-        | Request::SetVariable { exchange, .. }
-        | Request::ListVariables { exchange, .. }
-        | Request::WriteFile { exchange, .. }
-        | Request::ReadFile { exchange, .. }
-        | Request::ListFiles { exchange, .. }
-        | Request::RemoveFile { exchange, .. }
-        | Request::Restore { exchange, .. }
-        | Request::Install { exchange, .. } => Some(*exchange),
-        _ => None,
-    }
-}
-
-/// The number of the exchange that an event ends.
-fn ended_exchange(event: &Event) -> Option<u32> {
-    match event {
-        Event::Executed { exchange, .. }
-        | Event::Value { exchange, .. }
-        | Event::Done { exchange }
-        | Event::Restored { exchange, .. }
-        | Event::Refused { exchange, .. } => Some(*exchange),
-        _ => None,
     }
 }
 

@@ -7,35 +7,30 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use sandglass_core::{BudgetLimits, Limits, Profile};
 use sandglass_rlm::openai::Reply;
+use sandglass_rpc::options::{Bounds, Options, flag};
 use serde_json::{Map, Value as Json, json};
 
 use super::App;
 use super::bodies::{self, sized, take_json};
 use super::errors::ApiError;
 use super::llm::{NO_MODEL, NO_RECURSION};
-use super::quotas::Account;
+use super::quotas::{Account, Held};
 use super::sessions::{Kind, OwnSession, Session, watch_folder};
-use super::storage::{Fate, new_id};
+use super::storage::{Fate, Folder, new_id};
 use sandglass_host::backend;
-use sandglass_host::launcher::Settings;
-use sandglass_host::sandbox::{Answer, Query};
-use sandglass_host::{BackendKind, Resources, Sandbox, Value};
+use sandglass_host::launcher::{Launcher, Settings};
+use sandglass_host::sandbox::{Answer, Query, SandboxBuilder};
+use sandglass_host::{Sandbox, Value};
 
-/// The options in a request for a session.
-struct Wanted {
-    backend: BackendKind,
-    is_channel: bool,
-    ahead: bool,
-    predictions: bool,
-    context: Json,
-    limits: Limits,
-    resources: Resources,
-    profile: Profile,
-    output_fields: Vec<String>,
-    budget: BudgetLimits,
-}
+/// Options that only clients over JSON-RPC have.
+const OF_RPC: [&str; 5] = [
+    "hostFunctions",
+    "onLLMQuery",
+    "onRLMQuery",
+    "maxResultSize",
+    "cleanHtml",
+];
 
 /// `POST /v1/sessions`.
 pub async fn create(
@@ -45,235 +40,153 @@ pub async fn create(
     body: Body,
 ) -> Result<Response, ApiError> {
     let place = account.session()?;
-    let body = take_json::<Map<String, Json>>(&account, app.args.body_limits(), &headers, body).await?;
-    let wanted = wanted(&app, body.value)?;
+    let mut body = take_json::<Map<String, Json>>(&account, app.args.body_limits(), &headers, body).await?;
+    let channel = body.value.remove("channel");
+    let is_channel = channel.map_or(Ok(false), |value| flag("channel", &value))?;
+    for name in OF_RPC {
+        if body.value.contains_key(name) {
+            return Err(ApiError::option(name, "is an option of GET /v1/rpc only"));
+        }
+    }
+    let mut options = Options::read(body.value, &bounds(&app))?;
+    let context = options.context.take().unwrap_or_default();
+    let context = sized(body.size, move || Value::from_json(context)).await??;
+    let session = if is_channel {
+        make_channel(&app, &account, options, place).await?
+    } else {
+        make(&app, &account, options, place, Some(context), |builder| builder).await?
+    };
+    drop(body.held);
+    let told = json!({ "id": session.id, "backend": session.backend(), "capabilities": capabilities(&session) });
+    bodies::json(StatusCode::CREATED, 0, told).await
+}
+
+/// The bounds of options on this server.
+pub fn bounds(app: &App) -> Bounds {
+    let args = &app.args;
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+    Bounds {
+        backend: args.guest.backend,
+        allow_subprocess: args.allow_subprocess,
+        max_timeout_ms: args.max_timeout_seconds * 1_000.0,
+        boot_timeout_ms: args.boot_timeout_seconds * 1_000.0,
+        max_memory_bytes: (args.max_memory_mib << 20) as f64,
+        resources: args.resources(),
+        max_blob_bytes: args.body_limits().most_bytes,
+        max_state_bytes: args.warm.state_max_size_mb << 20,
+        is_local: false,
+    }
+}
+
+/// Makes a session with a sandbox, and adds it to the server's. `own` adds the client's functions.
+pub async fn make(
+    app: &App,
+    account: &Account,
+    options: Options,
+    place: Held,
+    context: Option<Value>,
+    own: impl FnOnce(SandboxBuilder) -> SandboxBuilder,
+) -> Result<Arc<Session>, ApiError> {
+    let prepared = prepare(app, account, &options).await?;
+    let mut builder = Sandbox::builder()
+        .launcher(Arc::clone(&prepared.launcher))
+        .settings(prepared.settings.clone())
+        .limits(options.limits)
+        .profile(options.profile)
+        .output_fields(options.output_fields)
+        .budget(options.budget)
+        .predictions(options.predictions)
+        .on_llm_query({
+            let app = app.clone();
+            move |query| answer(app.clone(), query)
+        });
+    if !options.profile.falls_back() {
+        builder = builder.on_rlm_query(|_| async { Err::<Answer, _>(NO_RECURSION.to_owned()) });
+    }
+    if context.is_none() {
+        builder = builder.without_context();
+    }
+    let sandbox = own(builder).build().await?;
+    // If the client leaves now, the sandbox is dropped, and its guest with it.
+    if let Some(context) = context {
+        sandbox.initialize(context).await?;
+    }
+    prepared.session(app, account, Kind::Sandbox(sandbox), place).await
+}
+
+/// Makes a session whose guests a client supervises over a channel.
+async fn make_channel(app: &App, account: &Account, options: Options, place: Held) -> Result<Arc<Session>, ApiError> {
+    let prepared = prepare(app, account, &options).await?;
+    let kind = Kind::Channel {
+        launcher: Arc::clone(&prepared.launcher),
+        most_value_bytes: usize_of(options.limits.max_value_bytes),
+    };
+    prepared.session(app, account, kind, place).await
+}
+
+/// The parts of a session that are made before its sandbox.
+struct Prepared {
+    id: String,
+    folder: Option<Arc<Folder>>,
+    launcher: Arc<dyn Launcher>,
+    settings: Settings,
+}
+
+async fn prepare(app: &App, account: &Account, options: &Options) -> Result<Prepared, ApiError> {
     let id = new_id()?;
     let folder = match &app.storage {
-        Some(storage) => Some(storage.folder(&account.owner, &id, wanted.resources.disk_bytes).await?),
+        Some(storage) => Some(
+            storage
+                .folder(&account.owner, &id, options.resources.disk_bytes)
+                .await?,
+        ),
         None => None,
     };
     let settings = Settings {
-        resources: wanted.resources,
+        resources: options.resources,
         workspace: folder.as_ref().map(|folder| folder.workspace().path().to_owned()),
-        ahead: wanted.ahead,
+        ahead: options.ahead,
         ..app.args.guest_settings()
     };
     let workspace = folder.as_ref().map(|_| format!("{}/{id}", account.owner));
-    let warm = match wanted.ahead {
+    let warm = match options.ahead {
         // A forked guest is the first process of its PID namespace. Its copies would die with it, so it cannot run code ahead.
         true => None,
         false => {
-            let launcher = app.warm.launcher_for(wanted.backend, &settings, workspace.as_deref());
+            let launcher = app.warm.launcher_for(options.backend, &settings, workspace.as_deref());
             launcher.await?
         }
     };
     let launcher = match warm {
         Some(launcher) => launcher,
-        None => backend::launcher(wanted.backend, &settings).await?,
+        None => backend::launcher(options.backend, &settings).await?,
     };
-    let (kind, capabilities) = if wanted.is_channel {
-        let most_value_bytes = usize_of(wanted.limits.max_value_bytes);
-        let kind = Kind::Channel {
-            launcher,
-            most_value_bytes,
-        };
-        (kind, json!({ "channel": true }))
-    } else {
-        let context = sized(body.size, move || Value::from_json(wanted.context)).await??;
-        let mut builder = Sandbox::builder()
-            .launcher(launcher)
-            .settings(settings)
-            .limits(wanted.limits)
-            .profile(wanted.profile)
-            .output_fields(wanted.output_fields)
-            .budget(wanted.budget)
-            .predictions(wanted.predictions)
-            .on_llm_query({
-                let app = app.clone();
-                move |query| answer(app.clone(), query)
-            });
-        if !wanted.profile.falls_back() {
-            builder = builder.on_rlm_query(|_| async { Err::<Answer, _>(NO_RECURSION.to_owned()) });
+    Ok(Prepared {
+        id,
+        folder,
+        launcher,
+        settings,
+    })
+}
+
+impl Prepared {
+    /// Adds the session to the server's.
+    async fn session(self, app: &App, account: &Account, kind: Kind, place: Held) -> Result<Arc<Session>, ApiError> {
+        let session = Session::new(self.id, Arc::clone(&account.owner), kind, self.folder, place);
+        app.sessions.add(Arc::clone(&session)).await?;
+        if let Some(folder) = session.folder() {
+            let watching = watch_folder(app.clone(), Arc::clone(folder), Arc::downgrade(&session));
+            tokio::spawn(watching);
         }
-        let sandbox = builder.build().await?;
-        // If the client leaves now, the sandbox is dropped, and its guest with it.
-        sandbox.initialize(context).await?;
-        let capabilities = json!(sandbox.capabilities());
-        (Kind::Sandbox(sandbox), capabilities)
-    };
-    drop(body.held);
-    let session = Session::new(id, Arc::clone(&account.owner), kind, folder, place);
-    app.sessions.add(Arc::clone(&session)).await?;
-    if let Some(folder) = session.folder() {
-        let watching = watch_folder(app.clone(), Arc::clone(folder), Arc::downgrade(&session));
-        tokio::spawn(watching);
+        app.metrics.sessions_created.inc();
+        tracing::info!(session = session.id, owner = %account.owner, backend = %session.backend(), "created");
+        Ok(session)
     }
-    app.metrics.sessions_created.inc();
-    tracing::info!(session = session.id, owner = %account.owner, backend = %session.backend(), "created");
-    let told = json!({ "id": session.id, "backend": session.backend(), "capabilities": capabilities });
-    bodies::json(StatusCode::CREATED, 0, told).await
 }
 
 async fn answer(app: App, query: Query) -> Result<Reply, String> {
     let llm = app.llm.as_ref().ok_or(NO_MODEL)?;
     llm.ask(&query.prompt, query.model.as_deref(), &app.metrics).await
-}
-
-fn wanted(app: &App, fields: Map<String, Json>) -> Result<Wanted, ApiError> {
-    let args = &app.args;
-    let mut wanted = Wanted {
-        backend: args.guest.backend,
-        is_channel: false,
-        ahead: false,
-        predictions: false,
-        context: Json::Null,
-        limits: Limits {
-            boot_timeout_ms: args.boot_timeout_seconds * 1_000.0,
-            ..Limits::default()
-        },
-        resources: args.resources(),
-        profile: Profile::Default,
-        output_fields: Vec::new(),
-        budget: BudgetLimits::default(),
-    };
-    for (name, value) in fields {
-        match name.as_str() {
-            "context" => wanted.context = value,
-            "backend" => wanted.backend = backend_named(app, &value)?,
-            "channel" => wanted.is_channel = flag(&name, &value)?,
-            "ahead" => wanted.ahead = flag(&name, &value)?,
-            "predictions" => {
-                wanted.predictions = match value.as_str() {
-                    Some("auto") => true,
-                    Some("off") => false,
-                    _ => return Err(ApiError::option(&name, "must be auto or off")),
-                }
-            }
-            "profile" => {
-                let profile = value.as_str().and_then(Profile::named);
-                let problem = || ApiError::option("profile", "must be default, rlm, rlm-legacy, rlm-core or dspy");
-                wanted.profile = profile.ok_or_else(problem)?;
-            }
-            "outputFields" => {
-                let fields = serde_json::from_value(value);
-                wanted.output_fields = fields.map_err(|_| ApiError::option(&name, "must be a list of names"))?;
-            }
-            "budget" => wanted.budget = budget(value)?,
-            "resources" => resources(&mut wanted.resources, value)?,
-            _ => limit(app, &mut wanted, &name, &value)?,
-        }
-    }
-    if wanted.predictions && !wanted.ahead {
-        let problem = "nothing that is predicted could run: \"ahead\" must be true";
-        return Err(ApiError::option("predictions", problem));
-    }
-    Ok(wanted)
-}
-
-fn backend_named(app: &App, value: &Json) -> Result<BackendKind, ApiError> {
-    let problem = || ApiError::option("backend", "must be auto, bubblewrap, docker, subprocess or jupyter");
-    let kind: BackendKind = value.as_str().ok_or_else(problem)?.parse()?;
-    // The operator allowed the backend by naming it.
-    let is_allowed = app.args.guest.backend == kind || (app.args.allow_subprocess && kind == BackendKind::Subprocess);
-    if kind.isolates_nothing() && !is_allowed {
-        let problem = match kind {
-            BackendKind::Jupyter => "kernels isolate nothing, and this server was not started with --backend jupyter",
-            _ => "plain processes isolate nothing, and this server was not started with --allow-subprocess",
-        };
-        return Err(ApiError::option("backend", problem));
-    }
-    Ok(kind)
-}
-
-fn limit(app: &App, wanted: &mut Wanted, name: &str, value: &Json) -> Result<(), ApiError> {
-    if !Limits::NAMES.contains(&name) || ["spares", "maxAheadShare"].contains(&name) {
-        return Err(ApiError::option(name, "there is no such option"));
-    }
-    let value = number(name, value)?;
-    wanted.limits.set(name, value)?;
-    let most = match name {
-        "timeout" | "wallTimeout" | "hostCallTimeout" | "gracePeriod" => app.args.max_timeout_seconds * 1_000.0,
-        "bootTimeout" => app.args.boot_timeout_seconds * 1_000.0,
-        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-        "memoryLimit" => (app.args.max_memory_mib << 20) as f64,
-        _ => f64::INFINITY,
-    };
-    if value > most {
-        return Err(ApiError::option(
-            name,
-            format!("may be {most} at most on this server, not {value}"),
-        ));
-    }
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "limits are in range"
-    )]
-    match name {
-        "memoryLimit" => wanted.resources.memory_bytes = value as u64,
-        "maxFileBytes" => wanted.resources.disk_bytes = wanted.resources.disk_bytes.min(value as u64),
-        _ => {}
-    }
-    Ok(())
-}
-
-fn flag(name: &str, value: &Json) -> Result<bool, ApiError> {
-    value
-        .as_bool()
-        .ok_or_else(|| ApiError::option(name, "must be true or false"))
-}
-
-fn number(name: &str, value: &Json) -> Result<f64, ApiError> {
-    value.as_f64().ok_or_else(|| ApiError::option(name, "must be a number"))
-}
-
-fn object(name: &str, value: Json) -> Result<Map<String, Json>, ApiError> {
-    match value {
-        Json::Object(fields) => Ok(fields),
-        _ => Err(ApiError::option(name, "must be an object")),
-    }
-}
-
-fn budget(value: Json) -> Result<BudgetLimits, ApiError> {
-    let mut budget = BudgetLimits::default();
-    for (name, value) in object("budget", value)? {
-        budget.set(&name, number(&format!("budget.{name}"), &value)?)?;
-    }
-    Ok(budget)
-}
-
-/// Reads the session's resources, which cannot exceed the server's.
-fn resources(resources: &mut Resources, value: Json) -> Result<(), ApiError> {
-    for (name, value) in object("resources", value)? {
-        let full_name = format!("resources.{name}");
-        let value = number(&full_name, &value)?;
-        let within = |least: f64, most: f64| {
-            if (least..=most).contains(&value) {
-                Ok(value)
-            } else {
-                Err(ApiError::option(
-                    &full_name,
-                    format!("must be a number from {least} to {most}, not {value}"),
-                ))
-            }
-        };
-        let most = Resources::default();
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            clippy::cast_precision_loss,
-            reason = "checked to be within small positive bounds"
-        )]
-        match name.as_str() {
-            "pids" => resources.pids = within(8.0, f64::from(most.pids))? as u32,
-            "cpus" => resources.cpus = within(0.01, most.cpus)?,
-            "openFiles" => resources.open_files = within(32.0, f64::from(most.open_files))? as u32,
-            "tmpBytes" => resources.tmp_bytes = within(1024.0 * 1024.0, most.tmp_bytes as f64)? as u64,
-            "diskBytes" => resources.disk_bytes = within(0.0, most.disk_bytes as f64)? as u64,
-            _ => return Err(ApiError::option(&full_name, "there is no such option")),
-        }
-    }
-    Ok(())
 }
 
 fn usize_of(bytes: f64) -> usize {
@@ -287,20 +200,20 @@ fn usize_of(bytes: f64) -> usize {
     }
 }
 
+fn capabilities(session: &Session) -> Json {
+    match &session.kind {
+        Kind::Sandbox(sandbox) => json!(sandbox.capabilities()),
+        Kind::Channel { .. } => json!({ "channel": true }),
+    }
+}
+
 fn told(session: &Session) -> Json {
-    let mut told = json!({
+    json!({
         "id": session.id,
         "backend": session.backend(),
         "idleSeconds": session.idle_for().map_or(0.0, |idle| idle.as_secs_f64()),
-    });
-    let capabilities = match &session.kind {
-        Kind::Sandbox(sandbox) => json!(sandbox.capabilities()),
-        Kind::Channel { .. } => json!({ "channel": true }),
-    };
-    if let Some(told) = told.as_object_mut() {
-        told.insert("capabilities".to_owned(), capabilities);
-    }
-    told
+        "capabilities": capabilities(session),
+    })
 }
 
 /// `GET /v1/sessions`.

@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use sandglass_core::Limits;
-use sandglass_core::speculate::Lines;
+use sandglass_core::predictions::Lines;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -69,7 +69,31 @@ pub async fn execute(
     bodies::json(StatusCode::OK, size_of(&execution), execution).await
 }
 
-fn check_timeout(app: &App, timeout: Option<f64>) -> Result<(), ApiError> {
+/// Runs code in a session of this key, within the server's limits.
+pub async fn run(
+    app: App,
+    account: &Account,
+    session: Arc<Session>,
+    code: String,
+    options: ExecuteOptions,
+) -> Result<Execution, ApiError> {
+    let (_, in_use) = session.sandbox()?;
+    let place = account.execution()?;
+    check_timeout(&app, options.timeout_ms)?;
+    if let Some(folder) = session.folder() {
+        folder.room().await?;
+    }
+    let timeout = options.timeout_ms;
+    let execution = Running {
+        app,
+        session,
+        run: Run { code, timeout },
+        _kept: (in_use, place, Vec::new()),
+    };
+    execution.run(options).await
+}
+
+pub fn check_timeout(app: &App, timeout: Option<f64>) -> Result<(), ApiError> {
     let most_ms = app.args.max_timeout_seconds * 1_000.0;
     match timeout {
         Some(ms) if ms > most_ms => {

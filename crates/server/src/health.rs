@@ -1,23 +1,24 @@
 //! Routes for operators: health, a detailed trial, and metrics.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet, prometheus_text};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::encoding::prometheus_text;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use serde_json::{Value as Json, json};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::App;
+use super::access::LOCAL;
 use super::bodies;
 use super::errors::ApiError;
+use super::storage::new_id;
 use sandglass_host::Sandbox;
 use sandglass_host::pool::{PoolStats, WhenEmpty};
 
@@ -97,10 +98,19 @@ async fn trial(app: &App) -> Json {
     result
 }
 
+/// Runs a cell in a guest like those of sessions. The guest's folder is removed afterwards.
 async fn run(app: &App) -> Result<Json, String> {
+    let mut settings = app.args.guest_settings();
+    let mut folder = None;
+    if let Some(storage) = &app.storage {
+        let id = new_id().map_err(|error| error.message)?;
+        let made = storage.folder(LOCAL, &id, settings.resources.disk_bytes).await;
+        let made = folder.insert(made.map_err(|error| error.message)?);
+        settings.workspace = Some(made.workspace().path().to_owned());
+    }
     let sandbox = Sandbox::builder()
         .backend(app.args.guest.backend)
-        .settings(app.args.guest_settings())
+        .settings(settings)
         .build();
     let sandbox = sandbox.await.map_err(|error| error.to_string())?;
     let done = async {
@@ -110,6 +120,9 @@ async fn run(app: &App) -> Result<Json, String> {
     let done = done.await.map_err(|error| error.to_string());
     let capabilities = sandbox.capabilities();
     sandbox.destroy().await;
+    if let Some(folder) = folder {
+        folder.settle().await;
+    }
     let done = done?;
     match (done.result.as_deref(), &done.error) {
         (Some("42"), _) => Ok(json!({ "backend": capabilities.backend, "python": capabilities.python })),
@@ -128,10 +141,10 @@ pub async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
         registry.register(name, help, ConstGauge::new(value));
     }
     app.metrics.register(&mut registry);
-    if let Some(stats) = app.warm.stats() {
+    if let (Some(stats), Some(acquisitions)) = (app.warm.stats(), app.warm.acquisitions()) {
         let zygotes = ConstCounter::new(stats.zygotes);
         registry.register("zygotes", "Zygotes that were started", zygotes);
-        register_pool(registry.sub_registry_with_prefix("pool"), stats);
+        register_pool(registry.sub_registry_with_prefix("pool"), stats, acquisitions);
     }
     let mut text = app.metrics.ahead_text(app.sessions.under_way());
     prometheus_text::encode(&mut text, &registry).map_err(|error| ApiError::internal(error.to_string()))?;
@@ -139,7 +152,7 @@ pub async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
 }
 
 /// The pool's part of the metrics.
-fn register_pool(registry: &mut Registry, stats: PoolStats) {
+fn register_pool(registry: &mut Registry, stats: PoolStats, acquisitions: &Histogram) {
     for (name, help, value) in [
         ("spares", "Guests that wait", stats.spares),
         ("level", "Guests that are to wait", stats.level),
@@ -171,27 +184,7 @@ fn register_pool(registry: &mut Registry, stats: PoolStats) {
         registry.register(name, help, ConstCounter::new(value));
     }
     let help = "Seconds that it took to get a guest";
-    registry.register("acquire_seconds", help, Acquisitions(stats));
-}
-
-/// The pool's own histogram of acquisition times.
-#[derive(Debug)]
-struct Acquisitions(PoolStats);
-
-impl EncodeMetric for Acquisitions {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        let Self(stats) = self;
-        let mut buckets = stats.acquire_seconds.clone();
-        // The pool counts acquisitions up to each bound. The library wants the difference between neighbouring buckets.
-        for at in (1..buckets.len()).rev() {
-            buckets[at].1 -= buckets[at - 1].1;
-        }
-        encoder.encode_histogram::<NoLabelSet>(stats.acquire_seconds_sum, stats.acquired, &buckets, None)
-    }
-
-    fn metric_type(&self) -> MetricType {
-        MetricType::Histogram
-    }
+    registry.register("acquire_seconds", help, acquisitions.clone());
 }
 
 #[cfg(test)]
@@ -204,12 +197,14 @@ mod tests {
             cold: 2,
             acquired: 4,
             warmup_ms: 250.0,
-            acquire_seconds: vec![(0.000_1, 1), (0.25, 3), (5.0, 3)],
-            acquire_seconds_sum: 10.5,
             ..PoolStats::default()
         };
         let (mut registry, mut text) = (Registry::with_prefix("sandglass_pool"), String::new());
-        register_pool(&mut registry, stats);
+        let acquisitions = Histogram::new([0.000_1, 0.25, 5.0]);
+        for seconds in [0.000_05, 0.25, 0.2, 10.0] {
+            acquisitions.observe(seconds);
+        }
+        register_pool(&mut registry, stats, &acquisitions);
         prometheus_text::encode(&mut text, &registry).unwrap();
         for line in [
             "# TYPE sandglass_pool_cold_total counter",
@@ -219,7 +214,7 @@ mod tests {
             "sandglass_pool_acquire_seconds_bucket{le=\"0.25\"} 3",
             "sandglass_pool_acquire_seconds_bucket{le=\"5\"} 3",
             "sandglass_pool_acquire_seconds_bucket{le=\"+Inf\"} 4",
-            "sandglass_pool_acquire_seconds_sum 10.5",
+            "sandglass_pool_acquire_seconds_sum 10.45005",
             "sandglass_pool_acquire_seconds_count 4",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n\n{text}");

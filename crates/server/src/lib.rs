@@ -13,7 +13,8 @@
 //! | [`bodies`] | request bodies and JSON, with limits and deadlines |
 //! | [`sessions`] | all sessions, and their expiry |
 //! | `create`, `execute`, `variables`, `files` | the routes of a session |
-//! | `channel`, `pieces` | the WebSocket relay between a page's supervisor and a guest |
+//! | `channel`, `pieces`, `exchanges` | the WebSocket relay between a page's supervisor and a guest |
+//! | `rpc` | JSON-RPC on a WebSocket |
 //! | `stateless` | runs that leave nothing behind |
 //! | `storage` | the folders of sessions on disk |
 //! | `warm` | the pool of spares, and cold starts |
@@ -27,6 +28,7 @@ mod channel;
 pub mod connections;
 mod create;
 pub mod errors;
+mod exchanges;
 mod execute;
 mod files;
 mod health;
@@ -36,6 +38,7 @@ mod middleware;
 mod pieces;
 pub mod quotas;
 pub mod routes;
+mod rpc;
 pub mod sessions;
 pub mod settings;
 mod stateless;
@@ -122,6 +125,10 @@ impl Server {
             keys.owners()
         };
         let storage = storage::Storage::open(&args)?;
+        let warm = warm::Warm::new(&args, storage.as_ref().map(|storage| storage.workspaces().path()));
+        if let Some(storage) = &storage {
+            storage.check(&args, &warm).await?;
+        }
         let listener = TcpListener::bind(args.listen)
             .await
             .map_err(|error| format!("{} cannot be listened on: {error}", args.listen))?;
@@ -130,7 +137,7 @@ impl Server {
             sessions: Sessions::default(),
             metrics: Metrics::default(),
             health: health::Checks::default(),
-            warm: warm::Warm::new(&args, storage.as_ref().map(|storage| storage.workspaces().path())),
+            warm,
             storage,
             runs: stateless::Files::default(),
             started: Instant::now(),

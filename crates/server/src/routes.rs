@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 
 use super::errors::ApiError;
-use super::{App, channel, create, execute, files, health, middleware, stateless, variables};
+use super::{App, channel, create, execute, files, health, middleware, rpc, stateless, variables};
 
 /// The description of the routes.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -39,6 +39,7 @@ routes! {
     put "/v1/sessions/{id}/files/{*path}" files::write;
     delete "/v1/sessions/{id}/files/{*path}" files::remove;
     get "/v1/sessions/{id}/channel" channel::channel;
+    get "/v1/rpc" rpc::rpc;
     post "/v1/sessions/{id}/checkpoint" not_yet;
     post "/v1/sessions/{id}/restore" not_yet;
     post "/v1/sessions/{id}/fork" not_yet;

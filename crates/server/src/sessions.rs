@@ -45,7 +45,8 @@ pub struct Session {
     folder: Option<Arc<Folder>>,
     /// The session's part of the server's metrics.
     counted: Mutex<Stats>,
-    _held: Held,
+    /// The session's part of its key's quota, until it is destroyed.
+    held: Mutex<Option<Held>>,
 }
 
 /// The kind of a session.
@@ -101,7 +102,7 @@ impl Session {
             destroyed: CancellationToken::new(),
             folder,
             counted: Mutex::default(),
-            _held: held,
+            held: Mutex::new(Some(held)),
         })
     }
 
@@ -166,12 +167,17 @@ impl Session {
             folder.decide(fate);
         }
         self.destroyed.cancel();
+        let held = lock(&self.held).take(); // until the guest is gone
         match &self.kind {
             Kind::Sandbox(sandbox) => sandbox.destroy().await,
             // The relay ends the guest first, and then settles.
-            Kind::Channel { .. } if self.attached.load(Ordering::Acquire) => return,
+            Kind::Channel { .. } if self.attached.load(Ordering::Acquire) => {
+                *lock(&self.held) = held; // until the relay's end
+                return;
+            }
             Kind::Channel { .. } => {}
         }
+        drop(held);
         self.settle().await;
     }
 

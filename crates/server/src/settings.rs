@@ -8,10 +8,10 @@ use std::time::Duration;
 use clap::ArgAction;
 use clap::builder::BoolishValueParser;
 
-use super::access::{Keys, Origins};
+use super::access::{self, Keys, Origins};
 use super::bodies::BodyLimits;
 use super::quotas::Bounds;
-use sandglass_host::args::{GuestArgs, KEYS_VARIABLE, ModelArgs, Secrets};
+use sandglass_host::args::{GuestArgs, ModelArgs, Secrets};
 use sandglass_host::log::LogFormat;
 use sandglass_host::pool::WhenEmpty;
 use sandglass_host::{Kernels, Resources, Settings};
@@ -210,23 +210,7 @@ impl ServeArgs {
     /// # Errors
     /// A key is invalid, or the server would be open to other machines without keys.
     pub fn keys(&self, secrets: &Secrets) -> Result<Keys, String> {
-        let from_file = self.keys_file.as_deref().map(Keys::from_file).transpose()?;
-        let from_environment = secrets
-            .keys
-            .as_deref()
-            .map(|text| Keys::parse(text).map_err(|problem| format!("{KEYS_VARIABLE}, {problem}")))
-            .transpose()?;
-        let keys = from_file
-            .unwrap_or_default()
-            .and(from_environment.unwrap_or_default())?;
-        if keys.is_empty() && !self.listen.ip().is_loopback() {
-            return Err(format!(
-                "{} is not a loopback address, and there are no keys: anybody could run code here. \
-                 Give --keys-file or {KEYS_VARIABLE}, or listen on 127.0.0.1",
-                self.listen
-            ));
-        }
-        Ok(keys)
+        access::keys(self.keys_file.as_deref(), secrets, self.listen)
     }
 
     /// The origins whose pages may send requests.
@@ -234,13 +218,7 @@ impl ServeArgs {
     /// # Errors
     /// A text is no origin, or `*` is given without keys.
     pub fn origins(&self, keys: &Keys) -> Result<Origins, String> {
-        let origins = Origins::parse(&self.allow_origin)?;
-        if origins.any() && keys.is_empty() {
-            return Err(
-                "--allow-origin \"*\" needs keys: any page that is open in a browser here could run code".to_owned(),
-            );
-        }
-        Ok(origins)
+        access::origins(&self.allow_origin, keys)
     }
 
     /// The settings from which every session's backend plans.

@@ -18,8 +18,9 @@ use tokio::sync::{Notify, watch};
 use super::bodies::off_the_workers;
 use super::errors::ApiError;
 use super::settings::ServeArgs;
+use super::warm::Warm;
 use sandglass_host::workspace::{Quota, Usage, Workspace, WorkspaceError, Workspaces};
-use sandglass_host::{Execution, Outcome, Sandbox, StateStatus};
+use sandglass_host::{BackendKind, Execution, Outcome, Sandbox, StateStatus};
 
 /// Most files and folders in a session's folder.
 const MOST_FILES: u64 = 100_000;
@@ -79,6 +80,29 @@ impl Storage {
             kept: args.kept_workspaces,
             pruning: Mutex::new(()),
         })))
+    }
+
+    /// Checks that guests of bubblewrap can reach the folder. Docker gives guests the folder itself, and others run as the server.
+    ///
+    /// # Errors
+    /// The reason and the remedy.
+    pub async fn check(&self, args: &ServeArgs, warm: &Warm) -> Result<(), String> {
+        let Err(why) = args.guest.guest_users.reach(self.workspaces.path()) else {
+            return Ok(());
+        };
+        let is_bubblewrap = match args.guest.backend {
+            BackendKind::Auto => warm
+                .cold()
+                .await
+                .is_ok_and(|cold| cold.kind() == BackendKind::Bubblewrap),
+            backend => backend == BackendKind::Bubblewrap,
+        };
+        match is_bubblewrap {
+            true => Err(format!(
+                "the folder of --workspace-dir (WORKSPACE_DIR) cannot be used: {why}"
+            )),
+            false => Ok(()),
+        }
     }
 
     /// The workspaces of all sessions.

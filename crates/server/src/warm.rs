@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use prometheus_client::metrics::histogram::Histogram;
 use sandglass_core::Error;
 use tokio::sync::OnceCell;
 
@@ -129,6 +130,11 @@ impl Warm {
     /// The counts of the pool, when there is one.
     pub fn stats(&self) -> Option<PoolStats> {
         self.pool.get()?.as_ref().map(|pool| pool.stats())
+    }
+
+    /// The histogram of the times to get a guest, when there is a pool.
+    pub fn acquisitions(&self) -> Option<&Histogram> {
+        Some(self.pool.get()?.as_ref()?.acquisitions())
     }
 
     async fn pool(&self) -> Result<Option<Arc<Pool>>, Error> {

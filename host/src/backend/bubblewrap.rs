@@ -48,6 +48,10 @@ const TRIAL: Duration = Duration::from_secs(30);
 /// [`Error::BackendUnavailable`] names what is missing.
 pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
     let (view, runtime) = look(settings).await?;
+    if let Some(above) = settings.workspace.as_deref().and_then(Path::parent) {
+        let reached = settings.guest_users.reach(above);
+        reached.map_err(|why| Error::BackendUnavailable(format!("the workspace cannot be used: {why}")))?;
+    }
     let owner = owner(settings)?;
     let plan = plan(&view, settings);
     Ok(Arc::new(Bubblewrap {

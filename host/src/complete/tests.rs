@@ -2,10 +2,11 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use proptest::prelude::*;
+use sandglass_core::guest::FILES;
 
 use super::goes_on;
 
-/// Python that reads the given sources and those of a folder. For the first lines of each statement, with and without an empty
+/// Python that reads the given texts and sources, and sources of its standard library. For the first lines of each statement, with and without an empty
 /// line after them, it prints codeop's verdict: true, false, or null for invalid source.
 const CODEOP: &str = r#"
 import ast, codeop, glob, itertools, json, sys, sysconfig, warnings
@@ -18,8 +19,7 @@ def verdict(text):
     except (SyntaxError, ValueError, OverflowError):
         return None
 
-def starts(file):
-    source = open(file, encoding="utf-8").read()
+def starts(source):
     lines = source.split("\n")
     for node in ast.parse(source).body:
         first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
@@ -28,22 +28,26 @@ def starts(file):
             text = "\n".join(statement[:count])
             yield from (text, text + "\n")
 
-files = sorted(glob.glob(sys.argv[1] + "/**/*.py", recursive=True)) + sorted(glob.glob(sysconfig.get_path("stdlib") + "/a*.py"))
-texts = json.load(sys.stdin) + list(itertools.chain.from_iterable(map(starts, files)))
+texts, sources = json.load(sys.stdin)
+sources += [open(file, encoding="utf-8").read() for file in sorted(glob.glob(sysconfig.get_path("stdlib") + "/a*.py"))]
+texts += itertools.chain.from_iterable(map(starts, sources))
 json.dump([[text, verdict(text)] for text in texts], sys.stdout)
 "#;
 
 /// Compares with Python's verdicts on these texts, and on sources that every machine has.
 fn verdicts(texts: &[String]) -> Vec<(String, Option<bool>)> {
-    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/../pyodide-glue/python/sandglass");
+    let ours = FILES.iter().filter(|(name, _)| !name.starts_with("vendored/"));
+    let sources: Vec<&str> = ours.map(|(_, source)| *source).collect();
     let mut python = Command::new("python3")
-        .args(["-c", CODEOP, sources])
+        .args(["-c", CODEOP])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut stdin = python.stdin.take().unwrap();
-    stdin.write_all(&serde_json::to_vec(texts).unwrap()).unwrap();
+    stdin
+        .write_all(&serde_json::to_vec(&(texts, sources)).unwrap())
+        .unwrap();
     drop(stdin);
     let output = python.wait_with_output().unwrap();
     assert!(output.status.success());

@@ -16,7 +16,7 @@ use sandglass_core::Error;
 use sandglass_core::budget::Budget;
 use sandglass_core::display::{Kind, kind as display_kind};
 use sandglass_core::execution::{CodeExecution, Display, Killer, Outcome};
-use sandglass_core::protocol::{Event, GuestInfo, Request, Stream};
+use sandglass_core::protocol::{Event, GuestInfo, Request, Stream, VALUE_MIME};
 use sandglass_core::session::{
     Effect, Encoded, GuestEffect, GuestInput, HostEffect, HostFailure, Input, Reply, Session, Slot, Ticket, ToResult,
 };
@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use super::receive::output_bytes;
 use super::slots::{Happened, HeldGuest, Slots};
 use super::{Answered, Callbacks, Message, Watch, instant, lock, now};
-use crate::callbacks::{Functions, HostCall};
+use crate::callbacks::{Functions, HostCall, arguments};
 use crate::frame::{Frame, FrameError};
 use crate::guest::{Guest, Hits};
 use crate::launcher::Launcher;
@@ -64,6 +64,19 @@ struct Waiter {
     answer: oneshot::Sender<Answered>,
     watch: Watch,
     displays: Vec<Display>,
+}
+
+impl Waiter {
+    /// Keeps the value of the last expression. A malformed one is dropped, because its text is there too.
+    fn keep_value(&self, encoding: &str, body: &Payload) {
+        let (Some(place), Ok(encoding)) = (&self.watch.value, serde_json::from_value(encoding.into())) else {
+            return;
+        };
+        let body = body.clone();
+        if let Ok(Some(value)) = Value::decode(&Encoded { encoding, body }) {
+            let _ = place.set(value);
+        }
+    }
 }
 
 impl SandboxTask {
@@ -149,6 +162,7 @@ impl SandboxTask {
                 self.waiters.insert(ticket, waiter);
                 self.tell(Input::Command(ticket, command));
             }
+            Message::Functions(functions) => self.functions.extend(functions),
             Message::Input(input) => self.tell(input),
             Message::Predictions(answer) => drop(answer.send(self.session.predictions())),
             Message::Stats(answer) => drop(answer.send(self.session.stats())),
@@ -208,10 +222,15 @@ impl SandboxTask {
             }
             Effect::Host(HostEffect::CallHost {
                 call,
+                ticket,
                 name,
                 args,
                 budget,
-            }) => self.call_host(call, name, args, budget),
+            }) => {
+                let waiter = ticket.and_then(|ticket| self.waiters.get(&ticket));
+                let request = waiter.and_then(|waiter| waiter.watch.request.clone());
+                self.call_host(call, request, name, args, budget);
+            }
             Effect::Host(HostEffect::AbortHost(call)) => {
                 if let Some(task) = self.calls.remove(&call) {
                     task.abort();
@@ -486,7 +505,7 @@ impl SandboxTask {
 
     // ---- the user's functions ----
 
-    fn call_host(&mut self, call: u32, name: String, args: Encoded<Payload>, budget: Budget) {
+    fn call_host(&mut self, call: u32, request: Option<String>, name: String, args: Encoded<Payload>, budget: Budget) {
         let function = self.functions.get(&name).cloned();
         let messages = self.messages.clone();
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
@@ -495,11 +514,17 @@ impl SandboxTask {
             let what = format!("the result of {name}");
             let answer = async {
                 let function = function.ok_or_else(|| "there is no such function".to_owned())?;
-                let args = match Value::decode(&args).map_err(|error| error.to_string())? {
-                    Some(Value::List(args) | Value::Tuple(args)) => args,
-                    only => only.into_iter().collect(),
+                let args = Value::decode(&args).map_err(|error| error.to_string())?;
+                let (args, kwargs, line) = arguments(args)?;
+                let call = HostCall {
+                    name,
+                    args,
+                    kwargs,
+                    line,
+                    request,
+                    budget,
                 };
-                let (value, usage) = function(HostCall { name, args, budget }).await?;
+                let (value, usage) = function(call).await?;
                 let value = value.encode(&what, most).map_err(|error| error.to_string())?;
                 Ok((value, usage))
             };
@@ -533,6 +558,9 @@ impl SandboxTask {
 
     fn display(&mut self, ticket: Ticket, mime: String, body: &Payload, to_result: ToResult) {
         if let Some(waiter) = self.waiters.get_mut(&ticket) {
+            if let Some(encoding) = mime.strip_prefix(VALUE_MIME) {
+                return waiter.keep_value(encoding, body);
+            }
             let data = match display_kind(&mime) {
                 Some(Kind::Binary) => BASE64.encode(&body.0),
                 _ => String::from_utf8_lossy(&body.0).into_owned(),

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Weak};
 
 use sandglass_core::execution::CodeExecution;
+use sandglass_core::predictions::Source;
 use sandglass_core::protocol::Stream;
 use sandglass_core::session::Series;
-use sandglass_core::speculate::Source;
 use sandglass_core::value::Build;
 use sandglass_rlm::answer::{ToJson, fits};
 use sandglass_rlm::event::RlmEventKind;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sandglass_core::budget::{Budget, BudgetLimits};
-use sandglass_core::speculate::{Source, Tally};
+use sandglass_core::predictions::{Source, Tally};
 use sandglass_core::stats::Stats;
 use sandglass_core::value::{ill_formed, lone_surrogate};
 use sandglass_rlm::controller::Finish;
@@ -313,6 +313,7 @@ impl Run {
             context,
             model,
             budget,
+            ..
         } = query;
         let prompt = query::checked(prompt, self.tree.options.max_prompt_tokens);
         let query = if is_recursive {

@@ -10,7 +10,7 @@ use sandglass_core::{BudgetLimits, Error, Limits, Profile, Session};
 
 use super::Sandbox;
 use crate::backend;
-use crate::callbacks::{self, Answer, Functions, HostCall, Query};
+use crate::callbacks::{self, Answer, Functions, HostCall, HostFunctions, Query};
 use crate::driver::{Callbacks, Driver, now};
 use crate::launcher::{BackendKind, Kernels, Launcher, Resources, Settings};
 use crate::users::Users;
@@ -32,6 +32,7 @@ pub struct SandboxBuilder {
     functions: Functions,
     callbacks: Callbacks,
     predictions: bool,
+    max_result_bytes: f64,
 }
 
 impl fmt::Debug for SandboxBuilder {
@@ -162,6 +163,20 @@ impl SandboxBuilder {
         self
     }
 
+    /// Tells the values of last expressions of at most this many bytes, see [`Execution::value`](super::Execution::value).
+    #[must_use]
+    pub fn values(mut self, max_bytes: u32) -> Self {
+        self.max_result_bytes = f64::from(max_bytes);
+        self
+    }
+
+    /// Adds host functions.
+    #[must_use]
+    pub fn host_functions(mut self, functions: HostFunctions) -> Self {
+        self.functions.extend(functions.0);
+        self
+    }
+
     /// Sets the names of the values that `SUBMIT` takes.
     #[must_use]
     pub fn output_fields(mut self, fields: Vec<String>) -> Self {
@@ -246,12 +261,8 @@ impl SandboxBuilder {
     /// # Errors
     /// [`Error::InvalidOption`], or [`Error::BackendUnavailable`].
     pub async fn build(self) -> Result<Sandbox, Error> {
-        for name in self.functions.keys().chain(&self.output_fields) {
-            if !is_python_name(name) {
-                let problem = format!("\"{name}\" is no name that Python code can use");
-                return Err(Error::invalid("host_function", problem));
-            }
-        }
+        check_names("hostFunctions", self.functions.keys())?;
+        check_names("outputFields", self.output_fields.iter())?;
         let launcher = match self.launcher {
             Some(launcher) => launcher,
             None => backend::launcher(self.backend, &self.settings).await?,
@@ -265,13 +276,16 @@ impl SandboxBuilder {
         }
         let mut names: Vec<String> = self.functions.keys().cloned().collect();
         names.sort_unstable();
+        let queries = names.iter().filter(|name| QUERIES.contains(&name.as_str()));
+        let queries = queries.cloned().collect();
         let budget = match self.budget {
             Some(budget) => budget,
             None => Budget::new(self.budget_limits, now()),
         };
         let session = Session::new(limits.clone(), names)
-            .with_budget(budget)
-            .with_profile(self.profile, self.output_fields);
+            .with_budget(budget.clone())
+            .with_profile(self.profile, self.output_fields)
+            .with_values(self.max_result_bytes);
         let session = if self.contextless {
             session.without_context()
         } else {
@@ -295,8 +309,22 @@ impl SandboxBuilder {
             driver: Arc::new(driver),
             backend,
             limits,
+            values: self.max_result_bytes > 0.0,
+            queries,
+            budget,
         })
     }
+}
+
+/// Refuses names that Python code cannot use.
+pub(super) fn check_names<'a>(option: &str, names: impl Iterator<Item = &'a String>) -> Result<(), Error> {
+    for name in names {
+        if !is_python_name(name) {
+            let problem = format!("\"{name}\" is no name that Python code can use");
+            return Err(Error::invalid(option, problem));
+        }
+    }
+    Ok(())
 }
 
 /// Returns true when Python code can name something so.

@@ -1,8 +1,9 @@
 //! All workspaces of a server.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, statat};
@@ -33,7 +34,12 @@ impl Workspaces {
     /// [`WorkspaceError::System`] when the folder cannot be made.
     pub fn open(path: &Path, users: Option<Users>, quota: Option<Quota>) -> Result<Self, WorkspaceError> {
         let fail = |error: io::Error| WorkspaceError::system(path.display().to_string(), error);
-        std::fs::create_dir_all(path).map_err(fail)?;
+        if !path.is_dir() {
+            std::fs::create_dir_all(path).map_err(fail)?;
+            // The umask may take the guests' right to pass.
+            let mode = std::fs::metadata(path).map_err(fail)?.permissions().mode();
+            std::fs::set_permissions(path, Permissions::from_mode(mode | 0o111)).map_err(fail)?;
+        }
         let path = path.canonicalize().map_err(fail)?;
         let folder = File::open(&path).map_err(fail)?.into();
         Ok(Self {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::stream;
 use sandglass_core::Error;
 use sandglass_core::execution::Outcome;
-use sandglass_core::speculate::{Source, Tally};
+use sandglass_core::predictions::{Source, Tally};
 use sandglass_host::{BackendKind, ExecuteOptions, Limits, Sandbox};
 
 use crate::support::{builder, limits, on_both};

@@ -8,6 +8,7 @@
 )]
 
 mod ahead;
+mod displays;
 mod docker;
 mod ends;
 mod evil;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sandglass_core::execution::Outcome;
-use sandglass_core::speculate::Source;
+use sandglass_core::predictions::Source;
 use sandglass_host::{BackendKind, Limits, Resources, Sandbox, SandboxBuilder};
 
 use crate::ahead::{finished, prints, tally};

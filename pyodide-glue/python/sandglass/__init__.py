@@ -8,8 +8,17 @@ One folder for each place in which the code runs:
 - `browser/`  the guest in a browser, inside Pyodide
 - `native/`   the guest on a host, the zygote that forks it, and the guest in a Jupyter kernel
 - `jupyter/`  `JupyterREPL`: the same helpers in a notebook's own kernel; not part of guests
+- `client/`   `Sandbox`: programs run Python in a guest of `sandglass-host`; not part of guests
 
-In a notebook's own kernel:
+In your program:
+
+    from sandglass import Sandbox
+
+    with Sandbox(on_llm_query=lambda prompt: f"about {prompt[:20]}") as sandbox:  # ask your model here
+        sandbox.initialize("Sand runs through a glass. " * 1000)
+        print(sandbox.execute("print(len(context))").stdout)
+
+In a notebook's own kernel, without isolation:
 
     from sandglass import JupyterREPL
 
@@ -36,13 +45,30 @@ __version__ = "0.1.0"
 __all__ = ["Bridge", "HostCallError", "LimitError", "NotSerializable", "Runtime", "__version__"]
 
 if TYPE_CHECKING:
+    from sandglass.client import Answer as Answer
+    from sandglass.client import AsyncSandbox as AsyncSandbox
+    from sandglass.client import CodeExecution as CodeExecution
+    from sandglass.client import Display as Display
+    from sandglass.client import HostCall as HostCall
+    from sandglass.client import Sandbox as Sandbox
+    from sandglass.client import SandboxError as SandboxError
+    from sandglass.client import Usage as Usage
+    from sandglass.client import approve as approve
     from sandglass.jupyter import JupyterREPL as JupyterREPL
+
+_OF_CLIENT = frozenset(
+    ("Answer", "AsyncSandbox", "CodeExecution", "Display", "HostCall", "Sandbox", "SandboxError", "Usage", "approve")
+)
 
 
 def __getattr__(name: str) -> Any:
-    """Loads `JupyterREPL` on first use, because guests never need it."""
+    """Loads on first use what guests never need."""
     if name == "JupyterREPL":
         from sandglass.jupyter import JupyterREPL
 
         return JupyterREPL
+    if name in _OF_CLIENT:
+        from sandglass import client
+
+        return getattr(client, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use futures_util::{StreamExt, stream};
-use sandglass_core::speculate::Source;
+use sandglass_core::predictions::Source;
 use sandglass_host::backend;
 use sandglass_host::launcher::Settings;
 use sandglass_host::rlm::{Endpoint, Rlm, RlmOptions, Stop, run};

@@ -131,7 +131,7 @@ impl<B: Body> Exchange<B> {
         let refusal = if self.deadline.stop_reason().is_some() {
             Some((ReplyStatus::Error, "the execution is being stopped".to_owned()))
         } else if !config.host_functions.contains(&name) {
-            Some((ReplyStatus::Error, format!("the host has no function {name}")))
+            Some((ReplyStatus::Error, nobody_answers(&name)))
         } else if made > most {
             Some((
                 ReplyStatus::Limit,
@@ -274,6 +274,7 @@ impl<B: Body> Exchange<B> {
             calls.running.insert(call, running);
             effects.push(Effect::Host(HostEffect::CallHost {
                 call,
+                ticket: self.ticket,
                 name,
                 args,
                 budget,
@@ -308,6 +309,16 @@ impl<B> Calls<B> {
         };
         effects.push(Effect::Guest(Slot::Main, GuestEffect::Post(request, body)));
     }
+}
+
+/// The message to Python about a function that the host does not have. It is for those who make the sandbox.
+fn nobody_answers(name: &str) -> String {
+    let remedy = match name {
+        "llm_query" => "pass onLLMQuery, or on_llm_query in Rust",
+        "rlm_query" => "pass onRLMQuery, or on_rlm_query in Rust",
+        _ => "pass it in hostFunctions, or by host_function in Rust",
+    };
+    format!("the host has no function {name}: {remedy}, when you create the sandbox")
 }
 
 /// The text for Python. For calls, dspy's `_LLMCallBudget` (`dspy/predict/rlm.py`, 3.4.1) has its own text.

@@ -147,7 +147,7 @@ impl<B: Body> Checkpoints<B> {
             Job::File(command) if command.changes().is_some() => self.touched(false),
             Job::Get(_) | Job::CaptureState(_) => self.looked_at = true,
             Job::File(FileCommand::Cell { .. } | FileCommand::Look { .. }) => self.looked_at = true,
-            Job::File(_) | Job::List | Job::Install(_) | Job::Restore { .. } => {}
+            Job::Configure { .. } | Job::File(_) | Job::List | Job::Install(_) | Job::Restore { .. } => {}
         }
     }
 
@@ -389,7 +389,10 @@ impl<B: Body> Interpreter<B> {
         let (base, is_new) = (self.checkpoints.base, self.checkpoints.at().is_none());
         let mut dropped = self.checkpoints.chain.set_since(number, base);
         dropped.extend(self.checkpoints.news().cloned());
+        // The guest does not end of its own here. A save that this interrupts has not failed.
+        let failed = self.checkpoints.failed;
         let loss = is_new.then(|| self.loss("going back failed", false));
+        self.checkpoints.failed = failed;
         self.checkpoints.reverting = Some(Reverting {
             ticket,
             number,

@@ -4,7 +4,8 @@
 
 use super::checkpoints::Ask;
 use super::contexts::Target;
-use super::exchange::{Execution, Job, nothing_changed};
+use super::exchange::{Job, nothing_changed};
+use super::execution::Execution;
 use super::interpreter::{Guest, Interpreter};
 use super::packages::Load;
 use super::{Body, Command, Effect, HostEffect, Reply, Ticket};
@@ -111,6 +112,13 @@ impl<B: Body> Interpreter<B> {
             Command::Later(target) => return Ok(Queued::Awaiting(target)),
             Command::GetVariable(name) => Job::Get(name),
             Command::ListVariables => Job::List,
+            Command::Configure {
+                host_functions,
+                output_fields,
+            } => Job::Configure {
+                host_functions,
+                output_fields,
+            },
             Command::OpenState(state, max_bytes) => Job::OpenState(state, max_bytes),
             Command::CaptureState(max_bytes) => Job::CaptureState(max_bytes),
             Command::File(command) => Job::File(command),

@@ -8,6 +8,7 @@ use crate::limits::{MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES};
 pub(super) struct Shown {
     count: u32,
     bytes: f64,
+    has_value: bool,
 }
 
 impl Shown {
@@ -27,6 +28,16 @@ impl Shown {
         } else {
             Ok(())
         }
+    }
+
+    /// Notes the last expression's value. The error is the problem of one that is not allowed.
+    pub(super) fn add_value(&mut self, bytes: usize, max_bytes: f64) -> Result<(), &'static str> {
+        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+        let bytes = bytes as f64;
+        if max_bytes == 0.0 || bytes > max_bytes || std::mem::replace(&mut self.has_value, true) {
+            return Err("the value of a last expression twice, too large, or not asked for");
+        }
+        Ok(())
     }
 }
 

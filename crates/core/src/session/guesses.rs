@@ -9,8 +9,8 @@
 use super::Body;
 use super::shadow::Shadow;
 use super::shadows::Shadows;
+use crate::predictions::{Context, Prediction, Source};
 use crate::protocol::{Request, SurveyedVariable};
-use crate::speculate::{Context, Prediction, Source};
 
 /// The state of guessing.
 #[derive(Debug, Default)]

@@ -3,7 +3,7 @@
 //! Guests come and go. A guest that dies is replaced by a fresh one, which gets the saved state. Commands wait in a queue, and become
 //! exchanges one at a time. An interpreter knows nothing of shadows; it only leaves notes for them.
 //!
-//! Its methods stand in the files of their subjects: `commands.rs` (the queue), `exchanges.rs`, `saves.rs`, `contexts.rs`, `packages.rs`
+//! Its methods stand in the files of their subjects: `commands.rs` (the queue), `begin_and_end.rs`, `saves.rs`, `contexts.rs`, `packages.rs`
 //! and `pings.rs`. This file has the guest's life, the clock, and the sorting of the guest's messages.
 //!
 //! Decisions: `docs/internals/guest-in-a-browser.md` and `docs/internals/saving-and-restoring.md`.
@@ -56,6 +56,8 @@ pub(super) struct Config {
     pub(super) profile: Profile,
     /// The names of the values that `SUBMIT` takes.
     pub(super) output_fields: Vec<String>,
+    /// The most bytes of a last expression's value that is sent. If 0, none is sent.
+    pub(super) max_result_bytes: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -198,6 +200,7 @@ impl<B: Body> Interpreter<B> {
             host_functions,
             profile,
             output_fields,
+            max_result_bytes,
         } = &self.config;
         let config = GuestConfig {
             max_output_chars: limits.max_output_chars,
@@ -214,6 +217,7 @@ impl<B: Body> Interpreter<B> {
             max_host_calls: limits.max_host_calls,
             profile: *profile,
             output_fields: output_fields.clone(),
+            max_result_bytes: *max_result_bytes,
         };
         self.post(Request::Init {
             version: PROTOCOL_VERSION,

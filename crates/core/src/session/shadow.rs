@@ -13,14 +13,14 @@
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
-use super::exchange::Execution;
+use super::execution::Execution;
 use super::interpreter::{Interpreter, Note};
 use super::{Body, Command, Effect, GuestEffect, GuestInput, HostEffect, Reply, ShadowId};
 use crate::budget::{Budget, BudgetLimits};
 use crate::execution::Outcome;
 use crate::limits::{AHEAD_TTL_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_WRITTEN_BYTES};
+use crate::predictions::{Prediction, Source, begins_with_line_end};
 use crate::protocol::{Event, GuestInfo, Request};
-use crate::speculate::{Prediction, Source, begins_with_line_end};
 
 /// The first number of copies' exchanges, and the count of numbers for each copy. A copy installs packages, restores a state and runs code.
 const FIRST_EXCHANGE: u32 = 1 << 30;

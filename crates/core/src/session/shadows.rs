@@ -19,8 +19,8 @@ use super::shadow::{Check, InVain, Promotion, Shadow, Stage, Writing, goes_on};
 use super::{Body, GuestEffect, GuestInput, ShadowId};
 use crate::deadline::earliest;
 use crate::limits::{CHECK_MS, Limits, MAX_AHEAD_BYTES, MAX_COPIES, MAX_FORKS, MAX_WRITTEN_BYTES, PROMOTION_MS};
+use crate::predictions::{Prediction, Predictor, Share, Source, Tally};
 use crate::protocol::Request;
-use crate::speculate::{Prediction, Predictor, Share, Source, Tally};
 
 /// Added to the time at which a shadow's clock is due. That clock is computed from the session's, and the computation rounds. Without
 /// this, the session could wake a moment too early by the shadow's clock.

@@ -214,6 +214,7 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
         2 => Just(Command::GetVariable("x".to_owned())),
         2 => Just(Command::SetVariable("x".to_owned(), text("value"))),
         1 => Just(Command::ListVariables),
+        1 => Just(Command::Configure { host_functions: Some(vec!["lookup".to_owned()]), output_fields: None }),
         1 => Just(Command::OpenState(b"state".to_vec(), 1e6)),
         1 => Just(Command::CaptureState(1e6)),
         1 => Just(Command::Checkpoint),
@@ -544,9 +545,10 @@ impl World {
                 },
                 None,
             ),
-            Request::SetVariable { .. } | Request::WriteFile { .. } | Request::Install { .. } => {
-                (Event::Done { exchange }, None)
-            }
+            Request::SetVariable { .. }
+            | Request::Configure { .. }
+            | Request::WriteFile { .. }
+            | Request::Install { .. } => (Event::Done { exchange }, None),
             Request::ReadFile { text: false, .. } | Request::ListFiles { .. } | Request::RemoveFile { .. } => (
                 Event::Value {
                     exchange,

@@ -389,6 +389,21 @@ fn undo_goes_back_by_an_execution_at_a_time() {
 }
 
 #[test]
+fn a_save_that_undo_interrupts_has_not_failed() {
+    let mut world = twice();
+    run(&mut world, &["context", "x", "y"]);
+    world.wait(50.0); // a save has begun
+    let undo = world.command(Command::Undo);
+    world.boot();
+    world.restored(&[]);
+    assert_eq!(world.answer(undo), &Ok(Reply::State(2)));
+    run(&mut world, &["context", "x", "y"]);
+    let fork = world.command(Command::Fork);
+    assert!(world.saves(true), "the fork waits for a save");
+    assert!(matches!(world.answer(fork), Ok(Reply::Fork(_))));
+}
+
+#[test]
 fn undo_refuses_to_take_back_more_than_one_execution() {
     let mut world = twice();
     run(&mut world, &["context", "x", "y"]);

@@ -1,9 +1,9 @@
 //! Code that is guessed runs ahead as well, when nothing was told.
 
 use sandglass_core::limits::{Limits, MAX_SURVEYED, MAX_SURVEYED_COLUMNS, MAX_SURVEYED_NAME_BYTES};
+use sandglass_core::predictions::{Source, Tally};
 use sandglass_core::protocol::{ColumnKind, Event, Request, Stream, SurveyedColumn, SurveyedVariable};
 use sandglass_core::session::{Command, Input, Session};
-use sandglass_core::speculate::{Source, Tally};
 
 use crate::world::{World, limits, ok, output, text};
 

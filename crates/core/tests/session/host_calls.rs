@@ -124,7 +124,10 @@ fn a_function_that_does_not_exist_is_refused() {
     let call = world.calls("rm");
     assert_eq!(
         world.reply(call),
-        Some((ReplyStatus::Error, "the host has no function rm"))
+        Some((
+            ReplyStatus::Error,
+            "the host has no function rm: pass it in hostFunctions, or by host_function in Rust, when you create the sandbox"
+        ))
     );
     assert!(world.calls.is_empty());
 }

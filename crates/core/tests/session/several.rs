@@ -7,11 +7,11 @@ use sandglass_core::Error;
 use sandglass_core::budget::BudgetLimits;
 use sandglass_core::execution::Outcome;
 use sandglass_core::limits::{Limits, MAX_FORKS};
+use sandglass_core::predictions::{Prediction, Source, Tally};
 use sandglass_core::protocol::{Encoding, Event, GuestInfo, PROTOCOL_VERSION, Request, Stream};
 use sandglass_core::session::{
     Command, Effect, GuestEffect, GuestInput, HostEffect, Input, Reply, Session, Slot, Ticket,
 };
-use sandglass_core::speculate::{Prediction, Source, Tally};
 
 use crate::world::{World, guest_lost, limits, ok, output, text};
 

@@ -6,9 +6,9 @@ use sandglass_core::budget::{Budget, BudgetLimits};
 use sandglass_core::deadline::StopReason;
 use sandglass_core::execution::{CodeExecution, Outcome};
 use sandglass_core::limits::Limits;
+use sandglass_core::predictions::{Source, Tally};
 use sandglass_core::protocol::{Encoding, Event, GuestInfo, PROTOCOL_VERSION, Request, Stream};
 use sandglass_core::session::{Command, GuestInput, Input, Reply, Session, Slot, Ticket};
-use sandglass_core::speculate::{Source, Tally};
 
 use crate::world::{World, limits, ok, output, raised, text};
 

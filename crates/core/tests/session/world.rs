@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use sandglass_core::budget::{Budget, BudgetLimits};
 use sandglass_core::execution::{CodeExecution, LostVariable};
 use sandglass_core::limits::{Limits, MAX_COPIES};
+use sandglass_core::predictions::{Prediction, Source, Tally};
 use sandglass_core::protocol::{
     Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, ReplyStatus, Request, Stream,
     SurveyedVariable,
@@ -13,7 +14,6 @@ use sandglass_core::session::{
     Command, Effect, Encoded, GuestEffect, GuestInput, HostEffect, HostFailure, Input, Reply, Session, ShadowId, Slot,
     Ticket,
 };
-use sandglass_core::speculate::{Prediction, Source, Tally};
 use sandglass_core::{Error, Profile};
 
 pub(crate) type Bytes = Vec<u8>;
@@ -780,6 +780,7 @@ impl World {
             Request::Execute { exchange, .. }
             | Request::GetVariable { exchange, .. }
             | Request::SetVariable { exchange, .. }
+            | Request::Configure { exchange, .. }
             | Request::ListVariables { exchange, .. }
             | Request::OpenState { exchange, .. }
             | Request::CaptureState { exchange, .. }

@@ -306,7 +306,13 @@ async fn a_key_has_so_many_sessions_however_fast_it_asks() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_has_so_many_requests() {
     let mut server = TestServer::with_keys(&["--requests-per-second", "0.01"]).await;
-    let statuses = join_all((0..5).map(|_| answer(server.get("/v1/sessions")))).await;
+    // An address that a client claims is not looked at.
+    let from = |at: i32| {
+        server
+            .get("/v1/sessions")
+            .header("x-forwarded-for", format!("192.0.2.{at}"))
+    };
+    let statuses = join_all((0..5).map(|at| answer(from(at)))).await;
     let refused = statuses
         .iter()
         .filter(|(status, _)| *status == StatusCode::TOO_MANY_REQUESTS);

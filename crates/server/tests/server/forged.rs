@@ -74,6 +74,7 @@ async fn no_form_of_a_name_makes_another_host_this_one() {
         ("http://localhost:80@evil.example/v1/sessions", "host: localhost\r\n"),
         ("/v1/sessions", "host: evil.example\r\nx-forwarded-host: localhost\r\n"),
         ("/v1/sessions", "host: evil.example\r\nforwarded: host=localhost\r\n"),
+        ("/v1/sessions", "host: evil.example\r\nx-forwarded-for: 127.0.0.1\r\n"),
         ("/v1/sessions", "host: localhost\r\norigin: http://evil.example\r\n"),
         ("/v1/sessions", "host: localhost\r\norigin: null\r\n"),
         (

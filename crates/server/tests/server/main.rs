@@ -11,6 +11,7 @@ mod access;
 mod attacks;
 mod forged;
 mod model;
+mod rpc;
 mod sessions;
 mod states;
 mod storage;

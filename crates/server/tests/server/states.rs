@@ -1,9 +1,15 @@
-//! Hostile states of stateless runs.
+//! States of stateless runs: in guests with and without packages, and hostile ones.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::StatusCode;
-use serde_json::json;
+use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::support::{TestServer, answer};
 
@@ -17,6 +23,111 @@ fn state_that_evaluates(expression: &str) -> String {
     frame.extend(pickle.as_bytes());
     frame.extend([0; 4]);
     STANDARD.encode(frame)
+}
+
+/// A Python without any package: an environment of the system's.
+fn bare_python() -> (TempDir, PathBuf) {
+    let folder = TempDir::new().unwrap();
+    std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+    let made = Command::new("/usr/bin/python3")
+        .args(["-m", "venv", "--without-pip", "--symlinks"])
+        .arg(folder.path())
+        .output();
+    assert!(made.unwrap().status.success());
+    let python = folder.path().join("bin/python3");
+    (folder, python)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn states_need_nothing_but_python_and_open_wherever_it_is_the_same() {
+    let (_folder, bare) = bare_python();
+    let with_packages = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.venv/bin/python");
+    let start = async |python: &str, more: &[&str]| {
+        TestServer::start(&[&["--python", python, "--spares", "1", "--preload", "wave"], more].concat()).await
+    };
+    let servers = [
+        start(bare.to_str().unwrap(), &["--backend", "bubblewrap"]).await,
+        start(with_packages, &[]).await,
+    ];
+    let run = async |server: &TestServer, body: Value| {
+        let (status, body) = answer(server.post("/execute", &body)).await;
+        assert_eq!((status, &body["exit_code"]), (StatusCode::OK, &json!(0)), "{body}");
+        body
+    };
+    let installed = "from importlib.util import find_spec\nprint([bool(find_spec(n)) for n in ('cloudpickle', 'lz4')])";
+    for (server, there) in servers.iter().zip(["[False, False]\n", "[True, True]\n"]) {
+        assert_eq!(run(server, json!({ "code": installed })).await["stdout"], there);
+        let code =
+            "factor = 3\ndef scale(n): return n * factor\nclass P:\n    def ten(self): return scale(10)\np = P()";
+        let wrote = run(server, json!({ "code": code, "capture_state": true })).await;
+        assert_eq!(wrote["state_error"], Value::Null, "{wrote}");
+        let read = run(
+            server,
+            json!({ "code": "print(p.ten(), factor)", "state": wrote["state"] }),
+        )
+        .await;
+        assert_eq!(read["stdout"], "30 3\n");
+    }
+    // The two may be of different versions of Python, so these are plain data.
+    for (from, to) in [(0, 1), (1, 0)] {
+        let wrote = run(
+            &servers[from],
+            json!({ "code": "x = ['é' * 9] * 99", "capture_state": true }),
+        )
+        .await;
+        let read = run(
+            &servers[to],
+            json!({ "code": "print(x == ['é' * 9] * 99)", "state": wrote["state"] }),
+        )
+        .await;
+        assert_eq!(read["stdout"], "True\n");
+    }
+    for server in servers {
+        server.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_asks_for_its_state_gets_it_or_the_reason() {
+    let server = TestServer::start(&["--max-spares", "0"]).await;
+    let generator = "cannot pickle 'generator' object";
+    let nothing = "the guest was ended, or nothing was run: error says why";
+    for (code, state, exit_code, error, why) in [
+        ("x = 1", Value::Null, 0, "", ""),
+        (
+            "x = [(i for i in 'ab')]",
+            Value::Null,
+            0,
+            "State serialization failed: cannot",
+            generator,
+        ),
+        (
+            "x = [(i for i in 'ab')]\n1/0",
+            Value::Null,
+            1,
+            "ZeroDivisionError: ",
+            generator,
+        ),
+        ("import os; os._exit(1)", Value::Null, 137, "", nothing),
+        ("x = 1", json!("bm8="), 1, "StateError: ", nothing),
+    ] {
+        let body = json!({ "code": code, "state": state, "capture_state": true });
+        let (status, told) = answer(server.post("/execute", &body)).await;
+        assert_eq!(
+            (status, &told["exit_code"]),
+            (StatusCode::OK, &json!(exit_code)),
+            "{told}"
+        );
+        assert!(told["error"].as_str().unwrap_or_default().starts_with(error), "{told}");
+        assert_eq!(told["state_error"].as_str().unwrap_or_default(), why, "{told}");
+        assert_eq!(told["state"].is_null(), told["state_error"].is_string(), "{told}");
+        let body = json!({ "code": code, "state": state });
+        assert_eq!(
+            answer(server.post("/execute", &body)).await.1["state_error"],
+            Value::Null
+        );
+    }
+    server.stop().await;
 }
 
 /// A hostile state is a pickle that runs code when opened. It is opened in the run's own guest, so it can hurt only that guest.

@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::support::{TestServer, answer, eventually, gone, refusal};
+use sandglass_server::{Secrets, Server};
+
+use crate::support::{TestServer, answer, args, eventually, gone, refusal};
 
 /// A server with workspaces in a folder that guests of a root host can enter.
 pub async fn with_folder(more: &[&str]) -> (TempDir, TestServer) {
@@ -19,6 +21,62 @@ pub async fn with_folder(more: &[&str]) -> (TempDir, TestServer) {
     let path = folder.path().join("workspaces");
     let server = TestServer::start(&[&["--workspace-dir", path.to_str().unwrap()], more].concat()).await;
     (folder, server)
+}
+
+/// Closes a folder to all other users.
+fn close(folder: &TempDir) {
+    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_that_guests_cannot_reach_is_refused_at_the_start() {
+    let folder = TempDir::new().unwrap();
+    close(&folder);
+    let path = folder.path().join("workspaces");
+    let bind = async |backend: &str| {
+        let args = args(&["--backend", backend, "--workspace-dir", path.to_str().unwrap()]);
+        Server::bind(args, Secrets::default()).await.map(drop)
+    };
+    // Plain processes are the server's own user.
+    assert_eq!(bind("subprocess").await, Ok(()));
+    // So are all guests of a server without root.
+    if rustix::process::geteuid().is_root() {
+        for backend in ["bubblewrap", "auto"] {
+            let why = bind(backend).await.unwrap_err();
+            let remedy = format!("run `chmod o+x {}`", folder.path().display());
+            assert!(why.contains("WORKSPACE_DIR") && why.contains(&remedy), "{why}");
+        }
+    } else {
+        assert_eq!(bind("bubblewrap").await, Ok(()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_trial_of_the_health_runs_in_a_folder_like_those_of_sessions() {
+    let options = [
+        "--backend",
+        "bubblewrap",
+        "--max-spares",
+        "0",
+        "--health-timeout-seconds",
+        "80",
+    ];
+    for is_closed in [false, true] {
+        let (folder, server) = with_folder(&options).await;
+        if is_closed {
+            close(&folder);
+        }
+        let (status, told) = answer(server.get("/health/detailed")).await;
+        if is_closed && rustix::process::geteuid().is_root() {
+            assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{told}");
+            let problem = told["backend"]["trial"]["problem"].as_str().unwrap();
+            assert!(problem.contains("chmod o+x"), "{problem}");
+        } else {
+            assert_eq!((status, &told["status"]), (StatusCode::OK, &json!("ok")), "{told}");
+        }
+        eventually("the trial's folder is gone", async || left(&folder).is_empty()).await;
+        server.stop().await;
+    }
 }
 
 /// The folder of a session's files.

@@ -178,10 +178,16 @@ impl TestServer {
 
     /// Opens a session's channel.
     pub async fn channel(&self, id: &str) -> Result<Channel, tungstenite::Error> {
-        let url = format!("ws://{}/v1/sessions/{id}/channel", self.address());
+        self.web_socket(&format!("/v1/sessions/{id}/channel"), sandglass_host::SUBPROTOCOL)
+            .await
+    }
+
+    /// Opens a WebSocket.
+    pub async fn web_socket(&self, path: &str, subprotocol: &str) -> Result<Channel, tungstenite::Error> {
+        let url = format!("ws://{}{path}", self.address());
         let mut request = url.into_client_request()?;
         let mut set = |name: &'static str, value: &str| request.headers_mut().insert(name, value.parse().unwrap());
-        set("sec-websocket-protocol", sandglass_host::SUBPROTOCOL);
+        set("sec-websocket-protocol", subprotocol);
         if let Some(key) = self.key {
             set("authorization", &format!("Bearer {key}"));
         }

@@ -4,8 +4,8 @@ A request is JSON between the lines `>>> REQUEST_START <<<` and `>>> REQUEST_END
 RESPONSE_START <<<` and `>>> RESPONSE_END <<<`. `>>> READY <<<` follows the preloaded imports.
 
 A request has `code`, and optionally `state` (from an earlier response), `capture_state` (asks for the state in the
-response) and `timeout` (seconds). A response has `stdout`, `stderr`, `exit_code`, `state`, `files` and `error`, as
-those of `POST /execute`.
+response) and `timeout` (seconds). A response has `stdout`, `stderr`, `exit_code`, `state`, `files`, `error` and
+`state_error`, as those of `POST /execute`.
 
 Each request is run by a guest of its own, forked from this process. The guest has ended, with everything that it
 started, before the response is written. A guest cannot forge a response: it lacks the client's descriptors, cannot open
@@ -56,6 +56,7 @@ _BOOT_SECONDS = 60.0
 _GRACE_SECONDS = 1.0
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 _TIMED_OUT = 124  # as in the command timeout(1)
+_NO_VARIABLES = "the guest was ended, or nothing was run: error says why"
 _NO_BASE64 = "StateError: the state is no base64; nothing was run"
 _CONFIG: GuestConfig = {
     "maxOutputChars": _MAX_OUTPUT_CHARS,
@@ -72,6 +73,7 @@ _CONFIG: GuestConfig = {
     "maxHostCalls": 0,
     "profile": "default",
     "outputFields": [],
+    "maxResultBytes": 0,
 }
 
 
@@ -94,8 +96,14 @@ def serve(preload: str | None, timeout_s: float) -> NoReturn:
     names = (os.environ.get("PRELOAD_MODULES", "") if preload is None else preload).split(",")
     requests, responses = _take_client()
     if fork:
+        absent = []
         for name, why in zygote.preload([name.strip() for name in names if name.strip()]).items():
-            print(f"sandglass: {name} was not preloaded: {why}", file=sys.stderr)
+            if why.startswith("ModuleNotFoundError: "):
+                absent.append(name)
+            else:
+                print(f"sandglass: {name} was not preloaded: {why}", file=sys.stderr)
+        if absent:
+            print(f"sandglass: not installed, and so not imported ahead: {', '.join(absent)}", file=sys.stderr)
         if left := zygote.threads():
             print(f"sandglass: guests lack threads that modules have started: {', '.join(left)}", file=sys.stderr)
     libc = ctypes.CDLL(None)
@@ -110,7 +118,7 @@ def serve(preload: str | None, timeout_s: float) -> NoReturn:
         try:
             response = _answer(text, timeout_s, max_state_bytes, fork, [requests.fileno(), responses.fileno()])
         except _Failed as failure:
-            response = _response("", f"{failure}\n", failure.code, str(failure))
+            response = _failure(failure)
         responses.write(_RESPONSE_START + json.dumps(response).encode() + _RESPONSE_END)
         responses.flush()
     os._exit(0)
@@ -160,11 +168,17 @@ def _answer(
         raise _Failed("RequestError: state is a string that an earlier response held; nothing was run")
     if type(timeout) not in (int, float) or not 0 < timeout <= 86_400:
         raise _Failed("RequestError: timeout is a number of seconds, up to 86400; nothing was run")
+    capture = request.get("capture_state") is True
     guest = _Guest(fork, client)
     try:
-        return guest.run(request["code"], state, request.get("capture_state") is True, float(timeout), max_state_bytes)
+        response = guest.run(request["code"], state, capture, float(timeout), max_state_bytes)
+    except _Failed as failure:
+        response = _failure(failure)
     finally:
         guest.end()
+    if capture and response["state"] is None:
+        response["state_error"] = response["state_error"] or _NO_VARIABLES
+    return response
 
 
 class _Guest:
@@ -221,19 +235,23 @@ class _Guest:
                 {"type": "execute", "exchange": 2, "execution": 1, "code": code, "timeoutMs": timeout_ms}, texts=texts
             )
         except _Failed as failure:
-            stderr = texts["stderr"].text() + f"{failure}\n"
-            return _response(texts["stdout"].text(), stderr, failure.code, str(failure))
+            return _failure(failure, texts["stdout"].text(), texts["stderr"].text())
         if ended["type"] != "executed":
             raise _Failed("GuestCrashed: the guest told no end of the code")
         response = _report(ended["execution"], {name: text.text() for name, text in texts.items()}, timeout_s)
         if capture:
-            kept, body = self._ask(
-                {"type": "captureState", "exchange": 3, "maxBytes": max_state_bytes, "timeoutMs": timeout_ms}
-            )
-            if kept["type"] == "value":
+            try:
+                kept, body = self._ask(
+                    {"type": "captureState", "exchange": 3, "maxBytes": max_state_bytes, "timeoutMs": timeout_ms}
+                )
+                why = None if kept["type"] == "value" else str(kept.get("message"))
+            except _Failed as failure:
+                why, body = str(failure), b""
+            if why is None:
                 response["state"] = b64encode(body).decode("ascii")
             else:
-                response["error"] = response["error"] or f"State serialization failed: {kept.get('message')}"
+                response["error"] = response["error"] or f"State serialization failed: {why}"
+                response["state_error"] = why
         return response
 
     def end(self) -> None:
@@ -312,6 +330,10 @@ def _report(execution: ExecutionReport, texts: dict[Stream, str], timeout_s: flo
     return _response(texts["stdout"], texts["stderr"] + traceback.rstrip("\n"), 1, error, files)
 
 
+def _failure(failure: _Failed, stdout: str = "", stderr: str = "") -> dict[str, Any]:
+    return _response(stdout, f"{stderr}{failure}\n", failure.code, str(failure))
+
+
 def _response(
     stdout: str, stderr: str, exit_code: int, error: str | None = None, files: list[str] | None = None
 ) -> dict[str, Any]:
@@ -322,6 +344,7 @@ def _response(
         "state": None,
         "files": files or [],
         "error": error,
+        "state_error": None,
     }
 
 

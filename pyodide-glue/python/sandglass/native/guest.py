@@ -194,7 +194,7 @@ class Guest:
     def _init(self, request: InitRequest) -> None:
         if request["version"] == VERSION and self._gate is None:  # a shadow is configured already
             try:
-                config = request["config"]
+                self._config = config = request["config"]
                 self._runtime.configure(config)
                 self._max_file_bytes, self._max_files = config["maxFileBytes"], config["maxFiles"]
             except Exception as error:
@@ -373,6 +373,10 @@ class Guest:
                 return runtime.get_variable(request["name"])
             case "listVariables":
                 return runtime.list_variables()
+            case "configure":
+                changed: Any = {name: request[name] for name in ("hostFunctions", "outputFields")}
+                runtime.configure(self._config | changed)
+                self._config |= changed
             case "setVariable":
                 runtime.set_variable(request["name"], request["encoding"], body)
             case "openState":

@@ -4,9 +4,9 @@ A new helper also needs a name in `profiles.py` and a line in the controller's p
 
 The profile selects the helpers, their names and their texts (`profiles.py`).
 
-A host function is called with a list of arguments. `llm_query` gets `[prompt]` or `[prompt, model]`. `rlm_query` gets
-`[task, context]` or `[task, context, model]`. A user's function gets its positional arguments, and one object with the
-keyword arguments at the end, if there are any.
+A query is called with a list of arguments. `llm_query` gets `[prompt]` or `[prompt, model]`. `rlm_query` gets
+`[task, context]` or `[task, context, model]`. A user's function is called with a tuple: the list of positional
+arguments, the dict of keyword arguments or None, and the numbers of the cell and line that called it.
 
 All helpers block and return plain results. A str from the host, and a list of them, can also be awaited, because models
 write both `llm_query(x)` and `await llm_query(x)`. Results of other types are returned as they are.
@@ -14,8 +14,10 @@ write both `llm_query(x)` and `await llm_query(x)`. Results of other types are r
 
 from __future__ import annotations
 
+import re
 from functools import wraps
 from keyword import iskeyword
+from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime.errors import CallLimitError, HostCallError, LimitError, Submitted
@@ -23,16 +25,21 @@ from sandglass.runtime.namespace import MISSING, Namespace
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime.profiles import PROFILES
 from sandglass.runtime.reading import Reading, chunk_text, extract_json, need, search
+from sandglass.runtime.tools import HOST_FUNCTION, Tools
 from sandglass.runtime.values import as_text, safe_repr, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
+    from types import FrameType
 
     from sandglass.runtime.profiles import Failure, Profile
 
-    # Calls a host function once for each argument list. Returns `(True, value)` or `(False, error)` for each.
-    HostCalls = Callable[[str, list[list[Any]]], list[tuple[bool, Any]]]
+    # Calls a host function once for each list or tuple of arguments. Returns `(True, value)` or `(False, error)` for
+    # each.
+    HostCalls = Callable[[str, list[Any]], list[tuple[bool, Any]]]
 
+_CELL = re.compile(r"<cell (\d{1,9})>\Z").match
+_NEAR_FRAMES = 50
 _CALLBACKS = {"llm_query": "onLLMQuery", "rlm_query": "onRLMQuery"}
 
 
@@ -68,6 +75,19 @@ for _class, _base in ((AwaitableStr, str), (AwaitableList, list)):
     _class.__module__ = "builtins"
 
 
+def _caller() -> tuple[int, int]:
+    """Returns the numbers of the cell and line that called a host function; zeros when no cell is near."""
+    frame: FrameType | None = _getframe(2)
+    for _ in range(_NEAR_FRAMES):
+        if frame is None:
+            break
+        cell = _CELL(frame.f_code.co_filename)
+        if cell:
+            return int(cell[1]), frame.f_lineno
+        frame = frame.f_back
+    return 0, 0
+
+
 def _awaitable(value: Any) -> Any:
     if type(value) is str:
         return AwaitableStr(value)
@@ -93,8 +113,10 @@ class Helpers:
         table.update(HostCallError=HostCallError, LimitError=LimitError)
         if fields and "SUBMIT" in table:
             table["SUBMIT"] = self._submit_of(fields)
+        if HOST_FUNCTION in answered:
+            table["tools"] = Tools(self._host_function(HOST_FUNCTION))
         for name in answered:
-            if name in _CALLBACKS or name == "input":  # `input` is a builtin
+            if name in (*_CALLBACKS, HOST_FUNCTION, "input"):  # `input` is a builtin
                 continue
             if name in table or name == "context" or (name == "answer" and profile.has_answer):
                 raise ValueError(f"host function {name!r} has the name of a built-in helper")
@@ -293,7 +315,8 @@ class Helpers:
     def _host_function(self, name: str) -> Callable[..., Any]:
         def host_function(*args: Any, **kwargs: Any) -> Any:
             self._made += 1
-            ok, value = self._call_host(name, [[*args, kwargs] if kwargs else list(args)])[0]
+            call = list(args), kwargs or None, *_caller()
+            ok, value = self._call_host(name, [call])[0]
             if not ok:
                 raise value
             return _awaitable(value)

@@ -91,6 +91,7 @@ class Runtime:
         self._threads = threads
         self._max_output_chars = 0
         self._max_value_bytes = 0
+        self._max_result_bytes = 0
         self._encode = partial(values.encode, max_bytes=0, max_depth=0)
         self._show: Callable[[object], str] | None = None
         self.sources = Sources()
@@ -189,8 +190,8 @@ class Runtime:
         Keys: `maxOutputChars`, `maxValueBytes`, `maxValueDepth`, `maxSourceCache` (characters of source kept for
         tracebacks), `maxDisplays`, `maxDisplayBytes`, `maxDisplaysBytes`, `maxFiles` (in a listing), `hostFunctions`
         (names that the host answers), `maxHostCalls` (of a cell), `profile` (a name of `PROFILES`), `outputFields`
-        (names of the values that `SUBMIT` takes). Unknown keys are for other parts of the guest. Raises KeyError or
-        ValueError, and then changes nothing.
+        (names of the values that `SUBMIT` takes), `maxResultBytes` (of a last expression's value). Unknown keys are for
+        other parts of the guest. Raises KeyError or ValueError, and then changes nothing.
         """
         profile = PROFILES.get(config.get("profile", "default"))
         if profile is None:
@@ -204,6 +205,7 @@ class Runtime:
         if profile.aliases:  # the other profiles have exactly the names of their projects
             helpers.setdefault("display", self._displays.display)
         self._max_output_chars, self._max_value_bytes, depth, self.sources.limit = limits
+        self._max_result_bytes = int(config.get("maxResultBytes", 0))
         self._encode = partial(values.encode, max_bytes=self._max_value_bytes, max_depth=depth)
         self._show = profile.show
         self._helpers.configure(profile, answered, most_calls)
@@ -509,8 +511,17 @@ class Runtime:
         self._write("result", show(value))
         if self._displays.show(value, is_result=True):
             self._shown = value
+        if self._max_result_bytes:
+            self._send_value(value)
         if not self.is_lodger:
             self._last.set(value)
+
+    def _send_value(self, value: object) -> None:
+        try:
+            encoding, body = self._encode(value, max_bytes=self._max_result_bytes)
+        except Exception:
+            return  # too large or too deep: its text tells about it
+        self._display(values.VALUE_MIME + encoding, body, True)
 
     def _end_run(self) -> None:
         if self.reserve is not None and self.reserve.ease():
@@ -597,7 +608,7 @@ class Runtime:
             self._output.flush()  # output that was printed before a display comes before it
             self._bridge.display(mime, data, is_result)
 
-    def _call_host(self, name: str, calls: list[list[Any]]) -> list[tuple[bool, Any]]:
+    def _call_host(self, name: str, calls: list[Any]) -> list[tuple[bool, Any]]:
         self._require_execution()
         encoded = [self._encode_arguments(name, arguments) for arguments in calls]
         self._output.flush()
@@ -613,7 +624,7 @@ class Runtime:
             replies.append((status == "ok", value))
         return replies
 
-    def _encode_arguments(self, name: str, arguments: list[Any]) -> tuple[Encoding, str | bytes]:
+    def _encode_arguments(self, name: str, arguments: Any) -> tuple[Encoding, str | bytes]:
         """Encodes arguments. A single str crosses as text."""
         argument: Any = arguments[0] if len(arguments) == 1 and type(arguments[0]) is str else arguments
         if argument is not arguments and argument.isascii() and len(argument) <= self._max_value_bytes:

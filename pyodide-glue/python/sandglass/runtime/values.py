@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from sandglass.runtime.wire import Encoding
 
 OPAQUE_CHARS = 1000
+VALUE_MIME = "application/vnd.sandglass."  # and an encoding: the last expression's value as a rich output
 BYTE_ORDER_MARK = "\ufeff"
 TYPE_NAME_CHARS = 200
 _SCALARS = frozenset({type(None), bool, int, float})
@@ -421,13 +422,17 @@ def _untag_extension(kind: object = None, *payload: Any) -> Any:
     if kind == "file" and len(payload) == 1:
         return _file(payload[0])
     if kind == "ndarray" and len(payload) == 3:
-        import numpy
-
+        try:
+            import numpy
+        except ImportError as error:
+            raise ValueError("the value is an array, and this Python has no numpy") from error
         dtype, shape, data = payload
         return numpy.frombuffer(data, numpy.dtype(dtype).newbyteorder("<")).astype(dtype).reshape(shape)
     if kind == "frame" and len(payload) == 3:
-        import pandas
-
+        try:
+            import pandas
+        except ImportError as error:
+            raise ValueError("the value is a DataFrame, and this Python has no pandas") from error
         columns, index, rows = _untag(list(payload))
         return pandas.DataFrame(rows, index=index, columns=columns)
     if kind == "opaque" and len(payload) == 2:

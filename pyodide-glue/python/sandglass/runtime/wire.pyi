@@ -2,7 +2,7 @@
 
 from typing import Literal, NotRequired, TypeAlias, TypedDict
 
-VERSION: Literal[9]
+VERSION: Literal[10]
 
 Change: TypeAlias = Literal["created", "modified", "deleted"]
 
@@ -43,6 +43,7 @@ class GuestConfig(TypedDict):
     maxHostCalls: int
     maxMemoryBytes: float
     maxOutputChars: int
+    maxResultBytes: float
     maxSourceCache: int
     maxValueBytes: float
     maxValueDepth: int
@@ -129,6 +130,13 @@ class SetVariableRequest(TypedDict):
     name: str
     timeoutMs: float
     type: Literal["setVariable"]
+
+class ConfigureRequest(TypedDict):
+    exchange: int
+    hostFunctions: list[str]
+    outputFields: list[str]
+    timeoutMs: float
+    type: Literal["configure"]
 
 class ListVariablesRequest(TypedDict):
     exchange: int
@@ -236,6 +244,7 @@ Request: TypeAlias = (
     | PingRequest
     | GetVariableRequest
     | SetVariableRequest
+    | ConfigureRequest
     | ListVariablesRequest
     | WriteFileRequest
     | ReadFileRequest

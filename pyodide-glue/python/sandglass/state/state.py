@@ -38,7 +38,7 @@ class State:
         finally:
             self._runtime.put_in_order()
 
-    def open(self, data: bytes, max_bytes: int) -> None:
+    def open(self, data: bytes | memoryview, max_bytes: int) -> None:
         """Adds the variables of a state from `capture`. Raises ValueError, and then sets none."""
         try:
             stateless.open_state(data, max_bytes, self._runtime.namespace)

@@ -1,7 +1,8 @@
 """The state between two stateless runs: an LZ4 frame of a cloudpickle of a dict of variables.
 
-In base64, this is the format of known stateless REPL servers, so that their clients' states work here. It needs the
-packages `cloudpickle` and `lz4`. It holds code objects, and so works within one minor version of Python only. Opening a
+In base64, this is the format of known stateless REPL servers, so that their clients' states work here. Where the
+packages `cloudpickle` and `lz4` are not installed, a copy of the first and `lz4_frame.py` take their places, so guests
+need nothing but Python. A state holds code objects, and so works within one minor version of Python only. Opening a
 state runs code, so only guests open it.
 
 As in cloudpickle, functions see the variables that they use as they were when the state was written.
@@ -15,10 +16,14 @@ import io
 import sys
 import types
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from os.path import dirname, join
 from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime.tracebacks import message_of
+from sandglass.state import lz4_frame
+from sandglass.state.lz4_frame import TooLarge
 
 if TYPE_CHECKING:
     from sandglass.runtime.namespace import Namespace
@@ -27,15 +32,16 @@ _PIECE_BYTES = 1 << 20
 _REASON_CHARS = 500
 #: Objects that no other guest can continue.
 _LEFT_OUT = (types.ModuleType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, io.IOBase)
+_COPY = join(dirname(dirname(__file__)), "vendored", "cloudpickle")
 
 
-def open_state(data: bytes, max_bytes: int, namespace: Namespace) -> None:
+def open_state(data: bytes | memoryview, max_bytes: int, namespace: Namespace) -> None:
     """Assigns the variables of a state.
 
     Raises ValueError for anything but such a state, or above `max_bytes` unpacked. Then no variable is set.
     """
-    frame, cloudpickle = _require("lz4.frame"), _require("cloudpickle")
-    pickled = _unpack(frame, data, max_bytes)
+    cloudpickle = _cloudpickle()
+    pickled = _unpack(data, max_bytes)
     try:
         variables = cloudpickle.loads(pickled)
     except BaseException as error:
@@ -52,7 +58,6 @@ def capture_state(max_bytes: int, namespace: Namespace) -> bytes:
 
     Raises ValueError when one of them cannot be written, or all take more than `max_bytes`.
     """
-    frame, cloudpickle = _require("lz4.frame"), _require("cloudpickle")
     variables = {
         name: value
         for name in namespace.names()
@@ -60,12 +65,13 @@ def capture_state(max_bytes: int, namespace: Namespace) -> bytes:
     }
     file = _Bounded(max_bytes)
     try:
-        _pickler(cloudpickle, file, namespace).dump(variables)
-    except _TooLarge:
+        _pickler(_cloudpickle(), file, namespace).dump(variables)
+    except TooLarge:
         raise ValueError(f"the variables take more than {max_bytes} bytes; keep large data in files") from None
     except BaseException as error:
         raise ValueError(_reason(error)) from None
-    packed: bytes = frame.compress(file.getbuffer())
+    lz4 = _lz4()
+    packed: bytes = lz4.compress(file.getbuffer()) if lz4 else lz4_frame.pack(file.getbuffer())
     return packed
 
 
@@ -86,10 +92,6 @@ def helper(name: str) -> Any:
     return getattr(sys.modules["__main__"], name)
 
 
-class _TooLarge(Exception):
-    pass
-
-
 class _Bounded(io.BytesIO):
     """Takes a bounded number of bytes, so that a state that is too large is never put together."""
 
@@ -100,31 +102,36 @@ class _Bounded(io.BytesIO):
     def write(self, data: Any, /) -> int:
         self._left -= memoryview(data).nbytes
         if self._left < 0:
-            raise _TooLarge
+            raise TooLarge
         return super().write(data)
 
 
-def _unpack(frame: Any, packed: bytes, max_bytes: int) -> bytes:
+def _unpack(packed: bytes | memoryview, max_bytes: int) -> bytes:
     """Unpacks an LZ4 frame. Refuses a frame of more than `max_bytes` before it is unpacked."""
-    unpacker = frame.LZ4FrameDecompressor()
-    pieces = []
-    left = max_bytes
+    lz4 = _lz4()
     try:
-        # The size in the frame may be wrong, so each piece is bounded.
-        size = min(max(frame.get_frame_info(packed)["content_size"], _PIECE_BYTES), max_bytes + 1)
-        while not unpacker.eof:
-            piece = unpacker.decompress(packed, max_length=size)
-            if not piece and unpacker.needs_input:
-                raise ValueError("it ends too early")
-            packed, size = b"", _PIECE_BYTES
-            left -= len(piece)
-            if left < 0:
-                raise _TooLarge
-            pieces.append(piece)
-    except _TooLarge:
+        return _unpack_with(lz4, packed, max_bytes) if lz4 else lz4_frame.unpack(packed, max_bytes)
+    except TooLarge:
         raise ValueError(f"the state unpacks to more than {max_bytes} bytes; nothing was run") from None
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"the state is no LZ4 frame: {_reason(error)}; nothing was run") from None
+
+
+def _unpack_with(lz4: Any, packed: bytes | memoryview, max_bytes: int) -> bytes:
+    unpacker = lz4.LZ4FrameDecompressor()
+    pieces = []
+    left = max_bytes
+    # The size in the frame may be wrong, so each piece is bounded.
+    size = min(max(lz4.get_frame_info(packed)["content_size"], _PIECE_BYTES), max_bytes + 1)
+    while not unpacker.eof:
+        piece = unpacker.decompress(packed, max_length=size)
+        if not piece and unpacker.needs_input:
+            raise ValueError("it ends too early")
+        packed, size = b"", _PIECE_BYTES
+        left -= len(piece)
+        if left < 0:
+            raise TooLarge
+        pieces.append(piece)
     return b"".join(pieces)
 
 
@@ -132,12 +139,30 @@ def _is_public(name: str) -> bool:
     return name.isidentifier() and not name.startswith("_")
 
 
-def _require(name: str) -> Any:
+def _lz4() -> Any:
+    """The module `lz4.frame`; None where the package is not installed."""
+    try:
+        return import_module("lz4.frame")
+    except ImportError:
+        return None
+
+
+def _cloudpickle() -> Any:
+    """The installed cloudpickle, else our copy. Pickles name its functions, so the copy has the same name."""
+    name = "cloudpickle"
     try:
         return import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        raise ValueError(f"states need the package {package}, which is not installed here ({error})") from None
+    except ImportError:
+        spec = spec_from_file_location(name, join(_COPY, "__init__.py"), submodule_search_locations=[_COPY])
+    if spec is None or spec.loader is None:
+        raise ValueError(f"states need the package {name}, and its copy is missing")
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def _reason(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use sandglass_core::limits::{AHEAD_CREDIT_MS, MAX_PREDICTED_CHARS, MAX_PREDICTIONS};
-use sandglass_core::speculate::{Prediction, Predictor, Share, Source, lower_bound};
+use sandglass_core::predictions::{Prediction, Predictor, Share, Source, lower_bound};
 
 fn prediction(id: u32, source: Source, probability: f64, estimated_ms: Option<f64>) -> Prediction {
     Prediction {

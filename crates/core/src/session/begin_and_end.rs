@@ -89,6 +89,29 @@ impl<B: Body> Interpreter<B> {
                 return self.ping(now);
             }
             (Ending::Done, Job::Set { target, value }) => return self.assigned(now, ticket, &target, value),
+            (
+                Ending::Done,
+                Job::Configure {
+                    host_functions,
+                    output_fields,
+                },
+            ) => {
+                if let Some(names) = host_functions {
+                    self.config.host_functions = names;
+                }
+                if let Some(names) = output_fields {
+                    self.config.output_fields = names;
+                }
+                Ok(Reply::Done)
+            }
+            (Ending::Refused(message), Job::Configure { host_functions, .. }) => {
+                let what = if host_functions.is_some() {
+                    "hostFunctions"
+                } else {
+                    "outputFields"
+                };
+                Err(Error::invalid(what, message))
+            }
             (Ending::Done, Job::Install(install)) => return self.installed(now, ticket, install),
             (Ending::Refused(message), Job::Install(install)) => {
                 return self.not_installed(ticket, &install, message);

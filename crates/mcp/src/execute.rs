@@ -1,0 +1,94 @@
+//! Runs code for a client: output as progress, questions to the client's model, and cancellation.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use rmcp::RoleServer;
+use rmcp::model::{PingRequest, ServerRequest};
+use rmcp::service::{Peer, PeerRequestOptions, RequestContext};
+use sandglass_host::{Error, ExecuteOptions, Execution, Sandbox, Stream};
+
+use crate::progress::Progress;
+use crate::sampling::{sample, samples};
+use crate::session::Session;
+
+/// Runs code in the session's sandbox. A cancelled request interrupts the code; the variables stay.
+///
+/// # Errors
+/// The sandbox cannot run code.
+pub async fn execute(
+    session: &Session,
+    code: String,
+    timeout_ms: Option<f64>,
+    context: &RequestContext<RoleServer>,
+) -> Result<Execution, Error> {
+    let _turn = session.turn.lock().await;
+    if context.ct.is_cancelled() {
+        return Err(Error::Timeout(
+            "the call was cancelled before its code ran; nothing was done".to_owned(),
+        ));
+    }
+    let sandbox = session.sandbox().await?;
+    let progress = Progress::of(context);
+    let told = progress.clone();
+    let controller = session.shared.controller.as_ref();
+    let options = ExecuteOptions {
+        timeout_ms,
+        budget: controller.map(|controller| controller.budget).unwrap_or_default(),
+        on_output: Some(Arc::new(move |stream, text| {
+            if matches!(stream, Stream::Stdout | Stream::Stderr) {
+                told.add(text);
+            }
+        })),
+        ..ExecuteOptions::default()
+    };
+    let answering = async {
+        if context.client_capabilities().is_some_and(|client| samples(&client)) {
+            let (mut questions, _taking) = session.questions.take();
+            let mut asked = FuturesUnordered::new();
+            loop {
+                tokio::select! {
+                    Some(question) = questions.recv() => asked.push(sample(&context.peer, question)),
+                    Some(()) = asked.next() => {}
+                    else => break,
+                }
+            }
+        }
+        std::future::pending::<Infallible>().await
+    };
+    let running = sandbox.execute_with(code, options);
+    tokio::select! {
+        run = running => run,
+        never = interrupted(&sandbox, context) => match never {},
+        never = answering => match never {},
+        never = progress.send() => match never {},
+        never = awake(session, &context.peer) => match never {},
+    }
+}
+
+/// Interrupts the code when the request is cancelled, and never ends.
+async fn interrupted(sandbox: &Sandbox, context: &RequestContext<RoleServer>) -> Infallible {
+    context.ct.cancelled().await;
+    sandbox.interrupt();
+    std::future::pending().await
+}
+
+/// Keeps a session from looking unused while a call works, and never ends: see `docs/internals/server.md`.
+pub async fn awake(session: &Session, peer: &Peer<RoleServer>) -> Infallible {
+    let args = &session.shared.args;
+    if args.listen.is_none() {
+        return std::future::pending().await;
+    }
+    let interval = Duration::from_secs_f64((args.session_idle_seconds / 10.0).max(0.001));
+    loop {
+        tokio::time::sleep(interval).await;
+        // A message in either direction counts as use. A client that does not answer changes nothing.
+        let ping = ServerRequest::PingRequest(PingRequest::default());
+        let _ = peer
+            .send_request_with_option(ping, PeerRequestOptions::no_options())
+            .await;
+    }
+}

@@ -1,0 +1,24 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Modules
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`messages`] | the definition of the wire: every method with its parameters and result |
+//! | [`blobs`] | large values as binary messages |
+//! | [`options`] | the options of a sandbox, as JSON |
+//! | [`connection`] | one connection: requests of both sides, in order and bounded |
+//! | `methods` | the methods of sandboxes |
+//! | `sandbox` | a connection's sandbox, and the functions of the client that Python calls |
+//! | [`stdio`] | the wire on standard input and output |
+
+pub mod blobs;
+pub mod connection;
+pub mod messages;
+mod methods;
+pub mod options;
+mod sandbox;
+pub mod stdio;
+
+pub use connection::{Connection, Held, Home, Keeper, Made, Message, Outbox};
+pub use messages::{RpcError, VERSION};

@@ -1,0 +1,407 @@
+//! The methods of the client's requests.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use sandglass_core::protocol::Stream;
+use sandglass_core::session::{Series, ToResult};
+use sandglass_host::sandbox::{ExecuteOptions, OnDisplay, OnOutput};
+use sandglass_host::{Value, sanitize_html};
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Map, Value as Json, json};
+
+use crate::blobs::Named;
+use crate::connection::{Client, Home, lock, read};
+use crate::messages::{
+    AddContext, BudgetCounts, Configure, Converse, Counts, Created, Displayed, Empty, Execute, Executed, Files,
+    FinalAnswer, GetVariable, Hello, Hint, Id, Initialize, ListFiles, OfFile, OfSandbox, OpenState, Output, RpcError,
+    SeriesName, SetVariable, Valued, Variable, Variables, Welcome, WireValue, WriteFile, Written,
+};
+use crate::options::Options;
+use crate::sandbox::{Caller, ClientSandbox, name_of};
+
+/// The description of all methods, for programs.
+pub const OPENRPC: &str = include_str!("../openrpc.json");
+
+/// Bytes that wait for the client. Above this number printed text is left out.
+const MOST_OUTPUT_BYTES: usize = 8 << 20;
+
+/// The parts of a connection that its requests share.
+pub(crate) struct Context {
+    pub(crate) client: Arc<Client>,
+    pub(crate) home: Arc<dyn Home>,
+    pub(crate) sandboxes: Mutex<HashMap<String, Arc<ClientSandbox>>>,
+    pub(crate) welcome: Welcome,
+}
+
+/// The result of a request, as JSON.
+type Answer = Result<Box<RawValue>, RpcError>;
+
+macro_rules! methods {
+    ($($name:literal $handler:ident $params:ty => $result:ty;)*) => {
+        impl Context {
+            /// Answers a request.
+            pub(crate) async fn answer(
+                self: Arc<Self>,
+                id: Id,
+                method: String,
+                params: Option<Box<RawValue>>,
+                mut blobs: Named,
+            ) -> Answer {
+                match method.as_str() {
+                    "rpc.discover" => Ok(RawValue::from_string(OPENRPC.to_owned()).unwrap_or_default()),
+                    $($name => {
+                        let params: $params = read(params.as_deref())?;
+                        let result: $result = self.$handler(&id, params, &mut blobs).await?;
+                        written(&result)
+                    })*
+                    _ => Err(RpcError::MethodNotFound(method)),
+                }
+            }
+        }
+
+        #[cfg(test)]
+        pub(crate) fn schemas(generator: &mut schemars::SchemaGenerator) -> Vec<(&'static str, schemars::Schema, schemars::Schema)> {
+            vec![$(($name, generator.subschema_for::<$params>(), generator.subschema_for::<$result>())),*]
+        }
+    };
+}
+
+methods! {
+    "hello" hello Hello => Welcome;
+    "create" create Map<String, Json> => Created;
+    "start" start OfSandbox => Empty;
+    "initialize" initialize Initialize => Empty;
+    "addContext" add_context AddContext => crate::messages::Named;
+    "execute" execute Execute => Executed;
+    "hint" hint Hint => Empty;
+    "written" take_written Written => Empty;
+    "converse" converse Converse => Empty;
+    "getVariable" get_variable GetVariable => Variable;
+    "setVariable" set_variable SetVariable => Empty;
+    "listVariables" list_variables OfSandbox => Variables;
+    "readFile" read_file OfFile => Valued;
+    "writeFile" write_file WriteFile => Empty;
+    "listFiles" list_files ListFiles => Files;
+    "removeFile" remove_file OfFile => Empty;
+    "configure" configure Configure => Empty;
+    "captureState" capture_state OfSandbox => Valued;
+    "openState" open_state OpenState => Empty;
+    "stats" stats OfSandbox => Counts;
+    "interrupt" interrupt OfSandbox => Empty;
+    "destroy" destroy OfSandbox => Empty;
+}
+
+fn written(result: &impl Serialize) -> Answer {
+    to_raw_value(result).map_err(|error| RpcError::Refused {
+        code: "internal".to_owned(),
+        message: format!("the result could not be written: {error}"),
+    })
+}
+
+#[expect(clippy::unused_async, reason = "all handlers are called alike")]
+impl Context {
+    fn sandbox(&self, id: &str) -> Result<Arc<ClientSandbox>, RpcError> {
+        let sandboxes = lock(&self.sandboxes);
+        let sandbox = sandboxes.get(id).cloned();
+        sandbox.ok_or_else(|| RpcError::NoSandbox(id.chars().take(100).collect()))
+    }
+
+    async fn hello(&self, _: &Id, _: Hello, _: &mut Named) -> Result<Welcome, RpcError> {
+        Ok(self.welcome.clone())
+    }
+
+    async fn create(&self, _: &Id, fields: Map<String, Json>, blobs: &mut Named) -> Result<Created, RpcError> {
+        let mut options = Options::read(fields, self.home.bounds())?;
+        let context = options.context.take();
+        let context: Option<WireValue> = context.map(|context| to_raw_value(&context).unwrap_or_default());
+        let context = context.map(|context| blobs.value("context", &context)).transpose()?;
+        let caller = Caller::new(Arc::clone(&self.client));
+        let functions = caller.functions_of(&options)?;
+        let clean_html = options.clean_html;
+        let made = self.home.make(options, Box::new(functions)).await?;
+        let sandbox = Arc::new(ClientSandbox::new(made, caller, clean_html));
+        // If the request is cancelled before the end, the sandbox is dropped, because nobody knows its id.
+        if let Some(context) = context {
+            sandbox.sandbox.initialize(context).await?;
+        }
+        lock(&self.sandboxes).insert(sandbox.id().to_owned(), Arc::clone(&sandbox));
+        let capabilities = sandbox.sandbox.capabilities();
+        Ok(Created {
+            sandbox: sandbox.id().to_owned(),
+            backend: capabilities.backend.to_string(),
+            capabilities: json!(capabilities),
+        })
+    }
+
+    async fn start(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
+        self.sandbox(&of.sandbox)?.sandbox.start().await?;
+        Ok(Empty {})
+    }
+
+    async fn initialize(&self, _: &Id, params: Initialize, blobs: &mut Named) -> Result<Empty, RpcError> {
+        let sandbox = self.sandbox(&params.sandbox)?;
+        let context = blobs.value("context", &params.context)?;
+        sandbox.sandbox.initialize(context).await?;
+        Ok(Empty {})
+    }
+
+    async fn add_context(
+        &self,
+        _: &Id,
+        params: AddContext,
+        blobs: &mut Named,
+    ) -> Result<crate::messages::Named, RpcError> {
+        let sandbox = self.sandbox(&params.sandbox)?;
+        let value = blobs.value("value", &params.value)?;
+        let series = match params.series {
+            SeriesName::Context => Series::Context,
+            SeriesName::History => Series::History,
+        };
+        let name = sandbox.sandbox.add_context(series, value).await?;
+        Ok(crate::messages::Named { name })
+    }
+
+    async fn execute(&self, id: &Id, params: Execute, _: &mut Named) -> Result<Executed, RpcError> {
+        let sandbox = self.sandbox(&params.sandbox)?;
+        let budget = params.budget()?;
+        let watch = params.stream.then(|| Watching {
+            client: Arc::clone(&self.client),
+            sandbox: params.sandbox.clone(),
+            request: id.clone(),
+            clean_html: sandbox.clean_html,
+            skipped: Mutex::default(),
+        });
+        let (on_output, on_display) = Watching::callbacks(watch);
+        let executing = sandbox.executing(id);
+        let options = ExecuteOptions {
+            timeout_ms: params.timeout,
+            budget,
+            on_output,
+            on_display,
+            request: name_of(id),
+            cancel: Some(executing.cancel.clone()),
+        };
+        let mut execution = sandbox.keeper().execute(params.code, options).await?;
+        drop(executing);
+        if sandbox.clean_html {
+            let html = execution.run.displays.iter_mut();
+            for display in html.filter(|display| is_html(&display.mime)) {
+                display.data = sanitize_html(&display.data);
+            }
+        }
+        Ok(Executed {
+            final_answer: execution.final_answer.map(|last| FinalAnswer {
+                value: self.client.put(last.value),
+            }),
+            value: execution.value.map(|value| self.client.put(value)),
+            run: execution.run,
+        })
+    }
+
+    async fn hint(&self, _: &Id, params: Hint, _: &mut Named) -> Result<Empty, RpcError> {
+        let sandbox = self.sandbox(&params.sandbox)?;
+        let _admitted = sandbox.keeper().admit(None)?; // none runs ahead either where no more may run
+        sandbox.sandbox.hint(params.codes);
+        Ok(Empty {})
+    }
+
+    async fn take_written(&self, _: &Id, params: Written, _: &mut Named) -> Result<Empty, RpcError> {
+        let sandbox = self.sandbox(&params.sandbox)?;
+        let _admitted = sandbox.keeper().admit(params.timeout)?;
+        let complete = sandglass_core::predictions::Lines::default()
+            .complete(&params.code)
+            .to_owned();
+        // The beginning of a line predicts nothing yet.
+        if params.code.is_empty() || !complete.is_empty() {
+            sandbox.sandbox.written(&complete, params.timeout);
+        }
+        Ok(Empty {})
+    }
+
+    async fn converse(&self, _: &Id, params: Converse, _: &mut Named) -> Result<Empty, RpcError> {
+        self.sandbox(&params.sandbox)?.sandbox.update_conversation(params.text);
+        Ok(Empty {})
+    }
+
+    async fn get_variable(&self, _: &Id, params: GetVariable, _: &mut Named) -> Result<Variable, RpcError> {
+        let value = self.sandbox(&params.sandbox)?.sandbox.get_variable(params.name).await?;
+        Ok(Variable {
+            found: value.is_some(),
+            value: value.map(|value| self.client.put(value)),
+        })
+    }
+
+    async fn set_variable(&self, _: &Id, params: SetVariable, blobs: &mut Named) -> Result<Empty, RpcError> {
+        let sandbox = self.sandbox(&params.sandbox)?;
+        let value = blobs.value("value", &params.value)?;
+        sandbox.sandbox.set_variable(params.name, value).await?;
+        Ok(Empty {})
+    }
+
+    async fn list_variables(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Variables, RpcError> {
+        let variables = self.sandbox(&of.sandbox)?.sandbox.list_variables().await?;
+        Ok(Variables { variables })
+    }
+
+    async fn read_file(&self, _: &Id, params: OfFile, _: &mut Named) -> Result<Valued, RpcError> {
+        let bytes = self.sandbox(&params.sandbox)?.sandbox.read_file(params.path).await?;
+        Ok(Valued {
+            value: self.client.put(Value::Bytes(bytes)),
+        })
+    }
+
+    async fn write_file(&self, _: &Id, params: WriteFile, blobs: &mut Named) -> Result<Empty, RpcError> {
+        let sandbox = self.sandbox(&params.sandbox)?;
+        let bytes = match blobs.value("value", &params.value)? {
+            Value::Bytes(bytes) => bytes,
+            Value::Str(text) => text.into_bytes(),
+            _ => return Err(RpcError::InvalidParams("value: must be bytes or a str".to_owned())),
+        };
+        sandbox.keeper().room_for(bytes.len()).await?;
+        sandbox.sandbox.write_file(params.path, bytes).await?;
+        Ok(Empty {})
+    }
+
+    async fn list_files(&self, _: &Id, params: ListFiles, _: &mut Named) -> Result<Files, RpcError> {
+        let files = self.sandbox(&params.sandbox)?.sandbox.list_files(params.path).await?;
+        Ok(Files { files })
+    }
+
+    async fn remove_file(&self, _: &Id, params: OfFile, _: &mut Named) -> Result<Empty, RpcError> {
+        self.sandbox(&params.sandbox)?.sandbox.remove_file(params.path).await?;
+        Ok(Empty {})
+    }
+
+    async fn configure(&self, _: &Id, params: Configure, _: &mut Named) -> Result<Empty, RpcError> {
+        let sandbox = self.sandbox(&params.sandbox)?;
+        let functions = params.host_functions.as_deref();
+        let functions = functions.map(|names| sandbox.caller().functions(names)).transpose()?;
+        sandbox.sandbox.configure(functions, params.output_fields).await?;
+        Ok(Empty {})
+    }
+
+    async fn capture_state(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Valued, RpcError> {
+        let sandbox = self.sandbox(&of.sandbox)?;
+        let _admitted = sandbox.keeper().admit(None)?; // pickling runs the user's code
+        let state = sandbox
+            .sandbox
+            .capture_state(self.home.bounds().max_state_bytes)
+            .await?;
+        Ok(Valued {
+            value: self.client.put(Value::Bytes(state)),
+        })
+    }
+
+    async fn open_state(&self, _: &Id, params: OpenState, blobs: &mut Named) -> Result<Empty, RpcError> {
+        let sandbox = self.sandbox(&params.sandbox)?;
+        let Value::Bytes(state) = blobs.value("value", &params.value)? else {
+            return Err(RpcError::InvalidParams("value: must be bytes".to_owned()));
+        };
+        let _admitted = sandbox.keeper().admit(None)?;
+        let most_bytes = self.home.bounds().max_state_bytes;
+        sandbox.sandbox.open_state(state, most_bytes).await?;
+        Ok(Empty {})
+    }
+
+    async fn stats(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Counts, RpcError> {
+        let sandbox = self.sandbox(&of.sandbox)?;
+        Ok(Counts {
+            stats: sandbox.sandbox.stats().await?,
+            budget: BudgetCounts {
+                left: sandbox.sandbox.budget_left(),
+                spent: sandbox.sandbox.spent(),
+            },
+        })
+    }
+
+    async fn interrupt(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
+        self.sandbox(&of.sandbox)?.sandbox.interrupt();
+        Ok(Empty {})
+    }
+
+    async fn destroy(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
+        let sandbox = self.sandbox(&of.sandbox)?;
+        lock(&self.sandboxes).remove(&of.sandbox);
+        sandbox.keeper().destroy().await;
+        Ok(Empty {})
+    }
+}
+
+fn is_html(mime: &str) -> bool {
+    mime.split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .eq_ignore_ascii_case("text/html")
+}
+
+/// Tells the client what an execution prints and shows.
+struct Watching {
+    client: Arc<Client>,
+    sandbox: String,
+    request: Id,
+    clean_html: bool,
+    /// Characters of stdout and stderr that were left out since the last notification.
+    skipped: Mutex<[usize; 2]>,
+}
+
+impl Watching {
+    fn callbacks(watching: Option<Self>) -> (Option<OnOutput>, Option<OnDisplay>) {
+        let Some(watching) = watching.map(Arc::new) else {
+            return (None, None);
+        };
+        let shows = Arc::clone(&watching);
+        (
+            Some(Arc::new(move |stream, text| watching.output(stream, text))),
+            Some(Arc::new(move |display, to_result| shows.display(display, to_result))),
+        )
+    }
+
+    fn is_full(&self, more: usize) -> bool {
+        self.client.outbox.bytes().saturating_add(more) > MOST_OUTPUT_BYTES
+    }
+
+    fn output(&self, stream: Stream, text: &str) {
+        let (stream, index) = match stream {
+            Stream::Stdout => ("stdout", 0),
+            Stream::Stderr => ("stderr", 1),
+            _ => return,
+        };
+        let mut skipped = lock(&self.skipped);
+        let [stdout, stderr] = &mut *skipped;
+        let skipped = if index == 0 { stdout } else { stderr };
+        if self.is_full(text.len()) {
+            *skipped += text.chars().count();
+            return;
+        }
+        let params = Output {
+            sandbox: &self.sandbox,
+            request: &self.request,
+            stream,
+            text,
+            skipped: Some(std::mem::take(skipped)).filter(|skipped| *skipped > 0),
+        };
+        self.client.notify("output", params);
+    }
+
+    fn display(&self, display: &sandglass_core::execution::Display, to_result: ToResult) {
+        if self.is_full(display.data.len()) {
+            return; // the result holds all displays
+        }
+        let clean = (self.clean_html && is_html(&display.mime)).then(|| sanitize_html(&display.data));
+        let params = Displayed {
+            sandbox: &self.sandbox,
+            request: &self.request,
+            mime: &display.mime,
+            data: clean.as_deref().unwrap_or(&display.data),
+            to_result: match to_result {
+                ToResult::Before => "before",
+                ToResult::Same => "same",
+                ToResult::After => "after",
+            },
+        };
+        self.client.notify("display", params);
+    }
+}

@@ -1,0 +1,242 @@
+//! A connection's sandbox, and the functions of the client that Python calls.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use sandglass_core::budget::Usage;
+use sandglass_core::protocol::QUERIES;
+use sandglass_host::sandbox::{Answer, HostCall, HostFunctions, Query, SandboxBuilder};
+use sandglass_host::{Sandbox, Value};
+use serde_json::Value as Json;
+use serde_json::value::RawValue;
+use tokio_util::sync::CancellationToken;
+
+use crate::blobs::Named;
+use crate::connection::{Client, Keeper, Made, lock};
+use crate::messages::{Answered, BLOB_BYTES, Call, CodeLine, Id, LlmQuery, Returned, RlmQuery, RpcError, UsageOfCall};
+use crate::options::Options;
+
+/// The most names of host functions that a sandbox has had.
+const MAX_NAMES: usize = 10_000;
+
+/// The client's side of a sandbox: what its host functions need.
+pub(crate) struct Caller {
+    client: Arc<Client>,
+    /// The sandbox's id, once it is made. No code runs before.
+    id: OnceLock<String>,
+    names: Mutex<HashSet<String>>,
+}
+
+/// A sandbox of a connection.
+pub(crate) struct ClientSandbox {
+    pub(crate) sandbox: Sandbox,
+    /// True if the HTML of rich outputs is cleaned.
+    pub(crate) clean_html: bool,
+    caller: Arc<Caller>,
+    keeper: Box<dyn Keeper>,
+    /// Cancels executions that run or wait, by the ids of their requests.
+    executing: Mutex<HashMap<Id, CancellationToken>>,
+}
+
+/// An execution that can be cancelled until this is dropped.
+pub(crate) struct Executing<'a> {
+    sandbox: &'a ClientSandbox,
+    id: Id,
+    pub(crate) cancel: CancellationToken,
+}
+
+impl Drop for Executing<'_> {
+    fn drop(&mut self) {
+        lock(&self.sandbox.executing).remove(&self.id);
+    }
+}
+
+impl Caller {
+    pub(crate) fn new(client: Arc<Client>) -> Arc<Self> {
+        Arc::new(Self {
+            client,
+            id: OnceLock::new(),
+            names: Mutex::default(),
+        })
+    }
+
+    /// Adds the client's functions to a sandbox.
+    ///
+    /// # Errors
+    /// See [`Caller::functions`].
+    pub(crate) fn functions_of(
+        self: &Arc<Self>,
+        options: &Options,
+    ) -> Result<impl FnOnce(SandboxBuilder) -> SandboxBuilder + use<>, RpcError> {
+        let functions = self.functions(&options.host_functions)?;
+        let (caller, llm, rlm) = (Arc::clone(self), options.on_llm_query, options.on_rlm_query);
+        let max_result_bytes = options.max_result_bytes;
+        Ok(move |mut builder: SandboxBuilder| {
+            builder = builder.host_functions(functions).values(max_result_bytes);
+            if llm {
+                let caller = Arc::clone(&caller);
+                builder = builder.on_llm_query(move |query| Arc::clone(&caller).llm_query(query));
+            }
+            if rlm {
+                builder = builder.on_rlm_query(move |query| Arc::clone(&caller).rlm_query(query));
+            }
+            builder
+        })
+    }
+
+    /// Host functions of these names, which the client answers.
+    ///
+    /// # Errors
+    /// A name has an answer of its own, or the sandbox has had too many.
+    pub(crate) fn functions(self: &Arc<Self>, names: &[String]) -> Result<HostFunctions, RpcError> {
+        if let Some(name) = names.iter().find(|name| QUERIES.contains(&name.as_str())) {
+            let problem = format!("hostFunctions: {name} is answered with onLLMQuery or onRLMQuery");
+            return Err(RpcError::InvalidParams(problem));
+        }
+        let mut all = lock(&self.names);
+        all.extend(names.iter().cloned());
+        if all.len() > MAX_NAMES {
+            let problem = format!("the sandbox has had more than {MAX_NAMES} names of host functions");
+            return Err(RpcError::TooMuch(problem));
+        }
+        Ok(names.iter().fold(HostFunctions::default(), |functions, name| {
+            let caller = Arc::clone(self);
+            functions.with_usage(name, move |call| Arc::clone(&caller).call(call))
+        }))
+    }
+
+    fn id(&self) -> &str {
+        self.id.get().map_or("", String::as_str)
+    }
+
+    async fn call(self: Arc<Self>, call: HostCall) -> Result<(Value, Usage), String> {
+        let HostCall {
+            name,
+            args,
+            kwargs,
+            line,
+            request,
+            ..
+        } = call;
+        self.client.outbox.room().await;
+        let (args, kwargs) = texts_of(&args, &kwargs);
+        let is_large = args.len() + kwargs.len() > BLOB_BYTES;
+        let arguments = is_large.then(|| {
+            let both = format!("{{\"args\":{args},\"kwargs\":{kwargs}}}");
+            self.client.put_json(both)
+        });
+        let small = |text: String| RawValue::from_string(text).ok().filter(|_| !is_large);
+        let params = Call {
+            sandbox: self.id(),
+            request: id_of(request),
+            name: &name,
+            args: small(args),
+            kwargs: small(kwargs),
+            arguments,
+            line: line.map(|line| CodeLine {
+                execution: line.execution,
+                number: line.number,
+            }),
+        };
+        let (Returned { value, usage }, mut blobs) = self.client.ask("call", params).await?;
+        let what = format!("the result of {name}");
+        let value = value.map(|value| blobs.value(&what, &value)).transpose();
+        let value = value.map_err(|error| error.to_string())?.unwrap_or_default();
+        Ok((value, usage.map_or_else(Usage::default, UsageOfCall::into)))
+    }
+
+    async fn llm_query(self: Arc<Self>, query: Query) -> Result<Answer, String> {
+        self.client.outbox.room().await;
+        let params = LlmQuery {
+            sandbox: self.id(),
+            request: id_of(query.request),
+            prompt: self.client.put(Value::Str(query.prompt)),
+            model: query.model,
+        };
+        let answered = self.client.ask("llmQuery", params).await?;
+        answer("llm_query", answered)
+    }
+
+    async fn rlm_query(self: Arc<Self>, query: Query) -> Result<Answer, String> {
+        self.client.outbox.room().await;
+        let params = RlmQuery {
+            sandbox: self.id(),
+            request: id_of(query.request),
+            task: self.client.put(Value::Str(query.prompt)),
+            context: self.client.put(query.context),
+            model: query.model,
+        };
+        let answered = self.client.ask("rlmQuery", params).await?;
+        answer("rlm_query", answered)
+    }
+}
+
+/// The JSON of positional and keyword arguments.
+fn texts_of(args: &[Value], kwargs: &[(String, Value)]) -> (String, String) {
+    let args: Vec<_> = args.iter().map(Value::to_json).collect();
+    let kwargs = kwargs.iter().map(|(name, value)| (name.clone(), value.to_json()));
+    let kwargs: serde_json::Map<_, _> = kwargs.collect();
+    (Json::from(args).to_string(), Json::from(kwargs).to_string())
+}
+
+/// The id of a request, as an execution carries it.
+pub(crate) fn name_of(id: &Id) -> Option<String> {
+    serde_json::to_string(id).ok()
+}
+
+fn id_of(name: Option<String>) -> Option<Id> {
+    name.and_then(|name| serde_json::from_str(&name).ok())
+}
+
+fn answer(name: &str, (answered, mut blobs): (Answered, Named)) -> Result<Answer, String> {
+    let Answered { text, usage } = answered;
+    let text = blobs.value(&format!("the answer of {name}"), &text);
+    let Value::Str(text) = text.map_err(|error| error.to_string())? else {
+        return Err(format!("the answer of {name} is not a str"));
+    };
+    let usage = usage.map_or_else(Usage::default, UsageOfCall::into);
+    Ok(Answer { text, usage })
+}
+
+impl ClientSandbox {
+    pub(crate) fn new(made: Made, caller: Arc<Caller>, clean_html: bool) -> Self {
+        let Made { id, sandbox, keeper } = made;
+        let _ = caller.id.set(id);
+        Self {
+            sandbox,
+            clean_html,
+            caller,
+            keeper,
+            executing: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        self.caller.id()
+    }
+
+    pub(crate) fn caller(&self) -> &Arc<Caller> {
+        &self.caller
+    }
+
+    pub(crate) fn keeper(&self) -> &dyn Keeper {
+        &*self.keeper
+    }
+
+    /// Notes an execution, so that it can be cancelled.
+    pub(crate) fn executing(&self, id: &Id) -> Executing<'_> {
+        let cancel = CancellationToken::new();
+        lock(&self.executing).insert(id.clone(), cancel.clone());
+        Executing {
+            sandbox: self,
+            id: id.clone(),
+            cancel,
+        }
+    }
+
+    /// Cancels the execution of this request. Returns false if there is none.
+    pub(crate) fn cancel(&self, id: &Id) -> bool {
+        let cancel = lock(&self.executing).get(id).cloned();
+        cancel.inspect(CancellationToken::cancel).is_some()
+    }
+}

@@ -1,0 +1,251 @@
+//! JSON-RPC on a WebSocket. The sandboxes of a connection are sessions of its key, and end with the connection.
+
+use std::collections::VecDeque;
+use std::future::ready;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::ws::{CloseFrame, Message as Frame, WebSocket, WebSocketUpgrade, close_code};
+use axum::response::{IntoResponse, Response};
+use futures_util::future::BoxFuture;
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{FutureExt, SinkExt, Stream, StreamExt, stream};
+use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
+use sandglass_rpc::messages::{MAX_JSON_BYTES, SUBPROTOCOL};
+use sandglass_rpc::options::{Bounds, Options};
+use sandglass_rpc::{Connection, Held, Home, Keeper, Made, Message, Outbox, RpcError};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::App;
+use super::connections::ConnectionPermit;
+use super::create;
+use super::errors::ApiError;
+use super::execute;
+use super::quotas::{self, Account};
+use super::sessions::{InUse, Session};
+use super::storage::Fate;
+
+/// The time for a close message to be sent.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// The most bytes of a close message's reason.
+const MAX_REASON_BYTES: usize = 120;
+
+/// `GET /v1/rpc`.
+pub async fn rpc(
+    State(app): State<App>,
+    Extension(account): Extension<Arc<Account>>,
+    Extension(connection): Extension<Arc<ConnectionPermit>>,
+    Extension(held): Extension<Arc<quotas::Held>>,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, ApiError> {
+    let upgrade = match upgrade {
+        Ok(upgrade) => upgrade,
+        Err(rejection) => return Ok(rejection.into_response()),
+    };
+    if !upgrade.requested_protocols().any(|protocol| protocol == SUBPROTOCOL) {
+        return Err(ApiError::invalid(format!(
+            "the client must offer the subprotocol {SUBPROTOCOL}"
+        )));
+    }
+    let open = app.metrics.channels.up();
+    let most_bytes = MAX_JSON_BYTES.min(app.args.body_limits().most_bytes);
+    let upgrade = upgrade
+        .protocols([SUBPROTOCOL])
+        .max_message_size(most_bytes)
+        .max_frame_size(most_bytes)
+        .on_failed_upgrade(|error| tracing::debug!(%error, "no WebSocket came of it"));
+    Ok(upgrade.on_upgrade(move |socket| async move {
+        // The permits of the connection and of the key's request, and the gauge's count, end with the connection.
+        let _kept = (connection, held, open);
+        serve(app, account, socket).await;
+    }))
+}
+
+async fn serve(app: App, account: Arc<Account>, socket: WebSocket) {
+    let silence = Duration::from_secs_f64(app.args.channel_silence_seconds);
+    let ending = app.ending.clone();
+    let connection = Connection::new(Arc::new(OfKey {
+        bounds: create::bounds(&app),
+        app,
+        account,
+    }));
+    let (outbox, broken) = (connection.outbox(), connection.broken());
+    let (mut sink, incoming) = socket.split();
+    let closed = broken.clone();
+    let mut writing = tokio::spawn(async move {
+        tokio::select! {
+            () = write_all(&outbox, &mut sink, silence) => {}
+            () = closed.cancelled() => {}
+        }
+        closed.cancel(); // the client has gone
+        sink
+    });
+    let shut_down = broken.clone();
+    let watch = ending.clone();
+    let watching = tokio::spawn(async move {
+        watch.cancelled().await;
+        shut_down.cancel();
+    });
+    let ended = connection.serve(messages(incoming, silence)).await;
+    watching.abort();
+    broken.cancel();
+    let (code, mut reason) = match ended {
+        Ok(()) if ending.is_cancelled() => (close_code::RESTART, "the server is shutting down".to_owned()),
+        Ok(()) => (close_code::NORMAL, String::new()),
+        Err(reason) => (close_code::POLICY, reason),
+    };
+    while reason.len() > MAX_REASON_BYTES {
+        reason.pop();
+    }
+    if let Ok(Ok(mut sink)) = timeout(FAREWELL, &mut writing).await {
+        let reason = reason.into();
+        let _ = timeout(FAREWELL, sink.send(Frame::Close(Some(CloseFrame { code, reason })))).await;
+    }
+    writing.abort();
+}
+
+/// Sends all messages, and pings in between. Ends when the socket fails.
+async fn write_all(outbox: &Outbox, sink: &mut SplitSink<WebSocket, Frame>, silence: Duration) {
+    let mut pings = interval((silence / 3).max(Duration::from_millis(1)));
+    pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut waiting = VecDeque::new();
+    loop {
+        let message = tokio::select! {
+            biased;
+            _ = pings.tick() => None,
+            messages = outbox.next(), if waiting.is_empty() => {
+                waiting.extend(messages);
+                continue;
+            }
+            () = ready(()), if !waiting.is_empty() => waiting.pop_front(),
+        };
+        let frame = match &message {
+            None => Frame::Ping(axum::body::Bytes::new()),
+            Some(Message::Json(json)) => match json.clone().try_into() {
+                Ok(text) => Frame::Text(text),
+                Err(_) => return, // messages are made by serde, so they are UTF-8
+            },
+            Some(Message::Binary(piece)) => Frame::Binary(piece.clone()),
+        };
+        if sink.send(frame).await.is_err() {
+            return;
+        }
+        if let Some(message) = message {
+            outbox.sent(&message);
+        }
+    }
+}
+
+/// The client's messages. Ends with an error if the client is silent for too long.
+fn messages(incoming: SplitStream<WebSocket>, silence: Duration) -> impl Stream<Item = Result<Message, String>> {
+    stream::unfold(Some(incoming), move |incoming| async move {
+        let mut incoming = incoming?;
+        loop {
+            let message = match timeout(silence, incoming.next()).await {
+                Err(_) => return Some((Err("the client was silent for too long".to_owned()), None)),
+                Ok(None | Some(Err(_) | Ok(Frame::Close(_)))) => return None,
+                Ok(Some(Ok(Frame::Text(text)))) => Message::Json(text.into()),
+                Ok(Some(Ok(Frame::Binary(piece)))) => Message::Binary(piece),
+                Ok(Some(Ok(Frame::Ping(_) | Frame::Pong(_)))) => continue,
+            };
+            return Some((Ok(message), Some(incoming)));
+        }
+    })
+}
+
+/// The home of a key's sandboxes: the server's sessions.
+struct OfKey {
+    app: App,
+    account: Arc<Account>,
+    bounds: Bounds,
+}
+
+impl Home for OfKey {
+    fn bounds(&self) -> &Bounds {
+        &self.bounds
+    }
+
+    fn hold(&self, bytes: usize) -> Result<Held, RpcError> {
+        Ok(Box::new(self.account.body(bytes).map_err(told)?))
+    }
+
+    fn make(
+        &self,
+        options: Options,
+        client: Box<dyn FnOnce(SandboxBuilder) -> SandboxBuilder + Send>,
+    ) -> BoxFuture<'_, Result<Made, RpcError>> {
+        async move {
+            let place = self.account.session().map_err(told)?;
+            let session = create::make(&self.app, &self.account, options, place, None, client);
+            let session = session.await.map_err(told)?;
+            let (sandbox, in_use) = session.sandbox().map_err(told)?;
+            Ok(Made {
+                id: session.id.clone(),
+                sandbox: sandbox.clone(),
+                keeper: Box::new(OfSession {
+                    app: self.app.clone(),
+                    account: Arc::clone(&self.account),
+                    session: Arc::clone(&session),
+                    _in_use: in_use,
+                }),
+            })
+        }
+        .boxed()
+    }
+}
+
+/// The keeper of a session's sandbox. The session ends with it.
+struct OfSession {
+    app: App,
+    account: Arc<Account>,
+    session: Arc<Session>,
+    /// The session does not expire as long as its client is there.
+    _in_use: InUse,
+}
+
+impl Keeper for OfSession {
+    fn execute(&self, code: String, options: ExecuteOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
+        let session = Arc::clone(&self.session);
+        let execution = execute::run(self.app.clone(), &self.account, session, code, options);
+        async move { execution.await.map_err(told) }.boxed()
+    }
+
+    fn admit(&self, timeout_ms: Option<f64>) -> Result<Held, RpcError> {
+        execute::check_timeout(&self.app, timeout_ms).map_err(told)?;
+        Ok(Box::new(self.account.execution().map_err(told)?))
+    }
+
+    fn room_for(&self, bytes: usize) -> BoxFuture<'_, Result<(), RpcError>> {
+        async move {
+            match self.session.folder() {
+                Some(folder) => folder.room_for(bytes as u64).await.map_err(told),
+                None => Ok(()),
+            }
+        }
+        .boxed()
+    }
+
+    fn destroy(&self) -> BoxFuture<'_, ()> {
+        let (app, id) = (self.app.clone(), self.session.id.clone());
+        // The removal goes on when the connection ends.
+        let removing = tokio::spawn(async move { app.sessions.remove(&id, Fate::Removed).await });
+        async move { drop(removing.await) }.boxed()
+    }
+}
+
+impl Drop for OfSession {
+    fn drop(&mut self) {
+        let (app, id) = (self.app.clone(), self.session.id.clone());
+        tokio::spawn(async move { app.sessions.remove(&id, Fate::Removed).await });
+    }
+}
+
+fn told(error: ApiError) -> RpcError {
+    RpcError::Refused {
+        code: error.code.to_owned(),
+        message: error.message,
+    }
+}

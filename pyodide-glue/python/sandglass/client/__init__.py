@@ -1,0 +1,70 @@
+"""`Sandbox`: programs in Python run untrusted Python in isolation, by the program `sandglass-host`. See docs/python.md.
+
+- `sandbox.py`       `Sandbox`
+- `asynchronous.py`  `AsyncSandbox`
+- `session.py`       what both ask the host for
+- `options.py`       options, and how they are written in the wire
+- `calls.py`         host functions, their approval, and the threads and context variables in which they run
+- `execution.py`     results
+- `connection.py`    requests of both sides, and blobs: JSON-RPC, as docs/rpc.md describes it
+- `transports.py`    the program of this machine, and the WebSocket of a server
+- `program.py`       finds the program
+- `values.py`        values as JSON
+- `workers.py`       threads, and an event loop
+- `errors.py`        `SandboxError`
+
+Part of the wheel only. Guests start no sandboxes, so `crates/core/src/guest.rs` leaves this folder out.
+"""
+
+from sandglass.client.asynchronous import AsyncFiles, AsyncSandbox
+from sandglass.client.calls import Answer, Approved, HostFunction, Tools, approve
+from sandglass.client.errors import SandboxError
+from sandglass.client.execution import (
+    BudgetLeft,
+    BudgetState,
+    CodeExecution,
+    CodeLine,
+    Display,
+    FileChange,
+    FileInfo,
+    HostCall,
+    Lost,
+    State,
+    Truncated,
+    Usage,
+    Variable,
+)
+from sandglass.client.options import Budget, SandboxOptions
+from sandglass.client.sandbox import Files, Sandbox
+from sandglass.client.values import Array, Opaque, Table
+
+__all__ = [
+    "Answer",
+    "Approved",
+    "Array",
+    "AsyncFiles",
+    "AsyncSandbox",
+    "Budget",
+    "BudgetLeft",
+    "BudgetState",
+    "CodeExecution",
+    "CodeLine",
+    "Display",
+    "FileChange",
+    "FileInfo",
+    "Files",
+    "HostCall",
+    "HostFunction",
+    "Lost",
+    "Opaque",
+    "Sandbox",
+    "SandboxError",
+    "SandboxOptions",
+    "State",
+    "Table",
+    "Tools",
+    "Truncated",
+    "Usage",
+    "Variable",
+    "approve",
+]

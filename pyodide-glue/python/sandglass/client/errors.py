@@ -1,0 +1,17 @@
+"""`SandboxError`: a call that could not do its work."""
+
+from __future__ import annotations
+
+
+class SandboxError(Exception):
+    """A call that could not do its work. `code` stays the same in all releases; docs/errors.md explains each.
+
+    A mistake in the sandbox's Python code is no such error: `execute` returns, with an `outcome` that says so.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[type[SandboxError], tuple[str, str]]:
+        return SandboxError, (self.code, str(self))

@@ -1,0 +1,292 @@
+"""`Sandbox`: Python in isolation, for programs without asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Literal, TypeVar, Unpack
+
+from sandglass.client.calls import Tools
+from sandglass.client.connection import Answer, Asked
+from sandglass.client.errors import SandboxError
+from sandglass.client.execution import BudgetState, CodeExecution, Display, FileInfo, Variable
+from sandglass.client.options import Budget, SandboxOptions
+from sandglass.client.session import Ask, Execution, Heard, Session, ignore
+
+T = TypeVar("T")
+_LOOK_SECONDS = 0.1
+
+
+class Sandbox:
+    """Python in isolation. Variables stay from one `execute` to the next.
+
+        with Sandbox(on_llm_query=ask, host_functions={"lookup": lookup}) as sandbox:
+            sandbox.initialize(Path("letters.txt"))
+            run = sandbox.execute("print(len(context)); x = llm_query(context[:100])")
+            print(run.stdout, run.outcome, sandbox["x"])
+
+    It starts the program that comes with this package, or connects to the server at `url`. The options are those of
+    `SandboxOptions`. Methods raise `SandboxError` when they cannot do their work. Threads may share a sandbox: its
+    calls run one after the other.
+    """
+
+    def __init__(
+        self, *, url: str | None = None, api_key: str | None = None, **options: Unpack[SandboxOptions]
+    ) -> None:
+        self._session = Session("Sandbox", url, api_key, options)
+        connection = self._session.connect()
+        answers: SimpleQueue[Answer] = SimpleQueue()
+        ask = self._session.create()
+        number = connection.ask(ask.method, ask.params, Asked(answers.put))
+        try:
+            answer = answers.get()
+        except BaseException:
+            connection.cancel(number)
+            raise
+        self._session.created(connection, ask.result(answer))
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.destroy()
+
+    def __repr__(self) -> str:
+        return f"<Sandbox on {self.backend}>"
+
+    @property
+    def backend(self) -> str:
+        """The kind of backend: `bubblewrap`, `docker`, `subprocess` or `jupyter`."""
+        return self._session.backend
+
+    @property
+    def capabilities(self) -> dict[str, Any]:
+        """The sandbox's facts and abilities, such as the version of its Python."""
+        return self._session.capabilities
+
+    @property
+    def tools(self) -> Tools:
+        """The host functions by name. Changes count from the next execution on."""
+        return self._session.tools
+
+    @property
+    def output_fields(self) -> list[str]:
+        """The names of the values that `SUBMIT` takes. Set it to change them for the next execution."""
+        return self._session.output_fields
+
+    @output_fields.setter
+    def output_fields(self, fields: Iterable[str]) -> None:
+        self._session.output_fields = list(fields)
+
+    @property
+    def files(self) -> Files:
+        """The files of the working folder, by path."""
+        return Files(self)
+
+    def start(self) -> None:
+        """Starts Python now. Otherwise the first call that needs it does."""
+        self._run(self._session.start())
+
+    def initialize(self, context: Any) -> None:
+        """Sets the variable `context`: to a text, bytes, any plain data, or the content of the file of a `Path`."""
+        self._run(self._session.initialize(context))
+
+    def add_context(self, value: Any, *, series: Literal["context", "history"] = "context") -> str:
+        """Adds a variable: the next of `context_0`, `context_1`, … or of `history_0`, …. Returns its name."""
+        return self._run(self._session.add_context(value, series))
+
+    def execute(
+        self,
+        code: str,
+        *,
+        timeout: float | None = None,
+        budget: Budget | None = None,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
+        on_display: Callable[[Display], object] | None = None,
+    ) -> CodeExecution:
+        """Runs code, and returns also when the code fails: see the result's `outcome`.
+
+        `timeout` is in milliseconds of Python's own time; waiting for host functions does not count. Ctrl-C interrupts
+        the code, keeps its variables, and raises `KeyboardInterrupt` here. Listeners are called in this thread; what
+        they raise interrupts the code, too.
+        """
+        self._configure()
+        inbox: SimpleQueue[Heard] = SimpleQueue()
+        listeners = {"stdout": on_stdout, "stderr": on_stderr, "display": on_display}
+        execution = self._session.execution(listeners, inbox.put)
+        ask = self._session.execute(code, timeout, budget, execution)
+        connection, number = self._session.begin(ask, execution)
+        try:
+            while (heard := inbox.get()).answer is None:
+                execution.hear(heard)
+        except BaseException:
+            connection.cancel(number)
+            _await_end(execution, inbox)
+            raise
+        return ask.result(heard.answer)
+
+    def execute_stream(
+        self,
+        pieces: Iterable[str],
+        *,
+        timeout: float | None = None,
+        budget: Budget | None = None,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
+        on_display: Callable[[Display], object] | None = None,
+    ) -> CodeExecution:
+        """Runs code that comes in pieces, such as a model's reply, as one execution.
+
+        With the option `ahead`, complete statements run while the rest is written.
+        """
+        code = ""
+        for piece in pieces:
+            code += piece
+            if "\n" in piece:
+                self._send(self._session.written(code, timeout))
+        return self.execute(
+            code, timeout=timeout, budget=budget, on_stdout=on_stdout, on_stderr=on_stderr, on_display=on_display
+        )
+
+    def hint(self, codes: str | Sequence[str]) -> None:
+        """Names code that may come next, the likeliest first. With the option `ahead`, it runs already."""
+        self._send(self._session.hint(codes))
+
+    def update_conversation(self, conversation: str | Sequence[Mapping[str, Any]]) -> None:
+        """Gives the newest of the conversation, a text or messages, for `predictions`."""
+        self._send(self._session.update_conversation(conversation))
+
+    def interrupt(self) -> None:
+        """Interrupts the running code, from another thread. Its variables are kept."""
+        self._run(self._session.interrupt())
+
+    def get_variable(self, name: str, default: Any = None) -> Any:
+        """The value of a variable, or the default if there is no such variable."""
+        return self._run(self._session.get_variable(name, default))
+
+    def list_variables(self) -> list[Variable]:
+        """The user's variables, with types and lengths."""
+        return self._run(self._session.list_variables())
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.get_variable(name, _MISSING)
+        if value is _MISSING:
+            raise KeyError(name)
+        return value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._run(self._session.set_variable(name, value))
+
+    def __contains__(self, name: object) -> bool:
+        return any(variable.name == name for variable in self.list_variables())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([variable.name for variable in self.list_variables()])
+
+    def __len__(self) -> int:
+        return len(self.list_variables())
+
+    def __bool__(self) -> bool:
+        return True  # also without variables
+
+    def capture_state(self) -> bytes:
+        """The variables as bytes, for `open_state` of another sandbox. Never unpickle them: guests alone may."""
+        return self._run(self._session.capture_state())
+
+    def open_state(self, state: bytes) -> None:
+        """Takes the variables of `capture_state`."""
+        self._run(self._session.open_state(state))
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of the sandbox: see docs/executions.md."""
+        return self._run(self._session.stats())
+
+    def budget(self) -> BudgetState:
+        """The amounts of the budget that are left, and those that are spent: see docs/budgets.md."""
+        return self._run(self._session.budget())
+
+    def destroy(self) -> None:
+        """Ends the sandbox. Nothing of it is left afterwards; later calls raise. Doing it twice is no error."""
+        ask = self._session.destroy()
+        if not self._session.destroyed():
+            return
+        try:
+            self._run(ask)
+        except SandboxError as error:
+            if not self._session.is_gone(error):
+                raise
+
+    close = destroy
+
+    def _configure(self) -> None:
+        ask = self._session.configure()
+        if ask is not None:
+            self._run(ask)
+
+    def _run(self, ask: Ask[T]) -> T:
+        answers: SimpleQueue[Answer] = SimpleQueue()
+        connection, number = self._session.begin(ask, Asked(answers.put))
+        try:
+            answer = answers.get()
+        except BaseException:
+            connection.cancel(number)
+            raise
+        return ask.result(answer)
+
+    def _send(self, ask: Ask[None]) -> None:
+        self._session.begin(ask, Asked(ignore))
+
+
+class Files(MutableMapping[str, bytes]):
+    """The files of a sandbox: `files["a.csv"]` is bytes. Texts and files of a `Path` can be written, too."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._run, self._session = sandbox._run, sandbox._session
+
+    def __getitem__(self, path: str) -> bytes:
+        with _missing_is_key_error(path):
+            return self._run(self._session.read_file(path))
+
+    def __setitem__(self, path: str, data: bytes | str | Path) -> None:
+        self._run(self._session.write_file(path, data))
+
+    def __delitem__(self, path: str) -> None:
+        with _missing_is_key_error(path):
+            self._run(self._session.remove_file(path))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([file.path for file in self.list() if file.type == "file"])
+
+    def __len__(self) -> int:
+        return sum(file.type == "file" for file in self.list())
+
+    def list(self, folder: str = "") -> list[FileInfo]:
+        """The files and folders below a folder, which is the working folder by default."""
+        return self._run(self._session.list_files(folder))
+
+
+_MISSING = object()
+
+
+class _missing_is_key_error:
+    """A missing file raises KeyError, as mappings do."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, SandboxError) and error.code == "file_not_found":
+            raise KeyError(self._path) from error
+
+
+def _await_end(execution: Execution, inbox: SimpleQueue[Heard]) -> None:
+    """Waits until interrupted code has ended. A second Ctrl-C ends the waiting."""
+    while execution.answer is None:
+        with suppress(Empty):
+            inbox.get(timeout=_LOOK_SECONDS)

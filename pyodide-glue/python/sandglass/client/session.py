@@ -1,0 +1,351 @@
+"""The common part of `Sandbox` and `AsyncSandbox`: requests to the host, and how its answers are read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar, cast
+from weakref import finalize
+
+from sandglass.client.calls import Callbacks, Calls, Tools, answering
+from sandglass.client.connection import Answer, Asked, Connection, Message, connect
+from sandglass.client.errors import SandboxError
+from sandglass.client.execution import (
+    BudgetLeft,
+    BudgetState,
+    CodeExecution,
+    Display,
+    FileInfo,
+    Usage,
+    Variable,
+    make,
+    read_execution,
+    snake_keys,
+)
+from sandglass.client.options import Budget, SandboxOptions, write_budget, write_options
+from sandglass.client.values import MAX_INLINE
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+#: The most characters of output that wait for a listener. Beyond, pieces are left out.
+_WAITING_CHARS = 8 << 20
+#: Requests that do not wait for the running code.
+_AT_ONCE = frozenset({"destroy", "interrupt", "hint", "written", "converse"})
+#: The newest part of a conversation. The host uses no more.
+_CONVERSATION_CHARS = 20_000
+
+
+@dataclass(frozen=True)
+class Ask(Generic[T]):
+    """A request to the host: its parameters, the values that go with it, and how its result is read."""
+
+    method: str
+    read: Callable[[Message], T]
+    params: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, tuple[Any, str]] = field(default_factory=dict)
+
+    @property
+    def is_heavy(self) -> bool:
+        """True if writing the values may take long."""
+        return any(not _is_light(value) for value, _ in self.values.values())
+
+    def result(self, answer: Answer) -> T:
+        """Reads the answer. Raises its error."""
+        answer.result()
+        try:
+            return self.read(answer.message)
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+            problem = f"the answer to {self.method} cannot be read ({error!r}); the state is kept"
+            raise SandboxError("protocol", problem) from error
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Something for a listener, or the answer, which is the last."""
+
+    listener: str = ""
+    item: Any = None
+    answer: Answer | None = None
+
+
+class Execution(Asked):
+    """An `execute` that is under way. The thread that reads gives to `put`; the caller's thread or loop takes."""
+
+    def __init__(self, calls: Calls, listeners: Mapping[str, Callable[..., Any] | None], put: Callable[[Heard], None]):
+        super().__init__(self._end)
+        self.calls = calls
+        self.answer: Answer | None = None
+        self._listeners = listeners
+        self._put = put
+        self._given = 0
+        self._taken = 0
+        self._skipped = {"stdout": 0, "stderr": 0}
+
+    @property
+    def listens(self) -> bool:
+        """True if anybody hears output as it comes."""
+        return any(self._listeners.values())
+
+    def call(self, connection: Connection, message: Message) -> None:
+        self.calls.begin(connection, message)
+
+    def cancelled(self, number: int) -> None:
+        self.calls.cancel(number)
+
+    def event(self, message: Message) -> None:
+        params = message.json["params"]
+        if message.json["method"] == "output":
+            self._output(params["stream"], params["text"], params.get("skipped", 0))
+        elif message.json["method"] == "display" and self._listeners.get("display"):
+            self._put(Heard("display", make(Display, params)))
+
+    def hear(self, heard: Heard) -> Any:
+        """Calls the listener. Returns what it returned, which may have to be awaited."""
+        if isinstance(heard.item, str):
+            self._taken += len(heard.item)
+        listener = self._listeners.get(heard.listener)
+        return listener(heard.item) if listener else None
+
+    def _output(self, stream: str, text: str, skipped: int) -> None:
+        if not self._listeners.get(stream):
+            return
+        if self._given - self._taken > _WAITING_CHARS:
+            self._skipped[stream] += len(text) + skipped
+            return
+        skipped += self._skipped.get(stream, 0)
+        self._skipped[stream] = 0
+        if skipped:
+            text = _omitted(skipped) + text
+        self._given += len(text)
+        self._put(Heard(stream, text))
+
+    def _end(self, answer: Answer) -> None:
+        self.calls.end()
+        for stream, skipped in self._skipped.items():
+            if skipped:
+                self._put(Heard(stream, _omitted(skipped)))
+        self.answer = answer
+        self._put(Heard(answer=answer))
+
+
+class Session:
+    """A sandbox of a host."""
+
+    def __init__(self, kind: str, url: str | None, api_key: str | None, options: SandboxOptions) -> None:
+        given = cast("dict[str, Any]", options)
+        self._written = write_options(given, kind)
+        if api_key is not None and url is None:
+            raise TypeError("api_key is for a server: give its url, too")
+        self._url, self._api_key = url, api_key
+        on_approve = given.get("on_approve")
+        self.tools = Tools(given.get("host_functions") or {}, on_approve is not None)
+        self._fields: list[str] = list(given.get("output_fields") or [])
+        self._fields_changed = False
+        self._callbacks = Callbacks(self.tools, given.get("on_llm_query"), given.get("on_rlm_query"), on_approve)
+        self.listeners = {name: given.get(f"on_{name}") for name in ("stdout", "stderr", "display")}
+        self._connection: Connection | None = None
+        self._id = ""
+        self._end: finalize[[str], Session] | None = None
+        self._is_destroyed = False
+        self.backend = ""
+        self.capabilities: dict[str, Any] = {}
+
+    @property
+    def output_fields(self) -> list[str]:
+        """The names of the values that `SUBMIT` takes."""
+        return list(self._fields)
+
+    @output_fields.setter
+    def output_fields(self, fields: Iterable[str]) -> None:
+        self._fields = list(fields)
+        self._fields_changed = True
+
+    @property
+    def is_open(self) -> bool:
+        """True once the sandbox is there, also after its end."""
+        return self._connection is not None
+
+    def connect(self) -> Connection:
+        """Connects to the host; starts its program if need be."""
+        return connect(self._url, self._api_key)
+
+    def create(self) -> Ask[dict[str, Any]]:
+        """Makes the sandbox."""
+        self._check()
+        return Ask("create", _result, {**self._written, "hostFunctions": list(self.tools), "cleanHtml": True})
+
+    def created(self, connection: Connection, result: dict[str, Any]) -> None:
+        """Takes the sandbox that was made. It ends with this object."""
+        self._connection = connection
+        self._id = result["sandbox"]
+        self.backend = result["backend"]
+        self.capabilities = snake_keys(result["capabilities"])
+        self._end = finalize(self, connection.forgotten.put, self._id)
+        self._end.atexit = False
+
+    def begin(self, ask: Ask[Any], asked: Asked) -> tuple[Connection, int]:
+        """Sends a request. Returns its number and the connection."""
+        if ask.method != "destroy":
+            self._check()
+        assert self._connection
+        if ask.method not in _AT_ONCE and id(self) in answering.get():
+            problem = f"{ask.method} would wait for the code that waits for this host function: do it after execute"
+            raise SandboxError("invalid_option", problem)
+        values = {name: self._connection.encoded(value, shown) for name, (value, shown) in ask.values.items()}
+        return self._connection, self._connection.ask(ask.method, {"sandbox": self._id, **ask.params, **values}, asked)
+
+    def is_gone(self, error: SandboxError) -> bool:
+        """True if the sandbox could not be destroyed because it is gone."""
+        return error.code in ("destroyed", "no_sandbox") or self._connection is None or self._connection.has_ended
+
+    def destroyed(self) -> bool:
+        """Marks the sandbox as destroyed. Returns false if it was, or never was there."""
+        was_there = self._connection is not None and not self._is_destroyed and not self._connection.has_ended
+        self._is_destroyed = True
+        if self._end:
+            self._end.detach()
+        return was_there
+
+    def _check(self) -> None:
+        if self._is_destroyed:
+            raise SandboxError("destroyed", "the sandbox was destroyed: make another")
+
+    # ---- what the host is asked for ----
+
+    def destroy(self) -> Ask[None]:
+        return Ask("destroy", _nothing)
+
+    def start(self) -> Ask[None]:
+        return Ask("start", _nothing)
+
+    def initialize(self, context: Any) -> Ask[None]:
+        return Ask("initialize", _nothing, values={"context": (context, "context")})
+
+    def add_context(self, value: Any, series: Literal["context", "history"]) -> Ask[str]:
+        return Ask(
+            "addContext", lambda message: str(_result(message)["name"]), {"series": series}, _value(value, series)
+        )
+
+    def configure(self) -> Ask[None] | None:
+        """Sends the changes of host functions and output fields, if there are any."""
+        if not self.tools.is_changed and not self._fields_changed:
+            return None
+        self.tools.is_changed = self._fields_changed = False
+        return Ask("configure", _nothing, {"hostFunctions": list(self.tools), "outputFields": self._fields})
+
+    def execution(
+        self,
+        listeners: Mapping[str, Callable[..., Any] | None],
+        put: Callable[[Heard], None],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> Execution:
+        """Makes the caller's side of an execution, in the caller's context variables."""
+        heard = {name: listeners.get(name) or listener for name, listener in self.listeners.items()}
+        return Execution(Calls(self._callbacks, id(self), copy_context(), loop), heard, put)
+
+    def execute(
+        self, code: str, timeout: float | None, budget: Budget | None, execution: Execution
+    ) -> Ask[CodeExecution]:
+        params: dict[str, Any] = {"code": code}
+        if timeout is not None:
+            params["timeout"] = timeout
+        if budget:
+            params["budget"] = write_budget(budget)
+        if execution.listens:
+            params["stream"] = True
+
+        def read(message: Message) -> CodeExecution:
+            result = _result(message)
+            final = result.get("final") or {}
+            value, answer = message.value(result.get("value")), message.value(final.get("value"))
+            return read_execution(result, value, answer, execution.calls.made)
+
+        return Ask("execute", read, params)
+
+    def hint(self, codes: str | Sequence[str]) -> Ask[None]:
+        return Ask("hint", _nothing, {"codes": [codes] if isinstance(codes, str) else list(codes)})
+
+    def written(self, code: str, timeout: float | None) -> Ask[None]:
+        return Ask("written", _nothing, {"code": code} if timeout is None else {"code": code, "timeout": timeout})
+
+    def update_conversation(self, conversation: str | Sequence[Mapping[str, Any]]) -> Ask[None]:
+        if not isinstance(conversation, str):
+            texts = [message.get("content") for message in conversation]
+            conversation = "\n".join(text for text in texts if isinstance(text, str))
+        return Ask("converse", _nothing, {"text": conversation[-_CONVERSATION_CHARS:]})
+
+    def get_variable(self, name: str, default: D) -> Ask[Any | D]:
+        def read(message: Message) -> Any | D:
+            result = _result(message)
+            return message.value(result.get("value")) if result["found"] else default
+
+        return Ask("getVariable", read, {"name": name})
+
+    def set_variable(self, name: str, value: Any) -> Ask[None]:
+        return Ask("setVariable", _nothing, {"name": name}, _value(value, name))
+
+    def list_variables(self) -> Ask[list[Variable]]:
+        return Ask("listVariables", lambda message: [make(Variable, item) for item in _result(message)["variables"]])
+
+    def read_file(self, path: str) -> Ask[bytes]:
+        return Ask("readFile", lambda message: bytes(message.value(_result(message)["value"])), {"path": path})
+
+    def write_file(self, path: str, data: Any) -> Ask[None]:
+        return Ask("writeFile", _nothing, {"path": path}, _value(data, path))
+
+    def remove_file(self, path: str) -> Ask[None]:
+        return Ask("removeFile", _nothing, {"path": path})
+
+    def list_files(self, path: str) -> Ask[list[FileInfo]]:
+        def read(message: Message) -> list[FileInfo]:
+            return [make(FileInfo, item) for item in _result(message)["files"]]
+
+        return Ask("listFiles", read, {"path": path} if path else {})
+
+    def capture_state(self) -> Ask[bytes]:
+        return Ask("captureState", lambda message: bytes(message.value(_result(message)["value"])))
+
+    def open_state(self, state: bytes) -> Ask[None]:
+        return Ask("openState", _nothing, values=_value(state, "state"))
+
+    def stats(self) -> Ask[dict[str, Any]]:
+        return Ask("stats", lambda message: cast("dict[str, Any]", snake_keys(_result(message))))
+
+    def budget(self) -> Ask[BudgetState]:
+        def read(message: Message) -> BudgetState:
+            budget = snake_keys(_result(message)["budget"])
+            return BudgetState(make(BudgetLeft, budget["left"]), make(Usage, budget["spent"]))
+
+        return Ask("stats", read)
+
+    def interrupt(self) -> Ask[None]:
+        return Ask("interrupt", _nothing)
+
+
+def _omitted(characters: int) -> str:
+    return f"\n... [{characters} characters omitted] ...\n"
+
+
+def _is_light(value: Any) -> bool:
+    if type(value) is str or type(value) is bytes:
+        return len(value) <= MAX_INLINE
+    return value is None or type(value) in (bool, int, float)
+
+
+def _value(value: Any, name: str) -> dict[str, tuple[Any, str]]:
+    return {"value": (value, name)}
+
+
+def _result(message: Message) -> dict[str, Any]:
+    return cast("dict[str, Any]", message.json["result"])
+
+
+def _nothing(_: Message) -> None:
+    return None
+
+
+def ignore(_: object) -> None:
+    return None

@@ -1,0 +1,160 @@
+"""`AsyncSandbox`: where it differs from `Sandbox`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from client_host import PLAIN
+
+from sandglass import AsyncSandbox, SandboxError
+
+WHO: ContextVar[str] = ContextVar("who", default="nobody")
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, 60))
+
+
+def test_every_method() -> None:
+    async def main() -> None:
+        async with AsyncSandbox(**PLAIN) as sandbox:
+            assert sandbox.backend == "subprocess"
+            assert sandbox.capabilities
+            await sandbox.start()
+            await sandbox.initialize("a text" * 100_000)
+            assert await sandbox.add_context("b") == "context_1"
+            assert (await sandbox.execute("len(context)")).value == 600_000
+            assert (await sandbox.execute("context")).value == "a text" * 100_000
+            await sandbox.set_variable("x", {"a": 1})
+            assert await sandbox.get_variable("x") == {"a": 1}
+            assert await sandbox.get_variable("y", 2) == 2
+            assert "x" in [variable.name for variable in await sandbox.list_variables()]
+            await sandbox.files.write("a", b"b" * 100_000)
+            assert await sandbox.files.read("a") == b"b" * 100_000
+            assert [file.path for file in await sandbox.files.list()] == ["a"]
+            await sandbox.files.remove("a")
+            with pytest.raises(SandboxError) as missing:
+                await sandbox.files.read("a")
+            assert missing.value.code == "file_not_found"
+            await sandbox.open_state(await sandbox.capture_state())
+            await sandbox.hint("1")
+            await sandbox.update_conversation("text")
+            sandbox.tools["f"] = lambda: 1
+            sandbox.output_fields = ["a"]
+            assert (await sandbox.execute("f()")).value == 1
+            assert (await sandbox.stats())["executions"]["ok"] >= 3
+            assert (await sandbox.budget()).spent.calls == 0
+        with pytest.raises(SandboxError):
+            await sandbox.execute("1")
+
+    run(main())
+
+
+def test_callbacks_run_on_the_callers_loop_in_the_callers_context() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        both = asyncio.Barrier(2)
+
+        async def ask(prompt: str) -> str:
+            assert asyncio.get_running_loop() is loop
+            await both.wait()
+            return f"{WHO.get()} read {prompt}"
+
+        def plain() -> str:
+            assert threading.current_thread() is not threading.main_thread()
+            return WHO.get()
+
+        async with AsyncSandbox(on_llm_query=ask, host_functions={"plain": plain}, **PLAIN) as sandbox:
+            WHO.set("Ada")
+            result = await sandbox.execute("llm_query_batched(['a', 'b']) + [plain()]")
+            assert result.value == ["Ada read a", "Ada read b", "Ada"]
+
+    run(main())
+
+
+def test_sandboxes_run_side_by_side() -> None:
+    async def main() -> None:
+        both = asyncio.Barrier(2)
+
+        async def meet() -> None:
+            await both.wait()
+
+        async with (
+            AsyncSandbox(host_functions={"meet": meet}, **PLAIN) as one,
+            AsyncSandbox(host_functions={"meet": meet}, **PLAIN) as other,
+        ):
+            results = await asyncio.gather(one.execute("meet()\n1"), other.execute("meet()\n2"))
+            assert [result.value for result in results] == [1, 2]
+
+    run(main())
+
+
+def test_cancelling_a_task_interrupts_its_code_and_its_host_functions() -> None:
+    async def main() -> None:
+        asked, ended = asyncio.Event(), asyncio.Event()
+
+        async def ask(prompt: str) -> str:
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            return ""
+
+        async with AsyncSandbox(on_llm_query=ask, **PLAIN) as sandbox:
+            task = asyncio.create_task(sandbox.execute("x = 1\nllm_query('a')"))
+            await asked.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await ended.wait()
+            assert await sandbox.get_variable("x") == 1
+
+    run(main())
+
+
+def test_listeners_may_be_asynchronous() -> None:
+    async def main() -> None:
+        heard: list[str] = []
+
+        async def hear(text: str) -> None:
+            await asyncio.sleep(0)
+            heard.append(text)
+
+        async with AsyncSandbox(on_stdout=hear, **PLAIN) as sandbox:
+            result = await sandbox.execute("print('a')\nprint('b')")
+            assert "".join(heard) == result.stdout == "a\nb\n"
+
+    run(main())
+
+
+def test_streams() -> None:
+    async def main() -> None:
+        async def pieces() -> AsyncIterator[str]:
+            yield "a = 1\n"
+            yield "print(a)"
+
+        async with AsyncSandbox(**PLAIN) as sandbox:
+            assert (await sandbox.execute_stream(pieces())).stdout == "1\n"
+            assert (await sandbox.execute_stream(["print(", "a + 1)"])).stdout == "2\n"
+
+    run(main())
+
+
+def test_without_a_context_manager_the_first_call_makes_the_sandbox() -> None:
+    async def main() -> None:
+        sandbox = AsyncSandbox(**PLAIN)
+        results = await asyncio.gather(sandbox.execute("1"), sandbox.execute("2"))
+        assert [result.value for result in results] == [1, 2]
+        await sandbox.destroy()
+        never = AsyncSandbox(**PLAIN)
+        await never.destroy()
+        with pytest.raises(SandboxError):
+            await never.execute("1")
+
+    run(main())

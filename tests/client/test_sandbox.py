@@ -1,0 +1,526 @@
+"""`Sandbox`: what its methods do in a real guest."""
+
+from __future__ import annotations
+
+import gc
+import re
+import signal
+import threading
+import time
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pandas
+import pytest
+from client_host import PLAIN
+
+from sandglass import Answer, CodeExecution, HostCall, Sandbox, SandboxError, Usage, approve
+from sandglass.client import Display, HostFunction, Opaque, calls, session
+
+WHO: ContextVar[str] = ContextVar("who", default="nobody")
+
+
+def test_the_sample_of_the_readme(tmp_path: Path) -> None:
+    letters = tmp_path / "letters.txt"
+    letters.write_text("Dear Sir,\nit rains.\n" * 1000)
+
+    def ask(prompt: str, model: str | None = None) -> str:
+        return f"{model}: {len(prompt)}"
+
+    def lookup(name: str, *, year: int) -> dict[str, int]:
+        return {name: year}
+
+    with Sandbox(on_llm_query=ask, host_functions={"lookup": lookup}, **PLAIN) as sandbox:
+        sandbox.initialize(letters)
+        run = sandbox.execute("print(len(context)); x = llm_query(context[:100])\nlookup('sand', year=1987)")
+        assert (run.outcome, run.stdout, run.error) == ("ok", "20000\n", None)
+        assert run.state.status == "kept"
+        assert run.value == {"sand": 1987}
+        assert sandbox["x"] == "None: 100"
+        assert [(call.name, call.args, call.kwargs, call.error) for call in run.calls] == [
+            ("llm_query", ("Dear Sir,\nit rains.\n" * 5,), {}, None),
+            ("lookup", ("sand",), {"year": 1987}, None),
+        ]
+        assert all(call.seconds is not None and call.seconds >= 0 for call in run.calls)
+        assert sandbox.execute("llm_query('abc', model='small')").value == "small: 3"
+
+
+def test_results(shared: Sandbox) -> None:
+    failed = shared.execute("print('before')\n1 / 0")
+    assert (failed.outcome, failed.stdout, failed.error) == ("error", "before\n", "ZeroDivisionError: division by zero")
+    assert failed.error_type == "ZeroDivisionError"
+    assert failed.traceback is not None
+    assert "1 / 0" in failed.traceback
+    late = shared.execute("kept = 1\nwhile True: pass", timeout=200)
+    assert (late.outcome, late.state.status) == ("timeout", "kept")
+    assert shared["kept"] == 1
+    final = shared.execute("FINAL({'a': [1]})")
+    assert (final.is_final, final.final, final.value) == (True, {"a": [1]}, None)
+    none = shared.execute("FINAL(None)")
+    assert (none.is_final, none.final) == (True, None)
+    plain = shared.execute("x = 1")
+    assert (plain.is_final, plain.final, plain.result) == (False, None, None)
+    assert plain.id == none.id + 1
+    assert plain.duration >= plain.guest_time > 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [1, 2.0, True, None, "ä\n", b"\xff"],
+        2**70,
+        "a\ud800",
+        {"a": {"b": []}},
+        {1: "x", (2, 3): "y"},
+        {1, 2},
+        datetime(2024, 2, 29, 12, tzinfo=UTC),
+        "x" * 200_000,
+        b"\x00\xff" * 100_000,
+        ["text"] * 50_000,
+        {"$blob": {"id": 1, "type": "str"}},
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_go_in_and_come_back(shared: Sandbox, value: Any) -> None:
+    shared["value"] = value
+    assert shared.execute("same = value").outcome == "ok"
+    assert shared["same"] == value
+    assert shared.execute("value").value == value
+
+
+def test_arrays_and_tables(shared: Sandbox) -> None:
+    table = pandas.DataFrame({"a": [1, 2], "b": ["x", None]}, index=["p", "q"])
+    shared["table"], shared["array"] = table, numpy.arange(6, dtype="float32").reshape(2, 3)
+    run = shared.execute("total = int(table['a'].sum()) + float(array.sum())\narray * 2")
+    assert run.error is None
+    assert (run.value == numpy.arange(6).reshape(2, 3) * 2).all()
+    assert shared["total"] == 18.0
+    pandas.testing.assert_frame_equal(shared["table"], table)
+    shared.execute("import threading; lock = threading.Lock()")
+    assert isinstance(shared["lock"], Opaque)
+
+
+def test_variables() -> None:
+    with Sandbox(**PLAIN) as sandbox:
+        sandbox.initialize("text")
+        sandbox["x"] = 5
+        assert "x" in sandbox
+        assert "y" not in sandbox
+        assert list(sandbox) == ["x"] or "x" in list(sandbox)
+        assert len(sandbox) == len(list(sandbox))
+        assert bool(sandbox)
+        assert sandbox.get_variable("y", "none") == "none"
+        with pytest.raises(KeyError):
+            sandbox["y"]
+        described = {variable.name: variable for variable in sandbox.list_variables()}
+        assert described["x"].type == "int"
+        assert sandbox.add_context("more") == "context_1"
+        assert sandbox.add_context([], series="history") == "history_0"
+
+
+def test_files(shared: Sandbox, tmp_path: Path) -> None:
+    files = shared.files
+    files["in/a.bin"] = bytes(range(256)) * 1000
+    files["b.txt"] = "ä"
+    (tmp_path / "c").write_bytes(b"\xffc" * 300_000)
+    files["c"] = tmp_path / "c"
+    run = shared.execute(
+        "import os\nopen('d', 'w').write('x')\nprint(os.path.getsize('in/a.bin'), open('b.txt').read())"
+    )
+    assert run.stdout == "256000 ä\n"
+    assert [(change.path, change.change) for change in run.files] == [("d", "created")]
+    assert files["d"] == b"x"
+    assert files["c"] == (tmp_path / "c").read_bytes()
+    assert {"in/a.bin", "b.txt", "c", "d"} <= set(files)
+    assert "in" not in set(files)
+    assert [(file.type, file.path) for file in files.list() if file.path == "in"] == [("directory", "in")]
+    del files["d"]
+    assert "d" not in files
+    with pytest.raises(KeyError):
+        files["d"]
+
+
+def test_a_file_that_cannot_be_read_changes_nothing(shared: Sandbox, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        shared.initialize(tmp_path / "missing")
+    with pytest.raises(IsADirectoryError):
+        shared.initialize(tmp_path)
+    assert shared.execute("1 + 1").value == 2
+
+
+def test_output_as_it_comes(shared: Sandbox) -> None:
+    heard: list[tuple[str, str]] = []
+    here = threading.get_ident()
+
+    def hear(text: str) -> None:
+        assert threading.get_ident() == here
+        heard.append(("out", text))
+
+    run = shared.execute(
+        "import sys\nprint('a')\nprint('b', file=sys.stderr)",
+        on_stdout=hear,
+        on_stderr=lambda text: heard.append(("err", text)),
+    )
+    assert "".join(text for stream, text in heard if stream == "out") == run.stdout == "a\n"
+    assert "".join(text for stream, text in heard if stream == "err") == run.stderr == "b\n"
+
+
+def test_a_listener_that_fails_interrupts_the_code(shared: Sandbox) -> None:
+    def fail(text: str) -> None:
+        raise ValueError("enough")
+
+    shared["n"] = 0
+    with pytest.raises(ValueError, match="enough"):
+        shared.execute("print('a', flush=True)\nwhile True: n += 1", on_stdout=fail)
+    assert shared.execute("n > 0").value is True
+
+
+def test_a_listener_that_does_not_keep_up_misses_output_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_WAITING_CHARS", 1_000)
+    printed = threading.Event()
+    heard: list[str] = []
+
+    def slow(text: str) -> None:
+        assert printed.wait(60)
+        heard.append(text)
+
+    # A host call comes after all that was printed before it.
+    with Sandbox(host_functions={"tick": lambda: None, "printed": printed.set}, **PLAIN) as sandbox:
+        run = sandbox.execute("for _ in range(50): print('x' * 999, flush=True); tick()\nprinted()", on_stdout=slow)
+    text = "".join(heard)
+    omitted = [int(count) for count in re.findall(r"\n\.\.\. \[(\d+) characters omitted\] \.\.\.\n", text)]
+    assert omitted
+    assert text.count("x") + sum(omitted) >= 50 * 999
+    assert run.stdout.count("x") == 50 * 999
+
+
+def test_displays(shared: Sandbox) -> None:
+    code = "class T:\n    def _repr_html_(self): return '<b>7</b><script>alert(1)</script><img src=\"https://x.example/\">'\nT()"
+    shown: list[Display] = []
+    run = shared.execute(code, on_display=shown.append)
+    assert run.displays == shown
+    (display,) = shown
+    assert display.mime == "text/html"
+    assert "<b>7</b>" in display.data
+    assert "script" not in display.data  # the host has cleaned it
+    assert "x.example" not in display.data
+    bundle = Display("text/html", '<script>alert("&amp;")</script>')._repr_mimebundle_()
+    assert bundle["text/html"].startswith('<iframe sandbox=""')
+    assert '"<script' not in bundle["text/html"]
+    assert Display("image/png", "AA==")._repr_mimebundle_() == {"image/png": "AA=="}
+    assert Display("application/javascript", "alert(1)")._repr_mimebundle_() == {"text/plain": "alert(1)"}
+    assert "<svg" not in str(Display("image/svg+xml", "<svg onload='x'>")._repr_mimebundle_()["text/html"])
+
+
+def test_host_functions_run_at_the_same_time_in_the_callers_context() -> None:
+    barrier = threading.Barrier(3)
+
+    def ask(prompt: str) -> str:
+        barrier.wait(30)  # all three are here, or this fails
+        return f"{WHO.get()} read {prompt}"
+
+    with Sandbox(on_llm_query=ask, **PLAIN) as sandbox:
+        token = WHO.set("Ada")
+        run = sandbox.execute("llm_query_batched(['a', 'b', 'c'])")
+        WHO.reset(token)
+        assert run.value == ["Ada read a", "Ada read b", "Ada read c"]
+
+
+def test_async_functions_of_a_sandbox_without_a_loop() -> None:
+    async def ask(prompt: str) -> str:
+        return f"{WHO.get()} read {prompt}"
+
+    with Sandbox(host_functions={"ask": ask, "lazily": lambda text: ask(text)}, **PLAIN) as sandbox:
+        WHO.set("Bob")
+        run = sandbox.execute("print(ask('a'), lazily('b'))")
+        assert run.stdout == "Bob read a Bob read b\n"
+        WHO.set("nobody")
+
+
+def test_errors_of_host_functions_are_errors_in_python() -> None:
+    def fail() -> None:
+        raise ValueError("no such price\ud800")
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    functions = {"fail": fail, "leave": leave, "odd": threading.Lock, "none": lambda: None}
+    with Sandbox(host_functions=functions, **PLAIN) as sandbox:
+        for call, text in (("fail()", "no such price"), ("leave()", "3"), ("odd()", "cannot go into the sandbox")):
+            run = sandbox.execute(f"try:\n    {call}\nexcept HostCallError as error:\n    print(error)")
+            assert text in run.stdout, (call, run)
+            assert run.calls[0].error
+        assert sandbox.execute("fail(1)").error_type == "HostCallError"
+        assert sandbox.execute("print(none())").stdout == "None\n"
+        run = sandbox.execute("llm_query('x')")
+        assert run.outcome == "error"
+
+
+def test_positional_and_keyword_arguments_stay_apart() -> None:
+    seen: list[Any] = []
+
+    def take(*args: Any, **kwargs: Any) -> None:
+        seen.append((args, kwargs))
+
+    with Sandbox(host_functions={"take": take}, **PLAIN) as sandbox:
+        sandbox["big"] = "x" * 300_000
+        run = sandbox.execute("take({'a': 1}); take(a=1); take(1, *[2], b={3: b'x'}); take(big, key=[big, {4}])")
+        assert run.error is None
+        big = "x" * 300_000
+        assert seen == [
+            (({"a": 1},), {}),
+            ((), {"a": 1}),
+            ((1, 2), {"b": {3: b"x"}}),
+            ((big,), {"key": [big, {4}]}),
+        ]
+        assert run.host_calls == len(run.calls) == 4
+
+
+def test_the_arguments_that_a_result_keeps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_KEPT", 250_000)
+    with Sandbox(host_functions={"take": lambda text: len(text)}, **PLAIN) as sandbox:
+        run = sandbox.execute("for _ in range(4): print(take('x' * 100_000))")
+        assert run.stdout.split() == ["100000"] * 4
+        assert [call.args is None for call in run.calls] == [False, False, True, True]
+
+
+def test_tools_and_output_fields_change_between_executions() -> None:
+    with Sandbox(host_functions={"one": lambda: 1}, profile="dspy", output_fields=["answer"], **PLAIN) as sandbox:
+        sandbox.initialize(None)
+        assert sandbox.execute("print(one())").stdout == "1\n"
+        sandbox.tools["two"] = lambda: 2
+        del sandbox.tools["one"]
+        assert list(sandbox.tools) == ["two"]
+        assert sandbox.execute("print(two())").stdout == "2\n"
+        assert sandbox.execute("one()").outcome == "error"
+        sandbox.output_fields = ["first", "second"]
+        assert sandbox.execute("SUBMIT(first=1, second='b')").final == {"first": 1, "second": "b"}
+        with pytest.raises(SandboxError, match="must be a function"):
+            sandbox.tools["three"] = 3  # type: ignore[assignment]
+
+
+def test_approval() -> None:
+    asked: list[HostCall] = []
+    paid: list[Any] = []
+    verdicts: list[Any] = []
+
+    @approve
+    def pay(amount: int, *, to: str) -> str:
+        paid.append((amount, to))
+        return f"{amount} to {to}"
+
+    def on_approve(call: HostCall) -> Any:
+        asked.append(HostCall(call.name, call.args, call.kwargs, call.line))
+        return verdicts.pop(0)
+
+    async def later(call: HostCall) -> bool:
+        return call.args == (1,)
+
+    functions: dict[str, HostFunction] = {
+        "pay": pay,
+        "free": lambda: "free",
+        "send": {"call": lambda: "sent", "approve": True},
+    }
+    with Sandbox(host_functions=functions, on_approve=on_approve, **PLAIN) as sandbox:
+        verdicts[:] = [True, ((5,), {"to": "Bob"}), False, "too much", None, 1]
+        run = sandbox.execute("x = 1\nprint(pay(1, to='Ada'))")
+        assert run.stdout == "1 to Ada\n"
+        assert (asked[0].name, asked[0].args, asked[0].kwargs) == ("pay", (1,), {"to": "Ada"})
+        assert asked[0].line is not None
+        assert (asked[0].line.execution, asked[0].line.number) == (run.id, 2)
+        assert sandbox.execute("pay(10**6, to='Eve')").value == "5 to Bob"
+        for reason in ("refused by the user", "too much", "refused by the user", "on_approve returned a int"):
+            run = sandbox.execute("pay(1, to='Ada')")
+            assert run.error_type == "HostCallError"
+            assert reason in (run.error or "")
+        assert paid == [(1, "Ada"), (5, "Bob")]
+        verdicts[:] = [True]
+        assert sandbox.execute("free() + send()").value == "freesent"
+        assert [call.name for call in asked[-1:]] == ["send"]
+    with Sandbox(host_functions={"f": approve(lambda n: n)}, on_approve=later, **PLAIN) as sandbox:
+        assert sandbox.execute("f(1)").value == 1
+        assert sandbox.execute("f(2)").error_type == "HostCallError"
+    with pytest.raises(SandboxError, match="give on_approve"):
+        Sandbox(host_functions={"pay": pay}, **PLAIN)
+
+
+def test_budgets() -> None:
+    def ask(prompt: str) -> Answer:
+        return Answer("ok", Usage(input_tokens=10, output_tokens=2, cost=0.5))
+
+    with Sandbox(on_llm_query=ask, budget={"max_calls": 3, "max_cost": 9}, **PLAIN) as sandbox:
+        run = sandbox.execute("llm_query('a'); llm_query('b')")
+        assert run.usage == Usage(2, 20, 4, 1.0)
+        budget = sandbox.budget()
+        assert (budget.left.calls, budget.left.cost, budget.left.tokens, budget.spent.calls) == (1, 8.0, None, 2)
+        assert sandbox.execute("llm_query('c'); llm_query('d')").outcome == "limit"
+    with Sandbox(on_llm_query=ask, **PLAIN) as sandbox:
+        run = sandbox.execute("llm_query('a'); llm_query('b')", budget={"max_calls": 1})
+        assert run.outcome == "limit"
+
+
+def test_interrupt_from_another_thread(shared: Sandbox) -> None:
+    begun = threading.Event()
+
+    def interrupt() -> None:
+        begun.wait(30)
+        shared.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    run = shared.execute("n = 0\nprint('on', flush=True)\nwhile True: n += 1", on_stdout=lambda _: begun.set())
+    thread.join()
+    assert (run.outcome, run.state.status) == ("interrupted", "kept")
+    assert shared["n"] > 0
+
+
+def test_ctrl_c_interrupts_the_code_and_keeps_the_state(shared: Sandbox) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        shared.execute(
+            "m = 0\nprint('on', flush=True)\nwhile True: m += 1", on_stdout=lambda _: signal.raise_signal(signal.SIGINT)
+        )
+    assert shared["m"] > 0
+    timer = threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        shared.execute("k = 1\nwhile True: pass")
+    assert shared["k"] == 1
+
+
+def test_calls_that_would_wait_for_themselves_are_refused() -> None:
+    def again() -> Any:
+        return sandbox.get_variable("x")
+
+    with Sandbox(host_functions={"again": again}, **PLAIN) as sandbox:
+        run = sandbox.execute("again()")
+        assert run.error_type == "HostCallError"
+        assert "would wait" in (run.error or "")
+
+
+def test_a_child_sandbox_within_a_host_function() -> None:
+    def recurse(task: str, context: str) -> str:
+        with Sandbox(on_rlm_query=recurse, **PLAIN) as child:
+            child.initialize(context)
+            code = "FINAL(len(context))" if task == "deep" else "FINAL(rlm_query('deep', context * 2))"
+            return str(child.execute(code).final)
+
+    with Sandbox(on_rlm_query=recurse, **PLAIN) as sandbox:
+        sandbox.initialize("abc")
+        assert sandbox.execute("rlm_query('shallow')").value == "6"
+
+
+def test_streams_and_hints(shared: Sandbox) -> None:
+    assert shared.execute_stream(iter(["a = 2\nb =", " a * 3\n", "print(b)"])).stdout == "6\n"
+
+    def fails() -> Any:
+        yield "never = 1\n"
+        raise OSError("the model is gone")
+
+    with pytest.raises(OSError, match="the model is gone"):
+        shared.execute_stream(fails())
+    assert "never" not in shared
+    shared.hint(["c = 1", "c = 2"])
+    shared.update_conversation([{"role": "user", "content": "sum of b"}])
+    assert shared.execute("c = 2\nc").value == 2
+    assert shared.stats()["executions"]["ok"] > 0
+
+
+def test_code_runs_ahead() -> None:
+    with Sandbox(backend="subprocess", ahead=True) as sandbox:
+        sandbox.initialize(None)
+        sandbox.start()
+        sandbox.hint("total = sum(range(1000))")
+        deadline = time.monotonic() + 60
+        while not sandbox.stats()["ahead"]["code"].get("explicit", {}).get("finished"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert sandbox.execute("total = sum(range(1000))").outcome == "ok"
+        assert sandbox["total"] == 499500
+
+
+def test_states_move_to_another_sandbox() -> None:
+    with Sandbox(**PLAIN) as sandbox, Sandbox(**PLAIN) as other:
+        sandbox.execute("x = [1, {'a': 2}]\ndef f(): return x")
+        state = sandbox.capture_state()
+        assert isinstance(state, bytes)
+        other.open_state(state)
+        assert other.execute("f()").value == [1, {"a": 2}]
+
+
+def test_options() -> None:
+    with pytest.raises(TypeError, match="no option 'timeouts': did you mean 'timeout'"):
+        Sandbox(timeouts=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="api_key is for a server"):
+        Sandbox(api_key="x")
+    with pytest.raises(SandboxError) as wrong:
+        Sandbox(timeout=-1)
+    assert wrong.value.code == "invalid_option"
+    with pytest.raises(SandboxError) as unknown:
+        Sandbox(backend="docked")  # type: ignore[arg-type]
+    assert "docker" in str(unknown.value)
+    with Sandbox(max_output_length=20, max_result_size=0, timeout=5_000, grace_period=500, **PLAIN) as sandbox:
+        run = sandbox.execute("print('0123456789' * 10)\n7")
+        assert "characters omitted" in run.stdout
+        assert run.truncated.stdout > 0
+        assert (run.result, run.value) == ("7", None)
+
+
+def test_bubblewrap_isolates() -> None:
+    with Sandbox(backend="bubblewrap", memory_limit=256 << 20) as sandbox:
+        assert sandbox.backend == "bubblewrap"
+        run = sandbox.execute("import socket\nsocket.create_connection(('127.0.0.1', 9))")
+        assert run.outcome == "error"
+        run = sandbox.execute("import os\nos.listdir('/root')")
+        assert run.outcome == "error"
+        with pytest.raises(SandboxError) as refused:
+            sandbox.files["/etc/passwd"] = b""
+        assert refused.value.code == "file_error"
+        large = sandbox.execute("x = bytearray(10**9)")
+        assert large.error_type == "MemoryError" or large.killer == "oom"
+        lost = sandbox.execute("import os\nos.kill(os.getpid(), 9)")
+        assert (lost.outcome, lost.state.status) == ("crashed", "lost")
+        assert sandbox.execute("1").value == 1
+
+
+def test_the_end() -> None:
+    sandbox = Sandbox(**PLAIN)
+    sandbox.execute("1")
+    sandbox.destroy()
+    sandbox.destroy()
+    with pytest.raises(SandboxError) as ended:
+        sandbox.execute("1")
+    assert ended.value.code == "destroyed"
+
+
+def test_a_forgotten_sandbox_ends() -> None:
+    keeper = Sandbox(**PLAIN)
+    connection = keeper._session._connection
+    assert connection
+    sandbox = Sandbox(**PLAIN)
+    identity = sandbox._session._id
+    sandbox.execute("1")
+    del sandbox
+    gc.collect()
+    keeper.execute("1")  # the next call tells the host
+    with pytest.raises(SandboxError) as ended:
+        keeper._session._id, own = identity, keeper._session._id
+        keeper.execute("1")
+    assert ended.value.code == "no_sandbox"
+    keeper._session._id = own
+    keeper.destroy()
+
+
+def test_threads_share_a_sandbox(shared: Sandbox) -> None:
+    results: list[CodeExecution] = []
+    threads = [
+        threading.Thread(target=lambda n=n: results.append(shared.execute(f"t{n} = {n}\nt{n} * 2"))) for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(run.value for run in results) == [n * 2 for n in range(8)]

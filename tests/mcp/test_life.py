@@ -1,0 +1,264 @@
+"""Sessions and access over HTTP, and the life of the program on standard input and output."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from conftest import BACKEND, PATIENCE, PROGRAM, listening, text
+
+pytestmark = pytest.mark.anyio
+KEY, OTHER = "0123456789abcdef-1", "0123456789abcdef-2"
+
+
+def begin(version: str = "2025-11-25") -> dict[str, Any]:
+    params = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    return {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+
+
+def call(code: str, number: int = 2) -> dict[str, Any]:
+    params = {"name": "execute_python", "arguments": {"code": code}}
+    return {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+
+
+INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+
+
+def ask(address: str, message: Any, method: str = "POST", **headers: str) -> tuple[int, dict[str, str], str]:
+    """Sends a request of any form. Returns the status, the headers and the body."""
+    url = urlsplit(address)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=PATIENCE)
+    all_headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+    all_headers |= {name.replace("_", "-"): value for name, value in headers.items()}
+    body = message if isinstance(message, bytes) else None if message is None else json.dumps(message).encode()
+    try:
+        connection.request(method, url.path, body, all_headers)
+        response = connection.getresponse()
+        told = {name.lower(): value for name, value in response.getheaders()}
+        return response.status, told, response.read().decode()
+    finally:
+        connection.close()
+
+
+def session(address: str, **headers: str) -> str:
+    """Begins a session. Returns its id."""
+    status, told, body = ask(address, begin(), **headers)
+    assert status == 200, body
+    identity = told["mcp-session-id"]
+    assert ask(address, INITIALIZED, mcp_session_id=identity, **headers)[0] == 202
+    return identity
+
+
+def test_pages_and_other_names_of_this_machine_are_refused() -> None:
+    with listening("--allow-origin", "https://app.example") as address:
+        port = urlsplit(address).port
+        for headers in [
+            {"host": "evil.example"},
+            {"host": f"evil.example:{port}"},
+            {"host": f"127.0.0.1.evil.example:{port}"},
+            {"origin": "https://evil.example"},
+            {"origin": "null"},
+            {"origin": f"http://127.0.0.1:{(port or 0) ^ 1}"},
+        ]:
+            assert ask(address, begin(), **headers)[0] == 403, headers
+        status, told, _ = ask(address, begin(), origin="https://app.example")
+        assert (status, told["access-control-allow-origin"]) == (200, "https://app.example")
+        assert told["access-control-expose-headers"] == "Mcp-Session-Id"
+        status, told, _ = ask(address, None, "OPTIONS", origin="https://app.example")
+        assert (status, "Mcp-Session-Id" in told["access-control-allow-headers"]) == (204, True)
+        assert ask(address, None, "OPTIONS", origin="https://evil.example")[0] == 403
+        assert ask(address, begin(), host=f"localhost:{port}")[0] == 200
+
+
+async def test_a_session_belongs_to_its_key(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"ann {KEY}\nbob {OTHER}\n")
+    with listening("--keys-file", str(keys), "--max-sessions", "2") as address:
+        ann, bob = f"Bearer {KEY}", f"Bearer {OTHER}"
+        for wrong in [{}, {"authorization": "Bearer wrong-wrong-wrong"}, {"authorization": KEY}]:
+            status, told, _ = ask(address, begin(), **wrong)
+            assert (status, told.get("www-authenticate")) == (401, "Bearer"), wrong
+        own = session(address, authorization=ann)
+        status, _, body = ask(address, call("x = 'secret'"), authorization=ann, mcp_session_id=own)
+        assert status == 200, body
+        for method in ["POST", "GET", "DELETE"]:
+            message = call("x") if method == "POST" else None
+            status, _, body = ask(address, message, method, authorization=bob, mcp_session_id=own)
+            assert (status, "secret" in body) in [(404, False), (202, False)], (method, status, body)
+        _, _, body = ask(address, call("x"), authorization=ann, mcp_session_id=own)
+        assert "secret" in body, "the session is still there"
+        # Each key has its own places, and a session that ends gives its place back.
+        second = session(address, authorization=ann)
+        _, _, refused = ask(address, begin(), authorization=ann)
+        assert "2 sessions of this key are open" in refused
+        session(address, authorization=bob)
+        assert ask(address, None, "DELETE", authorization=ann, mcp_session_id=second)[0] in (200, 202, 204)
+        assert ask(address, call("1"), authorization=ann, mcp_session_id=second)[0] == 404
+        for _ in range(int(PATIENCE * 50)):
+            if "mcp-session-id" in ask(address, begin(), authorization=ann)[1]:
+                break
+            await anyio.sleep(0.02)
+        else:
+            pytest.fail("the place of an ended session is not given back")
+        async with httpx2.AsyncClient(headers={"authorization": bob}) as connection:
+            transport = streamable_http_client(address, http_client=connection)
+            async with Client(transport) as client:
+                assert text(await client.call_tool("execute_python", {"code": "1 + 1"})) == "2"
+
+
+def test_an_address_that_others_reach_needs_keys() -> None:
+    command = [PROGRAM, "mcp", "--backend", BACKEND, "--listen", "0.0.0.0:0"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert refused.returncode == 1
+    assert "there are no keys" in refused.stderr
+
+
+async def test_sessions_share_nothing_and_end_when_idle() -> None:
+    idle = 3
+    with listening("--session-idle-seconds", str(idle)) as address:
+        one, two = session(address), session(address)
+        # Pings keep a session from looking unused while its code runs.
+        _, _, body = ask(address, call("x = 'secret'\nimport time\ntime.sleep(1)\nx"), mcp_session_id=one)
+        assert "secret" in body
+        assert '"method":"ping"' in body
+        _, _, body = ask(address, call("'x' in globals()"), mcp_session_id=two)
+        assert "False" in body
+        await anyio.sleep(idle + 0.5)
+        for _ in range(10):
+            gone = [ask(address, call("1"), mcp_session_id=each)[0] for each in (one, two)]
+            if gone == [404, 404]:
+                break
+            await anyio.sleep(idle + 0.5)
+        else:
+            pytest.fail("an idle session does not end")
+
+
+def test_malformed_requests_change_nothing() -> None:
+    with listening() as address:
+        own = session(address)
+        for message, headers, expected in [
+            (b"", {}, (400, 415)),
+            (b"{", {}, (400, 415)),
+            (b"\xff\xfe", {}, (400, 415)),
+            ([], {}, (400, 415)),
+            ([begin()] * 3, {}, (400, 415)),
+            ({"jsonrpc": "2.0", "id": 1, "method": "nothing"}, {}, (400, 404, 422)),
+            (begin(), {"content_type": "text/plain"}, (415,)),
+            (begin(), {"accept": "text/html"}, (406,)),
+            (call("1"), {}, (400,)),
+            (call("1"), {"mcp_session_id": "nobody"}, (404,)),
+            (call("1"), {"mcp_session_id": own, "mcp_protocol_version": "1999-01-01"}, (400,)),
+            (b"[" * 100_000, {"mcp_session_id": own}, (400, 415)),
+        ]:
+            status, _, body = ask(address, message, **headers)
+            assert status in expected, (message, headers, status, body)
+        large = json.dumps(call("1" * (65 << 20))).encode()
+        with pytest.raises((BrokenPipeError, ConnectionResetError, AssertionError)):
+            assert ask(address, large, mcp_session_id=own)[0] == 200
+        assert ask(address, None, "PATCH", mcp_session_id=own)[0] == 405
+        # Nobody listens to the notifications of this file.
+        _, _, body = ask(address, call("open('new', 'w').close()\n40 + 2"), mcp_session_id=own)
+        assert "42" in body
+
+
+def program(*arguments: str) -> subprocess.Popen[str]:
+    command = [PROGRAM, "mcp", "--backend", BACKEND, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+
+def send(to: subprocess.Popen[str], message: Any) -> None:
+    assert to.stdin
+    to.stdin.write((message if isinstance(message, str) else json.dumps(message)) + "\n")
+    to.stdin.flush()
+
+
+def answer(to: subprocess.Popen[str], number: int) -> dict[str, Any]:
+    assert to.stdout
+    for line in to.stdout:
+        message: dict[str, Any] = json.loads(line)
+        if message.get("id") == number:
+            return message
+    raise AssertionError(f"no answer to {number}")
+
+
+def guests(of: int) -> list[str]:
+    """The processes that a program started, as far as they live."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if int(fields[1]) == of:
+                found.append(entry.name)
+    return found
+
+
+def test_the_program_ends_with_its_client_and_leaves_no_guest() -> None:
+    for way in ["end of input", "signal while code runs"]:
+        to = program("--timeout", "600")
+        try:
+            send(to, begin())
+            assert answer(to, 1)["result"]["serverInfo"]["name"] == "sandglass"
+            send(to, INITIALIZED)
+            send(to, call("1"))
+            assert not answer(to, 2)["result"]["isError"]
+            children = guests(to.pid)
+            assert children
+            assert to.stdin
+            assert to.stdout
+            if way == "end of input":
+                to.stdin.close()
+            else:
+                running = call("print('on')\nwhile True: pass", 3)
+                running["params"]["_meta"] = {"progressToken": 9}
+                send(to, running)
+                assert "notifications/progress" in to.stdout.readline()
+                to.send_signal(signal.SIGTERM)
+            assert to.wait(PATIENCE) == 0
+            assert [child for child in children if os.path.exists(f"/proc/{child}")] == [], way
+        finally:
+            to.kill()
+            to.wait()
+            for pipe in [to.stdin, to.stdout]:
+                assert pipe
+                pipe.close()
+
+
+def test_lines_that_are_no_messages_do_not_end_the_program() -> None:
+    to = program()
+    try:
+        send(to, begin())
+        answer(to, 1)
+        send(to, INITIALIZED)
+        for line in ["", "{", "null", "[]", '{"jsonrpc": "2.0"}', "[" * 10_000, "x" * (65 << 20)]:
+            send(to, line)
+        send(to, call("6 * 7"))
+        assert answer(to, 2)["result"]["content"][0]["text"] == "42"
+        # A client of a newer protocol is told the versions that have sessions.
+        meta = {
+            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientCapabilities": {},
+            "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+        }
+        send(to, {"jsonrpc": "2.0", "id": 4, "method": "tools/list", "params": {"_meta": meta}})
+        assert "2025-11-25" in answer(to, 4)["error"]["data"]["supported"]
+    finally:
+        to.kill()
+        to.wait()
+        for pipe in [to.stdin, to.stdout]:
+            assert pipe
+            pipe.close()

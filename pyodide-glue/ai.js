@@ -4,7 +4,7 @@
 
 import { jsonSchema, readSchema } from "./tool-schemas.js";
 
-/** @import { CodeExecution, Display, Outcome, Sandbox, StateReport } from "../pkg/sandglass.js" */
+/** @import { CodeExecution, Display, HostFunction, Outcome, RunningHostCall, Sandbox, StateReport } from "../pkg/sandglass.js" */
 /** @import { ToolSchema } from "./tool-schemas.js" */
 
 /** Characters of each stream in an output while the code still runs. */
@@ -175,7 +175,7 @@ function outputOf({ stdout, stderr, outcome, result, error, errorType, state, di
  *
  * @typedef {object} McpClient  the part of `Client` of `@modelcontextprotocol/sdk` that is used
  * @property {(params?: { cursor?: string }) => Promise<{ tools: McpTool[], nextCursor?: string | undefined }>} listTools
- * @property {(params: { name: string, arguments?: Record<string, unknown> }) => Promise<unknown>} callTool
+ * @property {(params: { name: string, arguments?: Record<string, unknown> }, schema?: undefined, options?: { signal: AbortSignal }) => Promise<unknown>} callTool
  *
  * @typedef {object} AiMcpClient  the part of a client of `@ai-sdk/mcp` that is used
  * @property {() => Promise<Record<string, AgentTool>>} tools
@@ -183,14 +183,15 @@ function outputOf({ stdout, stderr, outcome, result, error, errorType, state, di
  * @typedef {McpClient | AiMcpClient | Record<string, AgentTool>} ToolSource
  *
  * @typedef {object} PythonFunctions
- * @property {Record<string, (...args: any[]) => unknown>} hostFunctions  for `createSandbox`, maybe with others
+ * @property {Record<string, HostFunction>} hostFunctions  for `createSandbox`, maybe with others
  * @property {string} instructions  text for a prompt that tells a model of the functions
  *
  * @typedef {object} Callable  a tool that Python can call
  * @property {string} description
  * @property {ToolSchema} input
  * @property {Record<string, any>} [outputSchema]
- * @property {(input: any) => unknown} call
+ * @property {(input: any) => unknown} needsApproval  returns or resolves to true if somebody must be asked before this call
+ * @property {(input: any, signal: AbortSignal) => unknown} call
  */
 
 /**
@@ -199,8 +200,8 @@ function outputOf({ stdout, stderr, outcome, result, error, errorType, state, di
  *
  * `createSandbox({ hostFunctions: (await pythonFunctions(client, { weather })).hostFunctions })`
  *
- * Arguments that Python sends are checked against the tool's schema before it is called. Rejects for a tool that has no
- * `execute`, and for one that needs approval, which code could not ask for.
+ * Arguments that Python sends are checked against the tool's schema before it is called. For a tool that needs approval, the
+ * sandbox's `onApprove` is asked. Rejects for a tool that has no `execute`.
  * @param {...ToolSource} sources
  * @returns {Promise<PythonFunctions>}
  */
@@ -220,13 +221,14 @@ export async function pythonFunctions(...sources) {
     })),
   );
   // Python calls this one, and guest code may call it with anything: see python/sandglass/runtime/tools.py.
-  const _tools = (/** @type {unknown} */ which, /** @type {unknown} */ name, /** @type {unknown} */ json) => {
+  /** @this {RunningHostCall} @param {unknown} which @param {unknown} name @param {unknown} json */
+  function answer(which, name, json) {
     if (which === "list") return listed;
     const tool = tools.get(String(name));
     if (which !== "call" || !tool || typeof json !== "string") throw new Error("there is no such tool");
-    return call(String(name), tool, json);
-  };
-  return { hostFunctions: { _tools }, instructions: instructionsFor([...tools.keys()]) };
+    return call(String(name), tool, json, this);
+  }
+  return { hostFunctions: { _tools: { call: answer } }, instructions: instructionsFor([...tools.keys()]) };
 }
 
 /** @param {string[]} names */
@@ -267,11 +269,14 @@ async function toolsOfClient(client) {
   do {
     const { tools, nextCursor } = await client.listTools(cursor === undefined ? undefined : { cursor });
     for (const { name, title, description, inputSchema, outputSchema } of tools) {
-      const call = (/** @type {Record<string, unknown>} */ input) => client.callTool({ name, arguments: input });
+      const call = (/** @type {Record<string, unknown>} */ input, /** @type {AbortSignal} */ signal) =>
+        client.callTool({ name, arguments: input }, undefined, { signal });
       const tool = {
         description: description ?? title ?? "",
         input: jsonSchema(inputSchema),
-        call: async (/** @type {any} */ input) => contentOf(await call(input)),
+        needsApproval: () => false,
+        call: async (/** @type {any} */ input, /** @type {AbortSignal} */ signal) =>
+          contentOf(await call(input, signal)),
       };
       found.push([name, outputSchema ? { ...tool, outputSchema } : tool]);
     }
@@ -283,15 +288,16 @@ async function toolsOfClient(client) {
 /** @param {AgentTool} tool @returns {Promise<Callable>} */
 async function callable({ type, title, description, inputSchema, needsApproval, execute, ...others }) {
   if (!execute) throw new Error("it has no `execute`, so leave it to the model");
-  if (needsApproval) throw new Error("it needs approval, so leave it to the model");
   // Tools that the AI SDK's MCP client makes.
   const isOfMcp = type === "dynamic" || "_meta" in others;
   let calls = 0;
+  const options = () => ({ toolCallId: `python-${++calls}`, messages: [] });
   return {
     description: String(typeof description === "string" ? description : (title ?? "")),
     input: await readSchema(inputSchema),
-    call: async (input) => {
-      const result = await lastOf(execute(input, { toolCallId: `python-${++calls}`, messages: [] }));
+    needsApproval: (input) => (typeof needsApproval === "function" ? needsApproval(input, options()) : needsApproval),
+    call: async (input, abortSignal) => {
+      const result = await lastOf(execute(input, { ...options(), abortSignal }));
       return isOfMcp ? contentOf(result) : result;
     },
   };
@@ -324,15 +330,32 @@ function contentOf(result) {
  * @param {string} name
  * @param {Callable} tool
  * @param {string} json
+ * @param {RunningHostCall} running
  */
-async function call(name, tool, json) {
-  try {
-    const checked = await tool.input.check(readArguments(json));
+async function call(name, tool, json, running) {
+  /** Names the tool in errors. @param {() => unknown} work */
+  const named = async (work) => {
+    try {
+      return /** @type {any} */ (await work());
+    } catch (error) {
+      throw new Error(`${name}: ${messageOf(error)}`, { cause: error });
+    }
+  };
+  const checked = async (/** @type {unknown} */ given) => {
+    const checked = await tool.input.check(given);
     if (!checked.success) throw new Error(`wrong arguments: ${messageOf(checked.error)}`);
-    return await tool.call(checked.value);
-  } catch (error) {
-    throw new Error(`${name}: ${messageOf(error)}`, { cause: error });
+    return checked.value;
+  };
+  let given = await named(() => readArguments(json));
+  let input = await named(() => checked(given));
+  if (await named(() => tool.needsApproval(input))) {
+    const approved = await running.approve({ name: `tools.${name}`, args: [], kwargs: given });
+    if (approved.args.length > 0)
+      throw new Error(`${name}: the approval has positional arguments, but tools have names`);
+    given = approved.kwargs;
+    input = await named(() => checked(given));
   }
+  return named(() => tool.call(input, running.signal));
 }
 
 /** @param {string} json @returns {unknown} */

@@ -12,6 +12,7 @@
 
 mod ahead;
 mod boot;
+mod functions;
 mod host_calls;
 mod messages;
 mod packages;
@@ -112,7 +113,7 @@ impl Driver {
 
     /// Makes a driver. `on_query`, if given, answers Python's queries instead of the page's functions.
     pub(super) fn with_queries(glue: Glue, options: Options, on_query: Option<OnQuery>) -> Rc<Self> {
-        let mut names: Vec<String> = options.host_functions.iter().map(|(name, _)| name.clone()).collect();
+        let mut names: Vec<String> = options.host_functions.iter().map(|one| one.name.clone()).collect();
         let answers_all = on_query.is_some();
         names.extend((answers_all || options.on_llm_query.is_some()).then(|| "llm_query".to_owned()));
         names.extend((answers_all || options.on_rlm_query.is_some()).then(|| "rlm_query".to_owned()));

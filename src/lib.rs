@@ -8,7 +8,7 @@
 //! | `outbox` | messages to a guest, sent piece by piece |
 //! | `spares`, `snapshot` | started guests that nobody uses yet, and the memory that all guests start from |
 //! | `remote`, `wire` | guests on a server: the WebSocket, and its frames |
-//! | `options`, `arguments` | read the options of `createSandbox`, and the arguments of all methods |
+//! | `options`, `host_function`, `arguments` | read the options of `createSandbox`, and the arguments of all methods |
 //! | `stop` | aborts work from outside |
 //! | `convert` | converts values between JavaScript and bodies |
 //! | `source` | values that are large or have to be fetched, on their way to Python |
@@ -34,6 +34,7 @@ mod feedback;
 mod files;
 mod glue;
 mod guest_frame;
+mod host_function;
 mod options;
 mod outbox;
 mod packages;

@@ -8,6 +8,7 @@ use super::arguments::{entries, function, one_of};
 use super::budget;
 use super::endpoint::Endpoint;
 use super::glue::is_page;
+use super::host_function::HostFunction;
 use super::packages;
 use super::remote::Backend;
 use sandglass_core::budget::BudgetLimits;
@@ -71,7 +72,9 @@ pub(super) struct Options {
     pub(super) packages: packages::Settings,
     pub(super) on_llm_query: Option<Function>,
     pub(super) on_rlm_query: Option<Function>,
-    pub(super) host_functions: Vec<(String, Function)>,
+    pub(super) host_functions: Vec<HostFunction>,
+    /// Decides about calls of functions that need approval.
+    pub(super) on_approve: Option<Function>,
     pub(super) on_stdout: Option<Function>,
     pub(super) on_stderr: Option<Function>,
     pub(super) on_display: Option<Function>,
@@ -93,6 +96,7 @@ impl Options {
             on_llm_query: None,
             on_rlm_query: None,
             host_functions: Vec::new(),
+            on_approve: None,
             on_stdout: None,
             on_stderr: None,
             on_display: None,
@@ -105,6 +109,12 @@ impl Options {
         if options.backend.is_some() {
             let given = given.iter().filter(|(_, value)| !value.is_undefined());
             options.leave_to_server(given.map(|(name, _)| name.as_str()))?;
+        }
+        if options.on_approve.is_none()
+            && let Some(HostFunction { name, .. }) = options.host_functions.iter().find(|one| one.needs_approval)
+        {
+            let why = "needs approval, and nobody is asked: give onApprove";
+            return Err(Error::invalid(format!("hostFunctions.{name}"), why));
         }
         if !options.output_fields.is_empty() && !options.profile.has_submit() {
             let why = format!("the profile \"{}\" has no SUBMIT", options.profile.name());
@@ -161,6 +171,7 @@ impl Options {
                 });
             }
             "onRLMQuery" => self.on_rlm_query = Some(function(name, value)?),
+            "onApprove" => self.on_approve = Some(function(name, value)?),
             "onStdout" => self.on_stdout = Some(function(name, value)?),
             "onStderr" => self.on_stderr = Some(function(name, value)?),
             "onDisplay" => self.on_display = Some(function(name, value)?),
@@ -179,8 +190,7 @@ impl Options {
                             format!("\"{inner}\" is a helper: pass onLLMQuery or onRLMQuery"),
                         ));
                     }
-                    let function = function(&format!("hostFunctions.{inner}"), &value)?;
-                    self.host_functions.push((inner, function));
+                    self.host_functions.push(HostFunction::parse(inner, &value)?);
                 }
             }
             _ if packages::Settings::NAMES.contains(&name) => self.packages.set(name, value)?,

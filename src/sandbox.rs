@@ -90,8 +90,13 @@ export interface SandboxOptions {
    * it raises LimitError in Python. When its time is over, the execution ends with outcome `limit`.
    */
   budget?: BudgetLimits | Budget;
-  /** Host functions: functions that Python calls by name. */
-  hostFunctions?: Record<string, (...args: any[]) => unknown>;
+  /** Host functions: functions that Python calls by name. An object has a function and its settings. */
+  hostFunctions?: Record<string, ((...args: any[]) => unknown) | HostFunction>;
+  /**
+   * Decides about a call of a host function with `approve: true`, before the function runs. Several calls may wait at once. Only
+   * `wallTimeout` and the time of a `budget` go on meanwhile.
+   */
+  onApprove?: (call: HostCall) => Approval | Promise<Approval>;
   /**
    * The project whose prompts and controllers Python suits, in names, signatures and the look of failures. `"default"`; `"rlm"`
    * (alexzhang13/rlm from 0.1.2 on), `"rlm-legacy"` (up to 0.1.1a, and rlm-minimal), `"rlm-core"` (DwayneWilkes/rlm), `"dspy"` (its `RLM`

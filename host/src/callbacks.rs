@@ -149,7 +149,8 @@ pub(crate) type HostFunction = Arc<dyn Fn(HostCall) -> BoxFuture<'static, Return
 /// All of a sandbox, by name.
 pub(crate) type Functions = HashMap<String, HostFunction>;
 
-/// Host functions by name, for [`Sandbox::configure`](crate::Sandbox::configure).
+/// Host functions by name, for [`Sandbox::configure`](crate::Sandbox::configure). A function that needs a person's approval asks for it by
+/// itself, before it acts. Python's clock stands meanwhile, and `hostCallTimeout` goes on.
 #[derive(Clone, Default)]
 pub struct HostFunctions(pub(crate) Functions);
 

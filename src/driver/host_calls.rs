@@ -13,9 +13,10 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::{AbortController, AbortSignal};
 
+use super::functions::arguments;
 use super::{Driver, notify};
 use crate::budget::{JsBudget, usage};
-use crate::convert::{decode, encode, is_tuple};
+use crate::convert::{decode, encode};
 use crate::glue::{describe, get, now, object};
 use crate::outbox::JsBody;
 use sandglass_core::budget::{Budget, BudgetLimits};
@@ -54,15 +55,18 @@ impl Driver {
         if let Some(on_query) = self.on_query.as_ref().filter(|_| QUERIES.contains(&name)) {
             return self.query(call, name, args, budget, signal, on_query.clone());
         }
+        let functions = &self.options.host_functions;
+        let function = functions.iter().find(|function| function.name == name);
         let promise = decode(args)
             .map_err(|error| JsValue::from_str(&error.to_string()))
-            .and_then(|decoded| self.invoke(name, &arguments(args, decoded), &signal, budget));
+            .and_then(|decoded| match function {
+                Some(function) => self.call_function(call, function, arguments(args, decoded)?, &signal),
+                None => self.ask(name, &list(decoded), &signal, budget),
+            });
         let name = name.to_owned();
         let this = self.this.clone();
         // The user's promise may never settle. So waiting ends with the call.
-        let aborted = Promise::new(&mut |resolve, _| {
-            let _ = signal.add_event_listener_with_callback("abort", &resolve);
-        });
+        let aborted = aborted(&signal);
         spawn_local(async move {
             let result = match promise {
                 Ok(value) => JsFuture::from(Promise::race(&Array::of2(&value, &aborted))).await,
@@ -88,7 +92,7 @@ impl Driver {
         on_query: OnQuery,
     ) {
         let asked = decode(args).map_err(|error| error.to_string()).and_then(|args| {
-            let args = args.dyn_into::<Array>().unwrap_or_else(|only| Array::of1(&only));
+            let args = list(args);
             let prompt = args.get(0).dyn_into::<JsString>();
             let prompt = prompt.map_err(|_| "the first argument must be a str".to_owned())?;
             let signal = signal.clone();
@@ -153,12 +157,9 @@ impl Driver {
         self.feed(Input::HostReturned(call, result));
     }
 
-    /// Calls the user's function of this name.
-    fn invoke(&self, name: &str, args: &Array, signal: &JsValue, budget: &Budget) -> Result<JsValue, JsValue> {
+    /// Has `onLLMQuery` or `onRLMQuery` answer a query.
+    fn ask(&self, name: &str, args: &Array, signal: &JsValue, budget: &Budget) -> Result<JsValue, JsValue> {
         let nobody = JsValue::UNDEFINED;
-        if let Some((_, function)) = self.options.host_functions.iter().find(|(own, _)| own == name) {
-            return function.apply(&nobody, args);
-        }
         if !args.get(0).is_string() {
             return Err(JsValue::from_str("the first argument must be a str"));
         }
@@ -207,22 +208,16 @@ impl Driver {
     }
 }
 
-/// The arguments for the user's function. Keyword arguments are one object at the end.
-fn arguments(encoded: &Encoded<JsBody>, decoded: JsValue) -> Array {
-    let args = match decoded.dyn_into::<Array>() {
-        Ok(args) => args,
-        Err(only) => return Array::of1(&only),
-    };
-    if !is_tuple(encoded) {
-        return args; // those of a query
-    }
-    let (Ok(positional), keywords) = (args.get(0).dyn_into::<Array>(), args.get(1)) else {
-        return Array::new();
-    };
-    if !keywords.is_null() {
-        positional.push(&keywords);
-    }
-    positional
+/// A list of arguments. A single str comes alone.
+pub(super) fn list(args: JsValue) -> Array {
+    args.dyn_into().unwrap_or_else(|only| Array::of1(&only))
+}
+
+/// A promise that resolves when the signal is aborted.
+pub(super) fn aborted(signal: &AbortSignal) -> Promise {
+    Promise::new(&mut |resolve, _| {
+        let _ = signal.add_event_listener_with_callback("abort", &resolve);
+    })
 }
 
 /// The model that Python asked for, or `undefined`: callbacks never get `null`.

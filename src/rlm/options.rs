@@ -148,7 +148,7 @@ impl Options {
                 .map_or(0, |sandbox| sandbox.limits.max_output_chars as usize),
             functions: sandbox
                 .iter()
-                .flat_map(|sandbox| sandbox.host_functions.iter().map(|(name, _)| name.clone()))
+                .flat_map(|sandbox| sandbox.host_functions.iter().map(|one| one.name.clone()))
                 // A name that begins with an underscore is not for code: `_tools` gives Python the object `tools`.
                 .filter(|name| !name.starts_with('_'))
                 .collect(),

@@ -314,10 +314,15 @@ const TEST = {
 };
 
 /** Tests of the functions' own side, without a guest: what a hostile guest or server may do. */
+/** The function that answers for all tools, as a sandbox calls it. @param {Awaited<ReturnType<typeof pythonFunctions>>} functions */
+function answering({ hostFunctions }) {
+  const { call } = /** @type {any} */ (hostFunctions._tools);
+  return call.bind({ signal: new AbortController().signal });
+}
+
 const HOST = {
   "guests can call nothing but tools": async () => {
-    const { hostFunctions } = await pythonFunctions(own);
-    const ask = /** @type {any} */ (hostFunctions._tools);
+    const ask = answering(await pythonFunctions(own));
     for (const args of [
       [],
       ["call"],
@@ -353,17 +358,83 @@ const HOST = {
       },
       $defs: /** @type {any} */ ({ node }),
     });
-    const { hostFunctions } = await pythonFunctions({
-      check: tool({ inputSchema: schema, execute: async () => "passed" }),
-    });
-    const check = (/** @type {unknown} */ input) =>
-      /** @type {any} */ (hostFunctions._tools)("call", "check", JSON.stringify(input));
+    const ask = answering(
+      await pythonFunctions({ check: tool({ inputSchema: schema, execute: async () => "passed" }) }),
+    );
+    const check = (/** @type {unknown} */ input) => ask("call", "check", JSON.stringify(input));
     let tree = {};
     for (let level = 0; level < 60; level++) tree = { to: tree };
     await assert.rejects(check({ tree }), /too many values to be checked/);
     await assert.rejects(check({ loop: 1 }), /check: /);
     assert.equal(await check({ text: `${"a".repeat(200)}!`, all: Array(200_000).fill(1) }), "passed");
     await assert.rejects(check({ text: 1 }), /text: Instance type "number"/);
+  },
+
+  "the sandbox's onApprove is asked about tools that need approval": async () => {
+    const inputSchema = z.object({ amount: z.number(), to: z.string().default("me") });
+    const needsApproval = async (/** @type {{ amount: number }} */ { amount }) => amount > 100;
+    const pay = tool({ inputSchema, needsApproval, execute: echo("pay") });
+    const close = tool({ inputSchema: z.object({}), needsApproval: true, execute: echo("close") });
+    const { hostFunctions } = await pythonFunctions({ pay, close });
+    /** @type {unknown[]} */
+    const asked = [];
+    /** @type {Record<string, any>} */
+    const answers = {
+      200: true,
+      300: "too much",
+      400: { kwargs: { amount: 40 } },
+      500: { kwargs: { amount: "all" } },
+      600: { args: [1] },
+    };
+    const careful = await createSandbox({
+      hostFunctions,
+      onApprove: ({ name, args, kwargs, line }) => {
+        asked.push([name, args, kwargs, line?.text]);
+        return answers[String(kwargs.amount)] ?? false;
+      },
+    });
+    const careless = await createSandbox({ hostFunctions });
+    calls = [];
+    try {
+      await careful.initialize(null);
+      await run(careful, "tools.pay(5)");
+      assert.deepEqual(asked, []);
+      await run(careful, "tools.pay(200)");
+      assert.deepEqual(asked, [["tools.pay", [], { amount: 200 }, "tools.pay(200)"]]);
+      await run(careful, "tools.pay(400)");
+      assert.equal(await failure(careful, "tools.pay(300)"), "HostCallError: tools.pay() was refused: too much");
+      assert.match((await failure(careful, "tools.pay(500)")) ?? "", /HostCallError: pay: wrong arguments: amount: /);
+      assert.match((await failure(careful, "tools.pay(600)")) ?? "", /positional arguments/);
+      assert.match((await failure(careful, "tools.close()")) ?? "", /tools\.close\(\) was refused/);
+      await careless.initialize(null);
+      assert.match((await failure(careless, "tools.pay(200)")) ?? "", /nobody is asked: give createSandbox onApprove/);
+      const paid = [5, 200, 40].map((amount) => ["pay", { amount, to: "me" }]);
+      assert.deepEqual(calls, paid);
+    } finally {
+      await careful.destroy();
+      await careless.destroy();
+    }
+  },
+
+  "an abort reaches a tool that runs": async () => {
+    const controller = new AbortController();
+    let aborted = false;
+    const wait = tool({
+      inputSchema: z.object({}),
+      execute: (_input, { abortSignal }) =>
+        new Promise((_, reject) => {
+          abortSignal?.addEventListener("abort", () => reject(new Error(String((aborted = true)))));
+          controller.abort();
+        }),
+    });
+    const other = await createSandbox(await pythonFunctions({ wait }).then(({ hostFunctions }) => ({ hostFunctions })));
+    try {
+      await other.initialize(null);
+      const { outcome } = await other.execute("tools.wait()", { signal: controller.signal });
+      assert.deepEqual([outcome, aborted], ["interrupted", true]);
+    } finally {
+      await other.destroy();
+    }
   },
 
   "names of tools bring no other words into a prompt": async () => {
@@ -379,10 +450,6 @@ const HOST = {
     await assert.rejects(
       pythonFunctions({ a: tool({ inputSchema, outputSchema: z.string() }) }),
       /"a" cannot be called from Python: it has no `execute`/,
-    );
-    await assert.rejects(
-      pythonFunctions({ a: tool({ inputSchema, execute: echo("a"), needsApproval: true }) }),
-      /it needs approval/,
     );
   },
 

@@ -284,6 +284,25 @@ const BEHAVIOURS = {
     return json;
   },
   kind: () => (value) => Object.prototype.toString.call(value),
+  noted: (world) => () => void world.log.push("ran"),
+  // Answers of onApprove, which gets a call.
+  yes: () => () => true,
+  no: () => () => false,
+  reason: () => async () => "too much",
+  tell: () => (call) => JSON.stringify([call.name, call.args, call.kwargs, call.line]),
+  at_most_10: () => (call) => ({ args: [Math.min(call.args[0], 10), ...call.args.slice(1)] }),
+  by_name: () => (call) => ({ args: [], kwargs: { amount: call.args[0] } }),
+  yes_at_last: () => async () => (await sleep(400), true),
+  // The execution is interrupted meanwhile, and the approval comes too late.
+  yes_too_late: (world) => (call) =>
+    new Promise((resolve) => {
+      call.signal.addEventListener("abort", () => {
+        world.log.push("aborted");
+        resolve(true);
+      });
+      setTimeout(() => world.sandbox?.interrupt(), 50);
+    }),
+  neither: () => () => ({ args: [1], kwarg: {} }),
   function: () => () => () => 1,
 };
 
@@ -342,15 +361,22 @@ function makeOptions({ options = {}, host }, world) {
   for (const [query, option] of Object.entries(QUERIES)) made[option] = perform((host) => host[query]);
   if (host?.functions) {
     const names = Object.keys(host.functions);
-    made.hostFunctions = Object.fromEntries(names.map((name) => [name, perform((host) => host.functions[name])]));
+    made.hostFunctions = Object.fromEntries(
+      names.map((name) => {
+        const call = perform((host) => host.functions[name]);
+        return [name, name in (host.approve ?? {}) ? { call, approve: true } : call];
+      }),
+    );
   }
+  if (host?.approve) made.onApprove = (/** @type {any} */ call) => perform((host) => host.approve[call.name])(call);
   return made;
 }
 
 /** A key of a case's options. Cases with the same key can share a sandbox. @param {any} test */
 function keyOf({ name, options, host, fresh, context }) {
   const alone = fresh || context === false;
-  const callbacks = host && (Object.keys(host).length === 0 ? "none" : Object.keys(host.functions ?? {}));
+  const names = [host?.functions, host?.approve].map((functions) => Object.keys(functions ?? {}));
+  const callbacks = host && (Object.keys(host).length === 0 ? "none" : names);
   return JSON.stringify([options ?? {}, callbacks ?? [], alone && name]);
 }
 

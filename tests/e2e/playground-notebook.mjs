@@ -444,6 +444,27 @@ Table()`;
       await page.select("#preset", "built-in");
     },
 
+    "asks before a function runs": async (check) => {
+      await page.click("#add-pay");
+      const last = await cells();
+      await page.click(cell(last, ".run"));
+      await page.waitForSelector("#approval[open]");
+      const asked = await text("#approval");
+      check(
+        asked,
+        asked.includes('pay(20, to="Ada")') && asked.includes('Line 4: print("paid", pay(grains, to=name))'),
+      );
+      check("Enter refuses", (await page.$eval(":focus", (it) => it.textContent)) === "Refuse");
+      for (const barrier of await barriers(["light"])) check(`in the dialog: ${barrier}`, false);
+      await page.click('#approval button[value="allow"]');
+      await includes("#approval-call", "Mallory");
+      await page.waitForSelector("#approval[open]");
+      await page.keyboard.press("Enter");
+      const { output } = await ended(last);
+      const wanted = "paid 20 grains of sand for Ada\npay() was refused by the user of this sandbox\n";
+      check(output, output === wanted);
+    },
+
     "has no barriers": async (check) => {
       for (const barrier of await barriers()) check(barrier, false);
       await page.setViewport({ width: 390, height: 844 });

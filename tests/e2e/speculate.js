@@ -500,6 +500,21 @@ async function hostCalls() {
   const { stdout, result, hostCalls, usage } = await sandbox.execute(code);
   problems.push(...different([stdout, result, hostCalls], ["asks\nAAA\n", "'AAA'", 1], "what it came to"));
   problems.push(...different([asked.length, usage?.calls, tally(sandbox).used], [1, 1, 1], "calls, budget, used"));
+  // A function that needs approval: nobody is asked ahead.
+  /** @type {string[]} */
+  const approvals = [];
+  const careful = await create({
+    hostFunctions: { pay: { call: (/** @type {number} */ amount) => approvals.push(`paid ${amount}`), approve: true } },
+    onApprove: ({ name }) => approvals.push(name) > 0,
+  });
+  const payment = "amount = sum(range(5))\npay(amount)";
+  await ahead(careful, payment);
+  await pause(100);
+  problems.push(...different(approvals, [], "an approval was asked ahead"));
+  const paid = await careful.execute(payment);
+  problems.push(...different([paid.result, approvals], ["2", ["pay", "paid 10"]], "an approved call"));
+  problems.push(...different(tally(careful).used, 1, "the code that ran up to the call is used"));
+  await careful.destroy();
   // A batch whose code does not come, and one whose code does.
   const batch = "llm_query_batched(['x', 'y'])";
   await ahead(sandbox, batch);

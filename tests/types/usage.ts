@@ -2,13 +2,28 @@
 
 import { displayFrame, sanitizeHtml } from "../../dist/display.js";
 import { createSandbox, SandboxError } from "../../pyodide-glue/index.js";
+import type { RunningHostCall } from "../../pkg/sandglass.js";
 
 export async function rightly(): Promise<void> {
   const sandbox = await createSandbox({
     timeout: 1_000,
     onLLMQuery: async (prompt, { model, signal }) => `${prompt.length} ${model ?? "default"} ${signal.aborted}`,
     onRLMQuery: (task, context) => `${task} ${typeof context}`,
-    hostFunctions: { add: (a: number, b: number) => a + b },
+    hostFunctions: {
+      add: (a: number, b: number) => a + b,
+      look: { call: async (url: string) => url },
+      pay: {
+        async call(this: RunningHostCall, amount: number) {
+          const { args } = amount > 100 ? await this.approve({ name: "pay much" }) : this;
+          return this.signal.aborted ? undefined : args.length;
+        },
+        approve: true,
+      },
+    },
+    onApprove: async ({ name, args, kwargs, line, signal }) => {
+      if (signal.aborted || line?.text === undefined) return "nobody is here";
+      return name === "pay" ? { args: args.slice(0, 1), kwargs } : line.number + line.execution > 2;
+    },
     isolation: "worker",
     profile: "rlm-legacy",
     predictions: "auto",
@@ -101,6 +116,10 @@ export async function wrongly(): Promise<void> {
   await createSandbox({ timeout: "1" });
   // @ts-expect-error: an answer is a string
   await createSandbox({ onLLMQuery: async () => 42 });
+  // @ts-expect-error: a host function has no such setting
+  await createSandbox({ hostFunctions: { pay: { call: () => 1, aprove: true } } });
+  // @ts-expect-error: an approval is a boolean, a text or other arguments
+  await createSandbox({ onApprove: () => 1 });
   // @ts-expect-error: a profile is one of four
   await createSandbox({ profile: "smolagents" });
   // @ts-expect-error: a server has an address

@@ -64,6 +64,15 @@ while True:
     except BaseException:
         pass`,
   },
+  "add-pay": {
+    kind: "code",
+    source: `# pay() needs your approval. Python waits until you have looked at the call.
+for name, grains in {"Ada": 20, "Mallory": 1_000_000}.items():
+    try:
+        print("paid", pay(grains, to=name))
+    except HostCallError as error:
+        print(error)`,
+  },
   "add-plot": {
     kind: "code",
     source: `# A package that is not loaded is offered when it is imported.

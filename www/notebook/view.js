@@ -2,6 +2,7 @@
 
 import { byId } from "../dom.js";
 import { aheadPanel } from "./ahead-panel.js";
+import { approvals, textOf } from "./approval.js";
 import { branches } from "./branches.js";
 import { CallLog } from "./call-log.js";
 import { Notebook } from "./cells.js";
@@ -18,6 +19,7 @@ import { variablesPanel } from "./variables-panel.js";
 /** @param {import("../settings.js").Answer} answer  the model behind `llm_query` */
 export function openNotebook(answer) {
   const log = new CallLog();
+  const isAllowed = approvals();
 
   const session = new Session({
     onLLMQuery: (prompt, info) =>
@@ -29,6 +31,18 @@ export function openNotebook(answer) {
       return log.record({ name: "rlm_query", prompt: task, signal }, () =>
         searchInChild(task, context, { signal, onLLMQuery }),
       );
+    },
+
+    // A function of the kind that nobody should leave to a model alone. It moves nothing.
+    hostFunctions: {
+      pay: {
+        call: (/** @type {unknown} */ grains, { to = "nobody" } = {}) => `${grains} grains of sand for ${to}`,
+        approve: true,
+      },
+    },
+    onApprove: async (call) => {
+      const answer = async () => ((await isAllowed(call)) ? "allowed" : "refused");
+      return (await log.record({ name: call.name, prompt: textOf(call), signal: call.signal }, answer)) === "allowed";
     },
   });
 

@@ -195,6 +195,10 @@ pub enum Input<B> {
     Guest(Slot, GuestInput<B>),
     /// A host call used a part of the budget.
     Used(u32, Usage),
+    /// A host call waits for approval before its function runs. Time is not counted for the call until [`Input::Approved`].
+    NeedsApproval(u32),
+    /// A host call's function may run now.
+    Approved(u32),
     /// The answer to [`HostEffect::Fetch`].
     Fetched(Ticket, Result<Vec<Package<B>>, Error>),
     /// A host call returned.
@@ -410,6 +414,11 @@ impl<B: Body> Session<B> {
         self.interpreter.last_execution
     }
 
+    /// A line of the code that runs, from 1. `None` if the running execution has another number, or has no such line.
+    pub fn line(&self, execution: u32, number: u32) -> Option<&str> {
+        self.interpreter.line(execution, number)
+    }
+
     /// The counts of the session's work so far.
     pub fn stats(&self) -> Stats {
         let mut stats = self.interpreter.stats.clone();
@@ -469,6 +478,8 @@ impl<B: Body> Session<B> {
             Input::Guest(Slot::Shadow(shadow), input) => self.shadows.guest_input(now, shadow, input),
             Input::Fetched(ticket, result) => interpreter.fetched(ticket, result),
             Input::Used(call, usage) => interpreter.host_used(call, &usage),
+            Input::NeedsApproval(call) => interpreter.call_waits(now, call, true),
+            Input::Approved(call) => interpreter.call_waits(now, call, false),
             Input::HostReturned(call, result) => interpreter.host_returned(now, call, result),
             Input::Hint(predictions) => self.shadows.predict(predictions),
             Input::Written(code, timeout_ms) if interpreter.can_be_copied() => self.shadows.written(code, timeout_ms),

@@ -192,6 +192,19 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
+    pub(super) fn line(&self, execution: u32, number: u32) -> Option<&str> {
+        match &self.exchange.as_ref()?.job {
+            Job::Execute(running) if running.id == execution => running.line(number),
+            _ => None,
+        }
+    }
+
+    pub(super) fn call_waits(&mut self, now: f64, call: u32, waits: bool) {
+        if let Some(exchange) = &mut self.exchange {
+            exchange.call_waits(now, call, waits, &self.config);
+        }
+    }
+
     pub(super) fn host_used(&self, call: u32, usage: &Usage) {
         if let Some(exchange) = &self.exchange {
             exchange.host_used(call, usage);

@@ -49,7 +49,8 @@ struct Batch {
 struct Running {
     guest_call: u32,
     name: String,
-    expires_at: f64,
+    /// `None` while the call waits for approval, which may take any time.
+    expires_at: Option<f64>,
 }
 
 impl<B> Default for Calls<B> {
@@ -68,7 +69,10 @@ impl<B> Default for Calls<B> {
 impl<B> Calls<B> {
     /// The time at which the first running call times out.
     pub(super) fn next_expiry(&self) -> Option<f64> {
-        self.running.values().map(|call| call.expires_at).reduce(f64::min)
+        self.running
+            .values()
+            .filter_map(|call| call.expires_at)
+            .reduce(f64::min)
     }
 
     fn is_empty(&self) -> bool {
@@ -194,6 +198,13 @@ impl<B: Body> Exchange<B> {
         }
     }
 
+    /// Notes that a running call begins or ends to wait for approval. Its `hostCallTimeout` begins when the approval is given.
+    pub(super) fn call_waits(&mut self, now: f64, call: u32, waits: bool, config: &Config) {
+        if let Some(running) = self.calls.running.get_mut(&call) {
+            running.expires_at = (!waits).then_some(now + config.limits.host_call_timeout_ms);
+        }
+    }
+
     /// Answers the calls that have timed out.
     pub(super) fn expire_calls(
         &mut self,
@@ -204,7 +215,7 @@ impl<B: Body> Exchange<B> {
     ) {
         let ms = config.limits.host_call_timeout_ms;
         let running = self.calls.running.iter();
-        let expired = running.filter(|(_, call)| now >= call.expires_at);
+        let expired = running.filter(|(_, call)| call.expires_at.is_some_and(|at| now >= at));
         let expired: Vec<u32> = expired.map(|(number, _)| *number).collect();
         for number in &expired {
             let Some(call) = self.calls.running.remove(number) else {
@@ -269,7 +280,7 @@ impl<B: Body> Exchange<B> {
             let running = Running {
                 guest_call,
                 name: name.clone(),
-                expires_at: now + config.limits.host_call_timeout_ms,
+                expires_at: Some(now + config.limits.host_call_timeout_ms),
             };
             calls.running.insert(call, running);
             effects.push(Effect::Host(HostEffect::CallHost {

@@ -62,6 +62,12 @@ impl Execution {
         Err(execution.refused(Outcome::Limit, "LimitError", &error))
     }
 
+    /// A line of the code, as Python counts them from 1.
+    pub(super) fn line(&self, number: u32) -> Option<&str> {
+        let mut lines = self.code.split("\r\n").flat_map(|part| part.split(['\n', '\r']));
+        lines.nth((number as usize).checked_sub(1)?)
+    }
+
     /// The reply for code that is not run.
     pub(super) fn refused<B>(self, outcome: Outcome, error_type: &str, error: &str) -> Reply<B> {
         let mut execution = self.report(outcome, 0.0, 0.0, StateReport::kept());

@@ -56,6 +56,11 @@ enum Step {
         well: bool,
     },
     ReturnsUnknown(u32),
+    /// The approval of a call is asked for, or given. The call may be unknown.
+    Approves {
+        call: u32,
+        given: bool,
+    },
     /// Packages that a command asked for are there, or cannot be had.
     Fetched {
         well: bool,
@@ -131,6 +136,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::GuestLost),
         10 => (0..3_usize, any::<bool>()).prop_map(|(position, well)| Step::Returns { position, well }),
         2 => (0..9_u32).prop_map(Step::ReturnsUnknown),
+        2 => (0..9_u32, any::<bool>()).prop_map(|(call, given)| Step::Approves { call, given }),
         8 => any::<bool>().prop_map(|well| Step::Fetched { well }),
         2 => (0..50_usize).prop_map(Step::Writes),
         2 => prop::collection::vec(0..50_usize, 0..4).prop_map(Step::Hints),
@@ -410,6 +416,8 @@ impl World {
                 self.feed(Input::HostReturned(call, result));
             }
             Step::ReturnsUnknown(call) => self.returns(call, "stale"),
+            Step::Approves { call, given: false } => self.feed(Input::NeedsApproval(call)),
+            Step::Approves { call, given: true } => self.feed(Input::Approved(call)),
             Step::Fetched { well } => self.fetches(well),
             Step::Rests => {
                 self.wait(60.0);

@@ -118,6 +118,38 @@ fn a_call_that_takes_too_long_is_aborted_and_the_next_one_starts() {
 }
 
 #[test]
+fn the_time_of_an_approval_does_not_count_for_a_call() {
+    let mut world = World::ready();
+    world.execute("ask()");
+    let call = world.calls("ask");
+    let number = world.under_way()[0];
+    world.wait(4_000.0);
+    world.feed(Input::NeedsApproval(number));
+    world.wait(3_600_000.0);
+    world.feed(Input::Approved(number));
+    world.wait(4_999.0);
+    assert_eq!((world.reply(call), world.aborted.len()), (None, 0));
+    world.wait(1.0);
+    assert_eq!(world.reply(call).map(|(status, _)| status), Some(ReplyStatus::Timeout));
+    world.feed(Input::Approved(number));
+    world.feed(Input::NeedsApproval(99));
+}
+
+#[test]
+fn the_line_that_calls_is_known_while_its_code_runs() {
+    let mut world = World::ready();
+    world.execute("a\r\nb\rc\n\nd");
+    let lines = |world: &World, execution| {
+        let lines = (0..=6).filter_map(|number| world.session.line(execution, number));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(lines(&world, 1), ["a", "b", "c", "", "d"]);
+    assert!(lines(&world, 2).is_empty());
+    world.ends(ok());
+    assert!(lines(&world, 1).is_empty());
+}
+
+#[test]
 fn a_function_that_does_not_exist_is_refused() {
     let mut world = World::ready();
     world.execute("call('rm')");

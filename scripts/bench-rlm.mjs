@@ -6,6 +6,7 @@
 import { execFileSync } from "node:child_process";
 import {
   appendFileSync,
+  chmodSync,
   existsSync,
   mkdirSync,
   mkdtempSync,
@@ -127,6 +128,7 @@ console.log(`\n${tables.join("\n\n")}\n\n${versions.join("\n")}\n\nTables, pictu
 /** @param {string} name */
 async function begin(name) {
   const scratch = started.get(name)?.scratch ?? mkdtempSync(join(tmpdir(), `bench-rlm-${name}-`));
+  chmodSync(scratch, 0o755); // guests of the host run as users of their own
   const before = performance.now();
   const running = await CONTESTANTS[name]?.start(scratch);
   if (!running) throw new Error(`unknown contestant ${name}: ${Object.keys(CONTESTANTS).join(", ")}`);

@@ -26,8 +26,8 @@ import { serve } from "../../serve.mjs";
 
 /** Where pip installs the contestants in Python. */
 export const RIVALS = join(root, ".setup/rlm-rivals");
-/** Parts of DSPy's interpreter, where they cannot be downloaded from their own place. */
-export const DSPY_PARTS = join(root, ".setup/rlm-dspy");
+/** The cache of Deno, which has what DSPy's interpreter imports. */
+export const DENO_CACHE = join(root, ".setup/rlm-deno");
 
 /** @type {Record<string, Contestant>} */
 export const CONTESTANTS = {
@@ -50,15 +50,13 @@ export const CONTESTANTS = {
 
 /** @param {string} scratch @returns {NodeJS.ProcessEnv} */
 function environment(scratch) {
-  const parts = process.env.DSPY_PARTS;
   return {
     ...process.env,
     PATH: `${join(RIVALS, "bin")}:${process.env.PATH}`,
     HOME: scratch,
     TMPDIR: scratch,
     NO_COLOR: "1",
-    DENO_DIR: join(root, ".setup/rlm-deno"),
-    ...(parts && { DSPY_PARTS: parts }),
+    DENO_DIR: DENO_CACHE,
     OPENAI_API_KEY: "no-key-is-needed",
   };
 }

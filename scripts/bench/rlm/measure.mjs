@@ -1,6 +1,6 @@
 // One run of one contestant, and what is measured of it.
 import { CONVENTIONS, codeOf } from "./policies.mjs";
-import { family, megabytes } from "../../processes.mjs";
+import { family, ownMegabytes } from "../../processes.mjs";
 
 /** @import { Contestant, Order, Outcome, Running } from "./contestants.mjs" */
 /** @import { Behaviour, Call } from "./model.mjs" */
@@ -27,7 +27,7 @@ import { family, megabytes } from "../../processes.mjs";
  * @property {number} lost  sub-calls that never got an answer
  * @property {number} doubled  sub-calls that got more than one
  * @property {number} late  calls after the outcome
- * @property {number} memory  MB at most
+ * @property {number} memory  MB at most, without pages of files
  */
 
 const SAMPLE_MS = 250;
@@ -57,7 +57,7 @@ export async function measure({
   const code = codeOf(task.turns, CONVENTIONS[contestant.convention]);
   let memory = 0;
   const sample = () => {
-    memory = Math.max(memory, megabytes(running.process()));
+    memory = Math.max(memory, ownMegabytes(running.process()));
     for (const { id, started } of family(running.process())) seen.set(id, started);
   };
   const begin = performance.now();

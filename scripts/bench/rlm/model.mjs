@@ -18,7 +18,7 @@ import { oracle, readPrompt } from "./tasks.mjs";
  * @property {number} errorRate  of the oracle's answers, those that are wrong
  * @property {{ kind: keyof typeof FAULTS, rate: number }} [fault]  of all calls, those that meet a fault in their first attempt
  *
- * One request, as it was recorded. Times are those of `performance.now()`. `latency` is the time that the model takes without faults.
+ * One request, as it was recorded. Times are those of `performance.now()`. `latency` is the model's own time: a late timer of this server is in it.
  * @typedef {object} Call
  * @property {"root" | "sub"} kind
  * @property {number} turn  of the code in whose time it comes, from 0
@@ -152,6 +152,7 @@ async function answer(run, request, response) {
   };
   run.calls.push(call);
   response.once("close", () => (call.end = performance.now()));
+  response.once("finish", () => (call.latency = performance.now() - start));
   const due = start + (meets === "slow" ? SLOW_MS : 0);
   const broken = meets && FAULTS[meets];
   if (broken) {
@@ -207,10 +208,12 @@ async function forward(run, endpoint, request, response) {
   const stop = new AbortController();
   response.once("close", () => {
     call.end = performance.now();
-    call.latency = call.end - start;
     stop.abort();
   });
-  response.once("finish", () => (call.delivered = response.statusCode < 300));
+  response.once("finish", () => {
+    call.latency = performance.now() - start;
+    call.delivered = response.statusCode < 300;
+  });
   const answered = await fetch(`${endpoint.url.replace(/\/$/, "")}/chat/completions`, {
     method: "POST",
     headers: { "Content-Type": "application/json", Authorization: `Bearer ${endpoint.key}` },

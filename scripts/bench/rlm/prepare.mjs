@@ -4,11 +4,9 @@ import { existsSync, mkdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { mustRun, root, run } from "../../project.mjs";
-import { DSPY_PARTS, RIVALS } from "./contestants.mjs";
+import { DENO_CACHE, RIVALS } from "./contestants.mjs";
 
 const logOf = (/** @type {string} */ name) => join(root, ".setup/logs", `bench-rlm-${name}.log`);
-/** The version of Pyodide that DSPy's runner imports. */
-const DSPY_PYODIDE = "0.29.4";
 /** The image of rlms' container, by its own default. */
 const RLMS_IMAGE = "python:3.11-slim";
 
@@ -37,33 +35,23 @@ export async function prepare(wanted) {
   return here;
 }
 
-/** Downloads what DSPy's interpreter needs. Where the host of its own imports cannot be reached, parts of npm take their place. */
+/** Downloads what DSPy's interpreter imports. A part of its own host is replaced by ours where that host cannot be reached. */
 async function dspy() {
   const deno = join(RIVALS, "bin/deno");
-  const runner = execFileSync(join(RIVALS, "bin/python"), [
-    ...["-c", "import importlib.util as u; print(u.find_spec('dspy').submodule_search_locations[0])"],
-  ]);
-  const script = join(runner.toString().trim(), "primitives/runner.js");
-  const cache = [deno, "cache", "--no-config", "--no-lock", "--node-modules-dir=false", script];
-  const downloaded = await run(cache, {
-    log: logOf("deno"),
-    timeoutSeconds: 60,
-    env: { DENO_DIR: join(root, ".setup/rlm-deno") },
-  });
-  if (downloaded.ok) return undefined;
-  mkdirSync(DSPY_PARTS, { recursive: true });
-  const pyodide = join(DSPY_PARTS, "node_modules/pyodide/pyodide.js");
-  if (!existsSync(pyodide)) {
-    const install = ["npm", "install", "--prefix", DSPY_PARTS, "--no-save", "--silent", `pyodide@${DSPY_PYODIDE}`];
-    const installed = await run(install, { log: logOf("dspy"), cwd: DSPY_PARTS });
-    if (!installed.ok) return "Pyodide cannot be downloaded for its interpreter";
-  }
-  const imports = {
-    [`npm:pyodide@${DSPY_PYODIDE}/pyodide.js`]: pathToFileURL(pyodide).href,
-    "https://deno.land/std@0.186.0/io/mod.ts": pathToFileURL(join(root, "scripts/bench/rlm/deno-lines.js")).href,
+  const find = "import importlib.util as u; print(u.find_spec('dspy').submodule_search_locations[0])";
+  const folder = execFileSync(join(RIVALS, "bin/python"), ["-c", find], { encoding: "utf8" }).trim();
+  const download = (/** @type {string[]} */ ...options) => {
+    const flags = ["--no-config", "--no-lock", "--node-modules-dir=false", ...options];
+    const how = { log: logOf("deno"), timeoutSeconds: 120, env: { DENO_DIR: DENO_CACHE } };
+    return run([deno, "cache", ...flags, join(folder, "primitives/runner.js")], how);
   };
-  writeFileSync(join(DSPY_PARTS, "imports.json"), JSON.stringify({ imports }));
-  process.env.DSPY_PARTS = DSPY_PARTS;
+  if ((await download()).ok) return undefined;
+  const lines = pathToFileURL(join(root, "scripts/bench/rlm/deno-lines.js")).href;
+  const map = join(DENO_CACHE, "imports.json");
+  mkdirSync(DENO_CACHE, { recursive: true });
+  writeFileSync(map, JSON.stringify({ imports: { "https://deno.land/std@0.186.0/io/mod.ts": lines } }));
+  if (!(await download(`--import-map=${map}`)).ok) return "what its interpreter imports cannot be downloaded";
+  process.env.DSPY_IMPORTS = map;
   return undefined;
 }
 

@@ -93,12 +93,13 @@ class Dspy:
 
         self.dspy: Any = dspy
         self.interpreter: Callable[[], Any] = PythonInterpreter
-        parts = os.environ.get("DSPY_PARTS")
-        if parts:
-            # Two imports of its runner come from a host that this machine does not reach: they are taken from this folder.
-            runner = Path(dspy.__file__).parent / "primitives/runner.js"
-            command = ["deno", "run", "--no-config", "--no-lock", "--node-modules-dir=false"]
-            command += [f"--import-map={parts}/imports.json", f"--allow-read={runner},{parts}", str(runner), ""]
+        imports = os.environ.get("DSPY_IMPORTS")
+        if imports:
+            # The command of its own, but for one import whose host this machine does not reach.
+            runner = str(Path(dspy.__file__).parent / "primitives/runner.js")
+            cache = os.environ["DENO_DIR"]
+            command = ["deno", "run", "--no-config", "--no-lock", "--node-modules-dir=false", f"--import-map={imports}"]
+            command += [f"--allow-read={runner},{cache}", runner, "", f"--dspy-deno-dir={cache}"]
             self.interpreter = lambda: PythonInterpreter(deno_command=command)
 
     def run(self, order: dict[str, Any]) -> str:

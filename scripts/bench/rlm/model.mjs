@@ -117,8 +117,8 @@ export async function startModel({ endpoint } = {}) {
 
 /** Answers by script. @param {Run} run @param {IncomingMessage} request @param {ServerResponse} response */
 async function answer(run, request, response) {
-  const start = performance.now();
   const { texts, text, stream, usage: wantsUsage, length } = await read(request);
+  const start = performance.now(); // the time that a prompt takes on its way is the contestant's
   const { behaviour } = run;
   const last = texts.at(-1) ?? "";
   const prompt = readPrompt(last);
@@ -194,8 +194,8 @@ async function answer(run, request, response) {
 
 /** Hands a request on to a real endpoint. @param {Run} run @param {{ url: string, key: string }} endpoint @param {IncomingMessage} request @param {ServerResponse} response */
 async function forward(run, endpoint, request, response) {
-  const start = performance.now();
   const { body, text, texts, stream, length } = await read(request);
+  const start = performance.now();
   const prompt = readPrompt(texts.at(-1) ?? "");
   const kind = prompt || texts.length === 1 ? "sub" : "root";
   if (kind === "root") run.turn = run.calls.filter((call) => call.kind === "root" && call.delivered).length;

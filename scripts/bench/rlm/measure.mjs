@@ -37,7 +37,7 @@ const SAMPLE_MS = 250;
  * @param {{ name: string, contestant: Contestant, running: Running, task: Task, file: string, behaviour: Behaviour, scenario: string,
  *   model: Awaited<ReturnType<typeof import("./model.mjs").startModel>>, limits?: Pick<Order, "calls" | "seconds">, names: { model: string, subModel: string },
  *   timeout: number, seen: Map<number, string> }} how  `seen`: the processes of the contestant, filled in
- * @returns {Promise<{ row: Row, calls: Call[] }>}
+ * @returns {Promise<{ row: Row, calls: Call[] }>} times of `calls` count from the run's beginning
  */
 export async function measure({
   name,
@@ -87,7 +87,7 @@ export async function measure({
   const prompts = grouped(of("sub"), ({ prompt }) => prompt);
   const delivered = [...prompts.values()].map((attempts) => attempts.filter((call) => call.delivered).length);
   return {
-    calls: run.calls,
+    calls: run.calls.map((call) => ({ ...call, start: call.start - begin, end: call.end - begin })),
     row: {
       ...{ contestant: name, scenario, kind: task.kind, seed: task.seed, tokens: task.tokens },
       score: outcome.answer === undefined ? 0 : task.score(outcome.answer),

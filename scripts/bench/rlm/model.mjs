@@ -242,8 +242,8 @@ async function read(request) {
   for await (const piece of request) body += piece;
   const { messages, stream, stream_options } = JSON.parse(body);
   /** @type {string[]} */
-  const texts = messages.map(({ content }) =>
-    typeof content === "string" ? content : (content ?? []).map((/** @type {any} */ part) => part.text ?? "").join(""),
+  const texts = messages.map((/** @type {{ content?: string | { text?: string }[] }} */ { content }) =>
+    typeof content === "string" ? content : (content ?? []).map(({ text = "" }) => text).join(""),
   );
   const text = texts.join("\n\n");
   return {

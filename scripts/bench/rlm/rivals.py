@@ -1,6 +1,7 @@
-"""Runs one contestant of `npm run bench:rlm` that is written in Python: `python rivals.py map-reduce|rlms|rlms-docker|dspy|minrlm`.
+"""Runs one contestant of `npm run bench:rlm` that is written in Python.
 
-Prints `{"ready": …}` when everything is imported. Then it takes tasks as lines of JSON, and answers each with a line.
+`python rivals.py map-reduce|rlms|rlms-docker|dspy|minrlm` prints `{"ready": …}` when everything is imported.
+Then it takes tasks as lines of JSON, and answers each with a line.
 """
 
 from __future__ import annotations

@@ -79,6 +79,7 @@ const CORS = {
   "Access-Control-Allow-Origin": "*",
   "Access-Control-Allow-Headers": "authorization, content-type",
   "Access-Control-Expose-Headers": "retry-after",
+  "Access-Control-Max-Age": "600", // or a page asks for leave before every call
   "Cross-Origin-Resource-Policy": "cross-origin",
 };
 

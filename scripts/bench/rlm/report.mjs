@@ -30,7 +30,7 @@ export function mainTable(rows, all) {
       "added per turn, ms",
       "tokens of the code's model",
       "of sub-models",
-      "calls lost; doubled",
+      "sub-calls lost; doubled; after the end",
       "memory, MB",
       "ready after, s",
       "left behind",
@@ -59,7 +59,9 @@ export function mainTable(rows, all) {
           good.map(({ subTokens }) => subTokens),
           0,
         ),
-        `${sum(own.map(({ lost }) => lost))}; ${sum(own.map(({ doubled }) => doubled))}`,
+        ["lost", "doubled", "late"]
+          .map((key) => sum(own.map((row) => Number(row[/** @type {keyof Row} */ (key)]))))
+          .join("; "),
         Math.max(...own.map(({ memory }) => memory)).toFixed(0),
         start.toFixed(1),
         left,

@@ -38,7 +38,7 @@ import { oracle, readPrompt } from "./tasks.mjs";
  * @property {keyof typeof CONVENTIONS} convention
  * @property {Behaviour} behaviour
  * @property {Call[]} calls
- * @property {Map<string, number>} attempts  by prompt
+ * @property {Map<string, number>} attempts  by prompt, or by turn
  * @property {number} turn
  */
 
@@ -123,15 +123,16 @@ async function answer(run, request, response) {
   const { behaviour } = run;
   const last = texts.at(-1) ?? "";
   const prompt = readPrompt(last);
-  const key = drawn(prompt ? `${prompt.answer.question}\n${prompt.text}` : text);
-  const name = key.toString(36);
-  const attempt = (run.attempts.get(name) ?? 0) + 1;
-  run.attempts.set(name, attempt);
+  const name = drawn(prompt ? `${prompt.answer.question}\n${prompt.text}` : text).toString(36);
+  const root = prompt ? undefined : replyAfter(run.task.turns, CONVENTIONS[run.convention], turnsDone(texts));
+  if (root) run.turn = root.turn;
+  // Prompts for code differ from controller to controller, and yet all shall meet the same luck.
+  const chance = root ? `turn ${root.turn}` : name;
+  const attempt = (run.attempts.get(chance) ?? 0) + 1;
+  run.attempts.set(chance, attempt);
 
   const kind = prompt ? "sub" : "root";
   const replies = run.calls.filter((call) => call.kind === "root" && call.delivered).length;
-  const root = prompt ? undefined : replyAfter(run.task.turns, CONVENTIONS[run.convention], turnsDone(texts));
-  if (root) run.turn = root.turn;
   const reply = prompt
     ? oracle(prompt, behaviour.errorRate)
     : replies >= MAX_REPLIES
@@ -140,7 +141,7 @@ async function answer(run, request, response) {
   const usage = { prompt_tokens: tokens(length), completion_tokens: tokens(reply.length), total_tokens: 0 };
   usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
 
-  const dice = new Dice("latency", run.task.seed, name, attempt);
+  const dice = new Dice("latency", run.task.seed, chance, attempt);
   const { fault } = behaviour;
   const meets = fault && attempt === 1 && dice.next() < fault.rate ? fault.kind : undefined;
   const first = behaviour.firstToken * (0.5 + dice.next()) + (usage.prompt_tokens / behaviour.readsPerSecond) * 1000;

@@ -66,7 +66,9 @@ mkdirSync(values.out, { recursive: true });
 const lines = join(values.out, "runs.jsonl");
 writeFileSync(lines, "");
 const data = mkdtempSync(join(tmpdir(), "bench-rlm-"));
-const model = await startModel(real ? { endpoint: { url: real, key: process.env.OPENAI_API_KEY ?? "" } } : {});
+const model = await startModel(
+  real ? { endpoint: { url: real, key: process.env.OPENAI_API_KEY ?? "", subModel: values["sub-model"] } } : {},
+);
 /** @type {Row[]} */
 const rows = [];
 /** @type {Map<string, { running: Running, start: number, scratch: string, seen: Map<number, string> }>} */

@@ -109,7 +109,7 @@ await test("each fault comes once, and the second attempt is answered", async ()
 
 await test("a real endpoint behind the server is recorded as well", async () => {
   const inner = model.begin({ task, convention: "sandglass", behaviour: QUICK });
-  const outer = await startModel({ endpoint: { url: inner.url, key: "a key" } });
+  const outer = await startModel({ endpoint: { url: inner.url, key: "a key", subModel: "sub" } });
   const run = outer.begin({ task, convention: "sandglass", behaviour: QUICK });
   deepStrictEqual(await reply(run.url, PROMPT), "billing=1 delivery=0 account=0 repair=0");
   const [call] = run.calls;

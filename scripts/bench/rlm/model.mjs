@@ -83,7 +83,9 @@ const CORS = {
   "Cross-Origin-Resource-Policy": "cross-origin",
 };
 
-/** Starts the server. @param {{ endpoint?: { url: string, key: string } }} [options]  `endpoint`: a real one, which answers */
+/** A real endpoint. @typedef {{ url: string, key: string, subModel: string }} Endpoint */
+
+/** Starts the server. @param {{ endpoint?: Endpoint }} [options]  `endpoint`: a real one, which answers */
 export async function startModel({ endpoint } = {}) {
   /** @type {Map<string, Run>} */
   const runs = new Map();
@@ -194,12 +196,12 @@ async function answer(run, request, response) {
   response.end("data: [DONE]\n\n");
 }
 
-/** Hands a request on to a real endpoint. @param {Run} run @param {{ url: string, key: string }} endpoint @param {IncomingMessage} request @param {ServerResponse} response */
+/** Hands a request on to a real endpoint. @param {Run} run @param {Endpoint} endpoint @param {IncomingMessage} request @param {ServerResponse} response */
 async function forward(run, endpoint, request, response) {
-  const { body, text, texts, stream, length } = await read(request);
+  const { body, text, texts, model, stream, length } = await read(request);
   const start = performance.now();
   const prompt = readPrompt(texts.at(-1) ?? "");
-  const kind = prompt || texts.length === 1 ? "sub" : "root";
+  const kind = prompt || texts.length === 1 || model === endpoint.subModel ? "sub" : "root";
   if (kind === "root") run.turn = run.calls.filter((call) => call.kind === "root" && call.delivered).length;
   /** @type {Call} */
   const call = {
@@ -242,7 +244,7 @@ async function read(request) {
   let body = "";
   request.setEncoding("utf8");
   for await (const piece of request) body += piece;
-  const { messages, stream, stream_options } = JSON.parse(body);
+  const { model, messages, stream, stream_options } = JSON.parse(body);
   /** @type {string[]} */
   const texts = messages.map((/** @type {{ content?: string | { text?: string }[] }} */ { content }) =>
     typeof content === "string" ? content : (content ?? []).map(({ text = "" }) => text).join(""),
@@ -250,6 +252,7 @@ async function read(request) {
   const text = texts.join("\n\n");
   return {
     body,
+    model: String(model),
     texts,
     text,
     length: text.length,

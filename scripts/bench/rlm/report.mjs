@@ -1,5 +1,7 @@
 // Tables for readers who have never seen this benchmark.
 
+import { quantile } from "../quantile.mjs";
+
 /** @import { Row } from "./measure.mjs" */
 /** @typedef {{ name: string, version: string, isolation: string, start: number, left: string }} Facts */
 
@@ -26,7 +28,7 @@ export function mainTable(rows, all) {
       "right answers",
       "time of a run, s",
       "of it the model's own, s",
-      "added, s",
+      "added, s: median; mean",
       "added per turn, ms",
       "tokens of the code's model",
       "of sub-models",
@@ -46,7 +48,7 @@ export function mainTable(rows, all) {
           : "–",
         spread(good.map(({ wall }) => wall)),
         spread(good.map(({ model }) => model)),
-        spread(good.map(overhead), 2),
+        good.length ? `${quantile(good.map(overhead), 0.5).toFixed(2)}; ${spread(good.map(overhead), 2)}` : "–",
         spread(
           good.filter(({ turns }) => turns > 0).map((row) => (overhead(row) / row.turns) * 1000),
           0,
@@ -62,7 +64,7 @@ export function mainTable(rows, all) {
         ["lost", "doubled", "late"]
           .map((key) => sum(own.map((row) => Number(row[/** @type {keyof Row} */ (key)]))))
           .join("; "),
-        Math.max(...own.map(({ memory }) => memory)).toFixed(0),
+        Math.max(0, ...own.map(({ memory }) => memory)).toFixed(0),
         start.toFixed(1),
         left,
       ];

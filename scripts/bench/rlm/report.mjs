@@ -74,7 +74,8 @@ export function mainTable(rows, all) {
 
 /** Time added, by the size of the context. @param {Row[]} rows @param {Facts[]} all */
 export function sizeTable(rows, all) {
-  const sizes = [...new Set(rows.map(({ tokens }) => tokens))].sort((a, b) => a - b);
+  const standard = rows.filter(({ scenario }) => scenario === "standard");
+  const sizes = [...new Set(standard.map(({ tokens }) => tokens))].sort((a, b) => a - b);
   const own = (/** @type {string} */ name, /** @type {number} */ size) =>
     rows.filter(
       (row) => row.scenario === "standard" && row.contestant === name && row.tokens === size && row.error === undefined,

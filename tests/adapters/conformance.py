@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -51,6 +51,7 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
         ),
         **dict.fromkeys(("test_tool_returning_none", "test_tool_returning_nan_"), _JSON),
     },
+    "openai": {},
     "rlms": {"test_temp_dir_": _LOCAL},
     "smolagents": {
         **dict.fromkeys(
@@ -87,6 +88,44 @@ def _dspy() -> None:
     PythonInterpreter.__new__ = new
 
 
+def _openai() -> None:
+    import agents.sandbox.sandboxes as sandboxes
+    import agents.sandbox.sandboxes.unix_local as unix_local
+    import tests.sandbox._filesystem_test_session  # noqa: F401 (a double, which stays the library's own)
+
+    from sandglass.adapters import openai_agents
+
+    # Tests look at the workspace from outside, and at folders of their own. So it is not isolated here.
+    options = {"backend": "subprocess", "python": sys.executable}
+
+    class State(openai_agents.SandglassSessionState):
+        type: Literal["unix_local"] = "unix_local"
+        workspace_root_owned: bool = False
+
+    class Session(openai_agents.SandglassSession):
+        def __init__(self, state: State, _: object = None) -> None:
+            super().__init__(state, options)
+
+        @classmethod
+        def from_state(cls, state: State) -> Session:
+            return cls(state=state)
+
+        async def _ask(self, *args: Any, **kwargs: Any) -> Any:
+            await self.open()  # tests use sessions that were not started
+            return await super()._ask(*args, **kwargs)
+
+    class Client(openai_agents.OpenAIAgentsSandboxClient):
+        backend_id = "unix_local"
+
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**options, **kwargs)
+
+    for module in (sandboxes, unix_local):
+        module.UnixLocalSandboxClient = Client
+    unix_local.UnixLocalSandboxSession = openai_agents.SandglassSession = Session
+    unix_local.UnixLocalSandboxSessionState = openai_agents.SandglassSessionState = State
+
+
 def _rlms() -> None:
     import rlm.environments
     import rlm.environments.local_repl
@@ -112,4 +151,4 @@ def _smolagents() -> None:
     docker.from_env = lambda: None  # no engine is asked
 
 
-_REPLACE: dict[str, Callable[[], None]] = {"dspy": _dspy, "rlms": _rlms, "smolagents": _smolagents}
+_REPLACE: dict[str, Callable[[], None]] = {"dspy": _dspy, "openai": _openai, "rlms": _rlms, "smolagents": _smolagents}

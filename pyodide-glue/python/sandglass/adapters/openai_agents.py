@@ -21,7 +21,14 @@ from agents.sandbox import (
     resolve_snapshot,
 )
 from agents.sandbox.errors import MountConfigError, WorkspaceStartError
-from agents.sandbox.session import BaseSandboxClient, BaseSandboxSession, SandboxSession, SandboxSessionState
+from agents.sandbox.session import (
+    BaseSandboxClient,
+    BaseSandboxSession,
+    Dependencies,
+    Instrumentation,
+    SandboxSession,
+    SandboxSessionState,
+)
 from agents.sandbox.session.runtime_helpers import RESOLVE_WORKSPACE_PATH_HELPER
 from agents.sandbox.session.workspace_payloads import coerce_write_payload
 from agents.sandbox.snapshot import SnapshotBase
@@ -55,8 +62,16 @@ class OpenAIAgentsSandboxClient(BaseSandboxClient[None]):
     supports_default_options = True
 
     def __init__(
-        self, *, url: str | None = None, api_key: str | None = None, **options: Unpack[SandboxOptions]
+        self,
+        *,
+        url: str | None = None,
+        api_key: str | None = None,
+        instrumentation: Instrumentation | None = None,
+        dependencies: Dependencies | None = None,
+        **options: Unpack[SandboxOptions],
     ) -> None:
+        self._instrumentation = instrumentation or Instrumentation()
+        self._dependencies = dependencies
         self._options: dict[str, Any] = {"url": url, "api_key": api_key, **options}
         AsyncSandbox(**self._options)  # raises for a mistake in the options
 
@@ -68,6 +83,8 @@ class OpenAIAgentsSandboxClient(BaseSandboxClient[None]):
         options: None = None,
     ) -> SandboxSession:
         """Makes a session. Its sandbox starts now, its workspace with the session's `start`."""
+        if options is not None:
+            raise TypeError(f"give the options to {type(self).__name__}, not a {type(options).__name__}")
         manifest = self._validate_manifest_for_create(manifest or Manifest())
         _check(manifest)
         session_id = uuid4()
@@ -76,7 +93,7 @@ class OpenAIAgentsSandboxClient(BaseSandboxClient[None]):
         )
         session = SandglassSession(state, self._options)
         await session.open()
-        return self._wrap_session(session)
+        return self._wrap_session(session, instrumentation=self._instrumentation)
 
     async def resume(self, state: SandboxSessionState) -> SandboxSession:
         """Makes a session from the state of another. The session's `start` restores its snapshot."""
@@ -85,7 +102,8 @@ class OpenAIAgentsSandboxClient(BaseSandboxClient[None]):
         state.assert_path_grants_rebound()
         _check(state.manifest)
         state.workspace_root_ready = False
-        return self._wrap_session(SandglassSession(state, self._options))
+        session = SandglassSession(state, self._options)
+        return self._wrap_session(session, instrumentation=self._instrumentation)
 
     async def delete(self, session: SandboxSession) -> SandboxSession:
         """Ends the session's sandbox. Its files are gone, but for the snapshot."""

@@ -6,13 +6,16 @@ The tests are not in the libraries' wheels: unpack a source archive of the same 
     export PYTHONPATH=…/pyodide-glue/python:…/tests/adapters SANDGLASS_HOST=…/sandglass-host
     python -m pytest -p conformance --adapter dspy --deno tests/primitives/test_python_interpreter.py tests/predict
 
-Tests that do not apply are left out, with the reason below.
+Tests that do not apply are left out, with the reason below. Those of openai-agents are `test_extract`, `test_run_cwd`,
+`test_runtime`, `test_session_manager`, `test_posix_tool_paths`, `test_recursive_removal_compatibility` and
+`capabilities/test_filesystem_capability` of `tests/sandbox`. Many of them need no sandbox, and the summary says how many do.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Generator
 from typing import Any, Literal
 
 import pytest
@@ -20,6 +23,8 @@ import pytest
 _DENO = "about Deno, Pyodide, and the options and private methods of PythonInterpreter"
 _JSON = "about limits of JSON: None becomes an empty text, and NaN a text"
 _LOCAL = "about the folder and the interpreter of LocalREPL, in the same process"
+_MOUNT = "about mounts, which a sandbox without network has none of"
+_UNIX = "about the paths, the ports, the confinement on macOS and the users of UnixLocalSandboxClient"
 _AST = "about the evaluator of LocalPythonExecutor: its list of imports, its texts, functions as results"
 
 NOT_APPLICABLE: dict[str, dict[str, str]] = {
@@ -51,7 +56,17 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
         ),
         **dict.fromkeys(("test_tool_returning_none", "test_tool_returning_nan_"), _JSON),
     },
-    "openai": {},
+    "openai": {
+        **dict.fromkeys(("test_unix_local_client_delete_", "test_runner_preserves_unix_local_lifecycle_"), _MOUNT),
+        **dict.fromkeys(
+            (
+                *("test_unix_local_confined_", "test_unix_local_darwin_", "test_unix_local_virtual_environment_"),
+                *("test_unix_local_exec_", "test_unix_local_recursive_remove_as_user_"),
+                *("test_unix_local_client_rewrites_", "test_unix_local_resolve_exposed_port_"),
+            ),
+            _UNIX,
+        ),
+    },
     "rlms": {"test_temp_dir_": _LOCAL},
     "smolagents": {
         **dict.fromkeys(
@@ -75,6 +90,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.name.startswith(names)]
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    _used.append(0)
+    try:
+        yield
+    except BaseException:
+        _results["failed"] += bool(_used[-1])
+        raise
+    _results["passed"] += bool(_used[-1])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if any(_used):
+        terminalreporter.write_line(f"with the adapter: {dict(_results)}")
+
+
+_used: list[int] = []
+_results: Counter[str] = Counter()
 
 
 def _dspy() -> None:
@@ -105,6 +140,8 @@ def _openai() -> None:
     class Session(openai_agents.SandglassSession):
         def __init__(self, state: State, _: object = None) -> None:
             super().__init__(state, options)
+            if _used:
+                _used[-1] += 1
 
         @classmethod
         def from_state(cls, state: State) -> Session:

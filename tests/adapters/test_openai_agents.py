@@ -249,6 +249,8 @@ async def test_what_a_sandbox_cannot_do_is_refused(session: SandboxSession) -> N
         await session.pty_exec_start("sh", tty=True)
     with pytest.raises(ExposedPortUnavailableError):
         await session.resolve_exposed_port(80)
+    with pytest.raises(TypeError, match="give the options to OpenAIAgentsSandboxClient"):
+        await CLIENT.create(options={"exposed_ports": (80,)})
     with pytest.raises(TypeError, match="did you mean 'timeout'"):
         OpenAIAgentsSandboxClient(timeouts=1)  # type: ignore[call-arg]
 

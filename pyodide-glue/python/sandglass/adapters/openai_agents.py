@@ -39,6 +39,8 @@ from sandglass.client import AsyncSandbox, SandboxError, SandboxOptions
 
 #: The most bytes of each output of a command.
 _MOST_OUTPUT = 4 << 20
+#: The most characters of the guest's reason for a failure.
+_MOST_REASON = 200
 _SHELL = Path(__file__).with_name("shell.py")
 _DEFAULT_ROOT = Manifest.model_fields["root"].default
 
@@ -151,7 +153,9 @@ class SandglassSession(BaseSandboxSession):
     async def _prepare_backend_workspace(self) -> None:
         problem = await self._ask("make_folder", self._root.as_posix())
         if problem is not None:
-            message = f"the workspace {self._root} cannot be made ({problem}): use /workspace, or a folder of /tmp"
+            message = (
+                f"the workspace {self._root} cannot be made ({_shown(problem)}): use /workspace, or a folder of /tmp"
+            )
             raise WorkspaceStartError(path=self._root, message=message)
 
     async def _after_start_failed(self) -> None:
@@ -222,7 +226,7 @@ class SandglassSession(BaseSandboxSession):
         except (TimeoutError, _Failed) as error:
             raise WorkspaceArchiveWriteError(path=inside, message=f"{inside}: {error}", cause=error) from error
         if problem is not None:
-            raise WorkspaceArchiveWriteError(path=inside, message=f"{inside} cannot be written: {problem}")
+            raise WorkspaceArchiveWriteError(path=inside, message=f"{inside} cannot be written: {_shown(problem)}")
 
     async def persist_workspace(self) -> io.IOBase:
         """The workspace as a tar archive."""
@@ -233,7 +237,7 @@ class SandglassSession(BaseSandboxSession):
         """Writes the files of such an archive. It is unpacked in the sandbox, and cannot lead out of there."""
         packed = coerce_write_payload(path=self._root, data=data).stream.read()
         try:
-            validate_tar_bytes(packed)
+            await asyncio.to_thread(validate_tar_bytes, packed)
             await self._ask("unpack_folder", self._root.as_posix(), data=packed)
         except UnsafeTarMemberError as error:
             context = {"reason": error.reason, "member": error.member}
@@ -256,7 +260,7 @@ class SandglassSession(BaseSandboxSession):
         if found == "file_not_found":
             raise WorkspaceReadNotFoundError(path=path)
         if not isinstance(found, bytes):
-            raise WorkspaceArchiveReadError(path=path, context={"reason": str(found)})
+            raise WorkspaceArchiveReadError(path=path, context={"reason": _shown(found)})
         return found
 
     # ---- the sandbox ----
@@ -302,6 +306,10 @@ def _check(manifest: Manifest) -> None:
     if any(manifest.mount_targets()):
         message = "a sandbox has no network, and can mount nothing: copy files by LocalDir"
         raise MountConfigError(message=message)
+
+
+def _shown(problem: object) -> str:
+    return str(problem)[:_MOST_REASON]  # the guest's word
 
 
 def _check_user(user: str | User | None) -> None:

@@ -111,6 +111,13 @@ async def test_a_command_that_takes_too_long_ends_with_its_children(session: San
     assert await content(session, "letter.txt") == b"sand"
 
 
+async def test_a_command_that_is_cancelled_ends(session: SandboxSession) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(session.exec("echo $$ > /tmp/cancelled; sleep 1000", timeout=900), 0.5)
+    assert (await session.exec("[ ! -e /tmp/cancelled ] || ! kill -0 -$(cat /tmp/cancelled)")).exit_code == 0
+    assert await content(session, "letter.txt") == b"sand"
+
+
 async def test_files(session: SandboxSession) -> None:
     data = bytes(range(256)) * 5000
     await session.write(Path("new/folder/data"), io.BytesIO(data))

@@ -49,7 +49,7 @@ class BrowserBridge:
         self._pyodide_loop = _get_running_loop()
         self._can_block = bool(js.canBlock)
         self.output = js.output
-        # Pyodide keeps strings for good at the first call of JavaScript, and a guest with other such strings cannot take
+        # Pyodide keeps strings for good at the first call of JavaScript. A guest with other such strings cannot take
         # another's memory. The moment of the first call depends on time, so every guest makes one here.
         js.forget()
 

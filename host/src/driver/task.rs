@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use super::receive::output_bytes;
 use super::slots::{Happened, HeldGuest, Slots};
 use super::{Answered, Callbacks, Message, Watch, instant, lock, now};
-use crate::callbacks::{Functions, HostCall, arguments};
+use crate::callbacks::{Approval, Functions, HostCall, Line, arguments};
 use crate::frame::{Frame, FrameError};
 use crate::guest::{Guest, Hits};
 use crate::launcher::Launcher;
@@ -164,6 +164,7 @@ impl SandboxTask {
             }
             Message::Functions(functions) => self.functions.extend(functions),
             Message::Input(input) => self.tell(input),
+            Message::Line(execution, number, answer) => drop(answer.send(self.session.line(execution, number))),
             Message::Predictions(answer) => drop(answer.send(self.session.predictions())),
             Message::Stats(answer) => drop(answer.send(self.session.stats())),
             Message::Destroy(gone) => {
@@ -516,6 +517,11 @@ impl SandboxTask {
                 let function = function.ok_or_else(|| "there is no such function".to_owned())?;
                 let args = Value::decode(&args).map_err(|error| error.to_string())?;
                 let (args, kwargs, line) = arguments(args)?;
+                let line = match line {
+                    Some((execution, number)) => Some(line_of(&messages, execution, number).await),
+                    None => None,
+                };
+                let approval = messages.clone();
                 let call = HostCall {
                     name,
                     args,
@@ -523,6 +529,12 @@ impl SandboxTask {
                     line,
                     request,
                     budget,
+                    approval: Approval(Arc::new(move |waits| {
+                        let input = if waits { Input::NeedsApproval } else { Input::Approved };
+                        if let Some(messages) = approval.upgrade() {
+                            let _ = messages.send(Message::Input(input(call)));
+                        }
+                    })),
                 };
                 let (value, usage) = function(call).await?;
                 let value = value.encode(&what, most).map_err(|error| error.to_string())?;
@@ -571,6 +583,19 @@ impl SandboxTask {
             }
             waiter.displays.push(display);
         }
+    }
+}
+
+/// The line that made a call.
+async fn line_of(messages: &mpsc::WeakUnboundedSender<Message>, execution: u32, number: u32) -> Line {
+    let (answer, text) = oneshot::channel();
+    if let Some(messages) = messages.upgrade() {
+        let _ = messages.send(Message::Line(execution, number, answer));
+    }
+    Line {
+        execution,
+        number,
+        text: text.await.ok().flatten(),
     }
 }
 

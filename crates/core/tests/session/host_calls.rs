@@ -141,12 +141,14 @@ fn the_line_that_calls_is_known_while_its_code_runs() {
     world.execute("a\r\nb\rc\n\nd");
     let lines = |world: &World, execution| {
         let lines = (0..=6).filter_map(|number| world.session.line(execution, number));
-        lines.map(str::to_owned).collect::<Vec<_>>()
+        lines.collect::<Vec<_>>()
     };
     assert_eq!(lines(&world, 1), ["a", "b", "c", "", "d"]);
     assert!(lines(&world, 2).is_empty());
     world.ends(ok());
     assert!(lines(&world, 1).is_empty());
+    world.execute(&"é".repeat(2_000));
+    assert_eq!(lines(&world, 2), ["é".repeat(1_000)]);
 }
 
 #[test]

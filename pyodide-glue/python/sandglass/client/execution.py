@@ -187,8 +187,8 @@ class CodeExecution:
 class Cell:
     """A cell of a notebook.
 
-    `execution` is the result of the last run, and None if the sandbox could not run the cell. `missing` names the cell's
-    missing files, each with the reason.
+    `execution` is the result of the last run, and None if the sandbox could not run the cell. `missing` names those of
+    the cell's files that could not be made, each with the reason.
     """
 
     id: str

@@ -1,5 +1,6 @@
 //! Drivers, which carry out the session's effects. Each sandbox has one task, which alone owns its session and guest.
 
+mod host_calls;
 mod receive;
 mod shadow;
 mod slots;

@@ -24,10 +24,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
+use super::host_calls::{approval_of, line_of};
 use super::receive::output_bytes;
 use super::slots::{Happened, HeldGuest, Slots};
 use super::{Answered, Callbacks, Message, Watch, instant, lock, now};
-use crate::callbacks::{Approval, Functions, HostCall, Line, arguments};
+use crate::callbacks::{Functions, HostCall, arguments};
 use crate::frame::{Frame, FrameError};
 use crate::guest::{Guest, Hits};
 use crate::launcher::Launcher;
@@ -521,7 +522,6 @@ impl SandboxTask {
                     Some((execution, number)) => Some(line_of(&messages, execution, number).await),
                     None => None,
                 };
-                let approval = messages.clone();
                 let call = HostCall {
                     name,
                     args,
@@ -529,12 +529,7 @@ impl SandboxTask {
                     line,
                     request,
                     budget,
-                    approval: Approval(Arc::new(move |waits| {
-                        let input = if waits { Input::NeedsApproval } else { Input::Approved };
-                        if let Some(messages) = approval.upgrade() {
-                            let _ = messages.send(Message::Input(input(call)));
-                        }
-                    })),
+                    approval: approval_of(&messages, call),
                 };
                 let (value, usage) = function(call).await?;
                 let value = value.encode(&what, most).map_err(|error| error.to_string())?;
@@ -583,19 +578,6 @@ impl SandboxTask {
             }
             waiter.displays.push(display);
         }
-    }
-}
-
-/// The line that made a call.
-async fn line_of(messages: &mpsc::WeakUnboundedSender<Message>, execution: u32, number: u32) -> Line {
-    let (answer, text) = oneshot::channel();
-    if let Some(messages) = messages.upgrade() {
-        let _ = messages.send(Message::Line(execution, number, answer));
-    }
-    Line {
-        execution,
-        number,
-        text: text.await.ok().flatten(),
     }
 }
 

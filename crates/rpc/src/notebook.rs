@@ -115,15 +115,24 @@ impl Context {
         let id = of.sandbox;
         let of = self.notebook(&id).await?;
         let mut notebook = of.cells.notebook.lock().await;
-        notebook.clear().await?;
-        let sandbox = notebook.sandbox().await?;
-        let keeper = (of.cells.keep)(sandbox.clone());
-        let renewed = Arc::new(of.sandbox.renewed(sandbox, keeper));
-        match lock(&self.sandboxes).get_mut(&id) {
-            Some(entry) => *entry = renewed,
-            None => return Err(Error::Destroyed.into()), // the new sandbox ends with its last handle
+        let cleared = async {
+            notebook.clear().await?;
+            notebook.sandbox().await
+        };
+        let cleared = cleared.await;
+        let mut sandboxes = lock(&self.sandboxes);
+        let entry = sandboxes.get_mut(&id).ok_or(Error::Destroyed)?; // the new sandbox ends with its last handle
+        match cleared {
+            Ok(sandbox) => {
+                let keeper = (of.cells.keep)(sandbox.clone());
+                *entry = Arc::new(of.sandbox.renewed(sandbox, keeper));
+                Ok(Empty {})
+            }
+            Err(error) => {
+                sandboxes.remove(&id); // the old sandbox is gone, and there is no new one
+                Err(error.into())
+            }
         }
-        Ok(Empty {})
     }
 }
 

@@ -15,7 +15,6 @@ use futures_util::future::{AbortHandle, Abortable, BoxFuture, join_all, poll_fn}
 use futures_util::stream::FuturesUnordered;
 use sandglass_host::Sandbox;
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use tokio::sync::Notify;

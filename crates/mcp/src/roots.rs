@@ -24,9 +24,9 @@ const TELL: Duration = Duration::from_secs(10);
 
 /// The client's roots on this machine. Empty if it offers none, or does not tell them in time.
 pub async fn roots(context: &RequestContext<RoleServer>) -> Vec<PathBuf> {
-    if !context
+    if context
         .client_capabilities()
-        .is_some_and(|client| client.roots.is_some())
+        .is_none_or(|client| client.roots.is_none())
     {
         return Vec::new();
     }

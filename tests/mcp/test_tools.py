@@ -181,7 +181,7 @@ async def test_the_clients_roots_allow_folders_on_standard_input(transport: str,
         folder.mkdir()
         (folder / "data.txt").write_text(f"in {folder.name}")
     (root / "link").symlink_to(other / "data.txt")
-    offered = [f"file://{tmp_path}/a%20folder", "file:///nothing/here", "https://example.com/other"]
+    offered = [f"file://{tmp_path}/a%20folder", "file:///nothing/here"]
 
     async def roots(_: Any) -> Any:
         return types.ListRootsResult(roots=[types.Root(uri=uri) for uri in offered])

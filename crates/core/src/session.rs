@@ -46,7 +46,7 @@ use crate::budget::{Budget, BudgetLimits, Usage};
 use crate::deadline::earliest;
 use crate::error::Error;
 use crate::execution::CodeExecution;
-use crate::limits::{Limits, MAX_DISPLAY_BYTES};
+use crate::limits::{Limits, MAX_DISPLAY_BYTES, MAX_LINE_CHARS};
 use crate::packages::{Wheel, normalized};
 use crate::predictions::Prediction;
 use crate::protocol::{Encoding, Event, GuestInfo, Profile, Request, Stream};
@@ -414,9 +414,10 @@ impl<B: Body> Session<B> {
         self.interpreter.last_execution
     }
 
-    /// A line of the code that runs, from 1. `None` if the running execution has another number, or has no such line.
-    pub fn line(&self, execution: u32, number: u32) -> Option<&str> {
-        self.interpreter.line(execution, number)
+    /// The beginning of a line of the code that runs, from 1. `None` if the running execution has another number, or has no such line.
+    pub fn line(&self, execution: u32, number: u32) -> Option<String> {
+        let line = self.interpreter.line(execution, number)?;
+        Some(line.chars().take(MAX_LINE_CHARS).collect())
     }
 
     /// The counts of the session's work so far.

@@ -345,7 +345,8 @@ export function createBridge(post, mailbox, detector, library) {
       /** @type {(mime: string, data: Uint8Array, isResult: boolean) => void} */
       display(mime, data, isResult) {
         const bytes = plainBytes(data);
-        if (exchange && !repeats) post({ type: "display", exchange, mime: `${mime}`, isResult: isResult === true }, bytes);
+        if (exchange && !repeats)
+          post({ type: "display", exchange, mime: `${mime}`, isResult: isResult === true }, bytes);
       },
 
       get hasWritten() {

@@ -158,8 +158,9 @@ function createHandler(
       python.extend(id, text, isLast);
       ended = await python.execute(id, text, ahead && !isAsked);
     }
-    const isAlone = detector.end() && bridge.isSteady && !ahead && !more;
-    const isPure = isAlone && files.edits === before[0] && libraries.number === before[1];
+    const isWhole = detector.end() && bridge.isSteady && !ahead && !more;
+    const isAlone = files.edits === before[0] && libraries.number === before[1] && !detector.hasCallbacks;
+    const isPure = isWhole && isAlone && checkpoints.isExact;
     if (!ended)
       return post({ type: "fatal", message: "memory was full (memoryLimit), with nothing left to go on with" });
     const [report, encoding, final] = typeof ended === "string" ? [ended, /** @type {const} */ ("none")] : ended;
@@ -262,6 +263,7 @@ function createHandler(
   const restore = async ({ exchange, steps = [] }, chain) => {
     await haveLibrary(); // values may need modules, and are loaded where Python cannot wait
     const lost = await checkpoints.restore(chain, inits > 1, () => python.configure(settings));
+    if (steps.length > 0 && !library.isThere) await bridge.waitForLibrary(); // Python may not have waited for it before
     const names = steps.length > 0 ? await repeat(steps) : undefined;
     bridge.end();
     post({ type: "restored", exchange, lost, names });

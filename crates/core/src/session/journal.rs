@@ -16,7 +16,7 @@ use super::execution::Execution;
 use crate::protocol::Step;
 
 /// The most executions in a journal, and the most bytes of their code.
-const MAX_STEPS: usize = 1_000;
+const MAX_STEPS: usize = 256;
 const MAX_BYTES: usize = 256 * 1024;
 
 /// The executions since a checkpoint, all of which can be repeated.

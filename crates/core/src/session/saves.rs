@@ -2,7 +2,8 @@
 //!
 //! A save is no exchange. The guest works at it while it has nothing else to do, and gives up when a request comes in. A command waits for
 //! a save only if much work is at stake: [`WORTH`] times the time of a save. So saving takes at most a twentieth of the time, and a guest
-//! that is never idle is saved as well. An execution also waits for a short save, if nothing else could bring the state before it back.
+//! that is never idle is saved as well. An execution also waits if nothing else could bring the state before it back, and the state is
+//! not large.
 
 use super::Body;
 use super::checkpoint_chain::{Kept, Link};
@@ -16,8 +17,8 @@ use crate::protocol::Request;
 const WORTH: f64 = 20.0;
 /// The least time that a save counts, in milliseconds. It also counts before the first save.
 pub(super) const LEAST_SAVE_MS: f64 = 20.0;
-/// The longest save for which an execution waits so that it can be undone, in milliseconds.
-const SHORT_SAVE_MS: f64 = 100.0;
+/// The largest state for whose save an execution waits so that it can be undone, in bytes.
+const PROMPT_BYTES: f64 = 256.0 * 1024.0 * 1024.0;
 /// The idle time before a save begins, in milliseconds.
 const IDLE_MS: f64 = 50.0;
 /// The time that a command may wait for a save, in milliseconds.
@@ -92,9 +93,9 @@ impl<B: Body> Checkpoints<B> {
         self.are_saved() && !self.failed && unsaved && is_due
     }
 
-    /// Returns true if only a save, and a short one, makes the next execution one that can be undone.
+    /// Returns true if only a save makes the next execution one that can be undone, and the state is not too large to be saved for that.
     fn could_not_be_undone(&self) -> bool {
-        self.are_repeated && self.journal.steps().is_none() && self.save_ms <= SHORT_SAVE_MS
+        self.are_repeated && self.journal.steps().is_none() && self.chain.bytes() <= PROMPT_BYTES
     }
 
     fn is_worth_waiting(&self) -> bool {

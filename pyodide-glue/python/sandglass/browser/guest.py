@@ -48,7 +48,7 @@ _PACKAGE_HINT = (
 _MOST_NAMED = 10_000
 _LIBRARY = f"/lib/python{sys.version_info.major}{sys.version_info.minor}.zip"
 _load_tzdata = time_zones.load_tzdata
-#: The runtime's own clock, `OWN_CLOCK` of `nondeterminism.js`: that of a thread. A look at it does not count as the code's.
+#: The runtime's own clock, `OWN_CLOCK` of `nondeterminism.js`: that of a thread. No look at it counts as the code's.
 _OWN_CLOCK = time.CLOCK_THREAD_CPUTIME_ID
 #: Names of that clock, and those that code gets instead. A guest has only one thread.
 _THREAD_CLOCK = {

@@ -126,7 +126,7 @@ class Runtime:
             recursion=self._recursion,
         )
         self._clock_sleep_thread = get_ident()
-        #: The runtime's own clock, if it must differ from that of the code.
+        #: The runtime's own clock. If it is not that of the code, the runtime leaves the code's clock alone.
         self.clock: Callable[[], float] = monotonic
         self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
         self._growing: compiling.Growing | None = None  # the cell whose text is still being written

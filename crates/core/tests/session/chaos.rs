@@ -683,6 +683,7 @@ impl World {
                     ended: Ended::Ok,
                     stopped: None,
                     names: None,
+                    mark: None,
                 });
             }
             let awaited = self.awaited.first().copied();

@@ -35,6 +35,7 @@ const STDLIB = "python_stdlib.zip";
 const LIBRARY = `/lib/python${lock.python.split(".", 2).join("")}.zip`;
 // Taken before any guest code runs: it may replace it.
 const { parse, stringify } = JSON;
+const { imul } = Math;
 const { grow: growMemory } = WebAssembly.Memory.prototype;
 const { timeOrigin } = performance;
 const now = performance.now.bind(performance);
@@ -52,6 +53,8 @@ const STATE_MS = 2000;
 /** Emscripten's numbers of an error, and of the devices /dev/tty and /dev/tty1. */
 const ENXIO = 60;
 const TERMINALS = [5, 6];
+/** The sizes of the blocks that `probe` asks for, in bytes. */
+const PROBED = [16, 32, 48, 64, 96, 128, 256, 512];
 /** The time in a snapshot, in milliseconds since 1970: the first day of 2026. */
 const SNAPSHOT_TIME = 1_767_225_600_000;
 const DAMAGED = "the snapshot that was kept is damaged";
@@ -145,6 +148,7 @@ export async function loadRuntime(
     python: calls,
     limitMemory,
     files,
+    libraries,
     checkpoints,
     packages: {
       /** @param {WheelFile[]} wheels @param {Blob[]} blobs @param {number} maxBytes */
@@ -342,7 +346,7 @@ function createCalls(calls, module, bridge) {
     /**
      * Runs a cell. Resolves to undefined when memory is too short to go on, and to an empty report when the cell waits
      * for more text.
-     * @type {(execution: number, code: string, ahead: boolean) => Promise<Ended>}
+     * @type {(execution: number, code: string, ahead: boolean) => Promise<Ended> | Ended}
      */
     execute: waiting("execute"),
     /**
@@ -377,6 +381,16 @@ function createCalls(calls, module, bridge) {
       } finally {
         bridge.end();
       }
+    },
+    /** Returns a number that depends on where Python's objects would be put next. A run with another outcome hardly gives the same. */
+    probe: () => {
+      let mark = 0;
+      for (const size of PROBED) {
+        const at = module._PyMem_Malloc(size);
+        mark = (imul(mark, 31) + at) >>> 0;
+        module._PyMem_Free(at);
+      }
+      return mark;
     },
     /** Makes Python look again for files that it has not written itself. @type {() => void} */
     forgetFolders: named("forget_folders"),

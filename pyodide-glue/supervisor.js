@@ -3,6 +3,7 @@
 import init from "../pkg/sandglass.js";
 import { build, integrity, platform } from "../dist/assets.js";
 import { assetUrl, failedRequest, wrongAnswer } from "./assets.js";
+import { findKept, keep } from "./kept-snapshot.js";
 import { openFrame, takeRequest } from "./prefetch.js";
 import { SandboxError } from "./sandbox-error.js";
 import { startWorker } from "./start-worker.js";
@@ -19,6 +20,8 @@ const glue = {
   failedRequest,
   openFrame,
   takeRequest,
+  findKept,
+  keep,
   startWorker,
   readMetadata,
   /** Reads a file that cannot be fetched. @type {((url: string) => Promise<BufferSource> | undefined) | undefined} */

@@ -10,6 +10,7 @@ use std::pin::pin;
 use std::task::Poll;
 
 use gloo_timers::callback::Timeout;
+use js_sys::Promise;
 use sandglass_core::error::Error;
 use sandglass_core::session::{GuestInput, Input, ShadowId, Slot};
 use wasm_bindgen::prelude::*;
@@ -70,21 +71,22 @@ impl Driver {
 
     /// Starts the sandbox's own guest from its files.
     fn boot_anew(&self) {
-        let guest = match Guest::open(&self.glue, self.options.isolation) {
+        let base = self.options.assets_base();
+        let guest = match Guest::open(&self.glue, self.options.isolation, &base) {
             Ok(guest) => guest,
             Err(error) => {
                 let error = failure(&error, Error::BootFailed);
                 return self.feed(Input::Guest(Slot::Main, GuestInput::Lost(error)));
             }
         };
+        let given = guest.given_snapshot();
         let held = self.slots.place(Slot::Main, Some(Held::Here(guest)), None);
         self.progress("assets");
         let this = self.of_generation(held.generation);
         let isolation = self.options.isolation;
-        let base = self.options.assets_base();
         let glue = self.glue.clone();
         spawn_local(async move {
-            let started = start(&base, &glue, isolation, &this).await;
+            let started = start(&base, &glue, isolation, given, &this).await;
             this(&|driver, held| match &started {
                 Ok(()) => driver.adopt(held),
                 Err(error) => driver.feed(Input::Guest(Slot::Main, GuestInput::Lost(error.clone()))),
@@ -178,7 +180,13 @@ impl GuestSlot {
 
 /// Starts the guest in its slot. In a frame or a confined process, Python may start before its files are verified, which saves time. This
 /// is safe, because the guest exchanges no messages until then. Elsewhere verification comes first.
-async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn(&Act<'_>)) -> Result<(), Error> {
+async fn start(
+    base: &str,
+    glue: &Glue,
+    isolation: Isolation,
+    given: Option<Promise>,
+    on_guest: &impl Fn(&Act<'_>),
+) -> Result<(), Error> {
     if isolation == Isolation::Process {
         let processes = glue
             .processes()
@@ -201,7 +209,7 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
         Ok(())
     };
     let found = async {
-        let (snapshot, maker) = snapshot::find(base, glue).await;
+        let (snapshot, maker) = snapshot::find(base, glue, given).await;
         let packed = match snapshot {
             Some(_) => None,
             None => assets.snapshot(base, glue).await,

@@ -2,7 +2,6 @@
 // frame, and starts its worker there.
 // Decisions: docs/internals/guest-in-a-browser.md.
 
-import { integrity } from "../dist/assets.js";
 import { assetUrl } from "./assets.js";
 import { createFrame } from "./frame.js";
 import { findKept } from "./kept-snapshot.js";
@@ -10,10 +9,7 @@ import { findKept } from "./kept-snapshot.js";
 /** @import { SandboxOptions } from "../pkg/sandglass.js" */
 /** @import { Frame } from "./frame.js" */
 
-/**
- * A request under way, its body, and the body's SHA-256 where that is asked for.
- * @typedef {{ response: Promise<Response>, body?: Promise<ArrayBuffer | Blob>, digest?: Promise<ArrayBuffer> }} Begun
- */
+/** A request under way, and its body. @typedef {{ response: Promise<Response>, body?: Promise<any> }} Begun */
 /**
  * The frame of a guest. One whose worker is being started has the page's ends of its ports, and the snapshot that it gets, if
  * the browser has kept one.
@@ -31,56 +27,48 @@ const requests = new Map();
 export function prefetch(options) {
   const { isolation = "frame", assetsUrl, backend } = Object(options);
   if (backend) return;
-  if (isolation === "frame" && globalThis.document) place = createFrame();
   // In a context that is not secure, a request has to name the file's hash.
-  if (!globalThis.crypto?.subtle) return;
-  const address = (/** @type {string} */ asset) =>
-    assetUrl(asset, typeof assetsUrl === "string" ? assetsUrl : undefined);
-  origin = address("script");
-  const script = request(origin, (response) => response.arrayBuffer());
-  const digest = script.then((bytes) => crypto.subtle.digest("SHA-256", bytes));
-  digest.catch(() => {});
-  Object.assign(requests.get(origin) ?? {}, { digest });
-  const wasm = request(address("wasm"), (response) => response.blob());
-  if (place) startEarly(place, script, digest, wasm);
+  const mayFetch = globalThis.crypto?.subtle !== undefined;
+  if (mayFetch) {
+    const address = (/** @type {string} */ asset) =>
+      assetUrl(asset, typeof assetsUrl === "string" ? assetsUrl : undefined);
+    origin = address("script");
+    request(origin, (response) => response.arrayBuffer());
+    request(address("wasm"), (response) => response.blob());
+  }
+  if (isolation !== "frame" || !globalThis.document) return;
+  place = createFrame();
+  if (mayFetch) startEarly(place);
 }
 
-/**
- * Requests a file.
- * @template {ArrayBuffer | Blob} T
- * @param {string} url @param {(response: Response) => Promise<T>} read
- */
+/** Requests a file. @param {string} url @param {(response: Response) => Promise<ArrayBuffer | Blob>} read */
 function request(url, read) {
   const response = fetch(url);
   const body = response.then(read);
   body.catch(() => {}); // the taker hears of the failure
   requests.set(url, { response, body });
-  return body;
 }
 
 /**
- * Starts the worker of a guest in its frame, and has the module compiled there. A file that cannot be had, or is a wrong one,
- * stops it; the supervisor finds out by itself.
+ * Starts the worker of a guest in its frame, and has the module compiled there. Nobody has checked the files yet, and the frame
+ * confines them. If one cannot be had, or is a wrong one, the supervisor finds out by itself, and ends the guest.
  * @param {Place} place
- * @param {Promise<ArrayBuffer>} script @param {Promise<ArrayBuffer>} digest @param {Promise<Blob>} wasm
  */
-function startEarly(place, script, digest, wasm) {
+function startEarly(place) {
   const [{ port1: port, port2: farPort }, { port1: control, port2: farControl }] = [
     new MessageChannel(),
     new MessageChannel(),
   ];
+  const [script, wasm] = [...requests.values()].map(({ body }) => body);
   const kept = findKept();
   Object.assign(place, { port, control, kept });
-  const loaded = new Promise((resolve) => place.element.addEventListener("load", resolve, { once: true }));
-  const start = async () => {
-    const [bytes, hash] = await Promise.all([script, digest, loaded]);
-    if (`sha256-${btoa(String.fromCharCode(...new Uint8Array(hash)))}` !== integrity.script) return;
+  const isLoaded = new Promise((resolve) => place.element.addEventListener("load", resolve, { once: true }));
+  const stop = () => {};
+  Promise.all([script, isLoaded]).then(([bytes]) => {
     // As a Blob, which the frame gets without a copy.
     place.element.contentWindow?.postMessage(new Blob([bytes]), "*", [farPort, farControl]);
-  };
-  const stop = () => {};
-  start().catch(stop);
-  wasm.then((blob) => control.postMessage({ wasm: blob }), stop);
+  }, stop);
+  wasm?.then((blob) => control.postMessage({ wasm: blob }), stop);
   void kept.then((snapshot) => snapshot && control.postMessage({ kept: snapshot }));
 }
 

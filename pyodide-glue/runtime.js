@@ -192,6 +192,8 @@ async function load(wasm, detector, parts, read, proven) {
   const libraries = createLibraries();
   let limit = Infinity;
   let fixed = false;
+  /** The size of the memory before it grows for the snapshot. */
+  let used = 0;
   /** @type {PromiseWithResolvers<WebAssembly.Memory>} */
   const fresh = Promise.withResolvers();
   const reading = read?.(fresh.promise);
@@ -219,7 +221,8 @@ async function load(wasm, detector, parts, read, proven) {
       memory.grow = (pages) => growMemory.call(memory, Math.min(pages, (limit - sizeOf()) / WASM_PAGE));
       fresh.resolve(memory);
       image = await reading?.catch(() => undefined);
-      const missing = image ? image.size - sizeOf() : 0;
+      used = sizeOf();
+      const missing = image ? image.size - used : 0;
       if (missing > 0) memory.grow(missing / WASM_PAGE);
       return { instance, module };
     }
@@ -234,10 +237,11 @@ async function load(wasm, detector, parts, read, proven) {
       fsInit: async (fs) => {
         const { files, proven: isProven } = await parts;
         proven ??= isProven;
-        for (const [name] of files) fs.mkdirTree(`${home}/${name}`.replace(/\/[^/]*$/, ""));
+        const folders = new Set(files.map(([name]) => `${home}/${name}`.replace(/\/[^/]*$/, "")));
+        for (const folder of folders) fs.mkdirTree(folder);
         // Encoded first, because Emscripten copies a string character by character.
         const encoder = new TextEncoder();
-        for (const [name, source] of files) fs.writeFile(`${home}/${name}`, encoder.encode(source));
+        for (const [name, source] of files) fs.writeFile(`${home}/${name}`, encoder.encode(source), { canOwn: true });
       },
       // The snapshot is still being read; the bytes here only say that there is one.
       ...(reading ? { _loadSnapshot: new Uint8Array(4) } : { _makeSnapshot: true }),
@@ -250,7 +254,7 @@ async function load(wasm, detector, parts, read, proven) {
         module.finalizationRegistry = { register() {}, unregister() {} };
         settings.API.restoreSnapshot = () => {
           if (!image) throw new Error(DAMAGED);
-          copySnapshot(image, module.HEAPU8, hash);
+          copySnapshot(image, module.HEAPU8, used, hash);
           if (proven || isIntact(image, hash)) return image.references;
           image = undefined;
           throw new Error(DAMAGED);

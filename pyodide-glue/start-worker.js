@@ -84,6 +84,6 @@ export function tendWorker(worker, port, control) {
  * @param {Blob} wasm
  */
 async function compile(worker, wasm) {
-  const response = new Response(wasm, { headers: { "content-type": "application/wasm" } });
-  worker.postMessage(await WebAssembly.compileStreaming(response));
+  // Not streaming: the browser would do half of the work on the main thread, which the page and its frames share.
+  worker.postMessage(await WebAssembly.compile(await wasm.arrayBuffer()));
 }

@@ -57,10 +57,18 @@ export async function load(options) {
 async function start(assetsUrl) {
   const url = assetUrl("supervisor", typeof assetsUrl === "string" ? assetsUrl : undefined);
   try {
-    await init({ module_or_path: glue.read?.(url) ?? fetch(url, { integrity: integrity.supervisor }) });
+    const bytes = await (glue.read?.(url) ?? fetched(url));
+    await init({ module_or_path: await WebAssembly.compile(bytes) });
   } catch (error) {
     throw new SandboxError("asset_failed", `${url}: ${await reason(url, error)}; no guest was started`);
   }
+}
+
+/** @param {string} url */
+async function fetched(url) {
+  const response = await fetch(url, { integrity: integrity.supervisor });
+  if (!response.ok) throw new Error(`the server answered ${response.status}`);
+  return response.arrayBuffer();
 }
 
 /** The reason why the supervisor did not start. @param {string} url @param {unknown} error */

@@ -88,6 +88,24 @@ const QUICK = [
 ];
 
 /**
+ * Pyodide's start without compiling Python. In a snapshot all of these modules are imported already.
+ * @type {Change[]}
+ */
+const IMPORTED = [
+  ['let[r,n]=API.rawRun("import _pyodide_core");', 'let m,[r,n]=t?[]:API.rawRun("import _pyodide_core");'],
+  [
+    'API.runPythonInternal_dict=API._pyodide._base.eval_code("{}"),' +
+      'API.importlib=API.runPythonInternal("import importlib; importlib");',
+    "m=API._pyodide._importhook.sys.modules,API.importlib=m.get('importlib');",
+  ],
+  [
+    'let i=API.runPythonInternal("import __main__; __main__.__dict__"),' +
+      's=API.runPythonInternal("import builtins; builtins.__dict__");',
+    "let i=m.get('__main__').__dict__,s=m.get('builtins').__dict__;API.runPythonInternal_dict=s.get('dict')();",
+  ],
+];
+
+/**
  * The parentheses make V8 compile the function at once, with the script, for it is called in any case. Otherwise V8 would read
  * through all of it first, and again at the call.
  * @type {Change[]}
@@ -203,7 +221,7 @@ export async function readEmscripten(path) {
     ${LINKING}
     ${ADD_FUNCTIONS}`,
   );
-  return [...PLACED, ...NAMED, ...SETTLED, ...QUICK, ...LATE, ...TOGETHER, ...AT_ONCE].reduce((text, [old, now]) => {
+  return [...PLACED, ...NAMED, ...SETTLED, ...QUICK, ...LATE, ...TOGETHER, ...IMPORTED, ...AT_ONCE].reduce((text, [old, now]) => {
     const [before, after, ...more] = text.split(old);
     if (after === undefined || more.length > 0) {
       throw new Error(`${path} is not as that of Pyodide 314.0.7, which has "${old}" once: is it another release?`);

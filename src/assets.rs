@@ -37,8 +37,6 @@ struct File {
     url: Rc<str>,
     integrity: JsValue,
     contents: Promise,
-    /// A promise of the SHA-256, if it is under way.
-    digest: Option<Promise>,
     verified: Rc<OnceCell<Promise>>,
 }
 
@@ -46,12 +44,7 @@ impl File {
     /// A promise that resolves once the file's hash is verified. Hashing takes the page some milliseconds, so it begins when somebody first
     /// waits for it.
     async fn verified(&self) -> Result<(), Error> {
-        let begin = || {
-            promise(
-                &self.url,
-                verify(self.contents.clone(), self.digest.clone(), self.integrity.clone()),
-            )
-        };
+        let begin = || promise(&self.url, verify(self.contents.clone(), self.integrity.clone()));
         settle(self.verified.get_or_init(begin)).await.map(drop)
     }
 }
@@ -141,7 +134,6 @@ fn load_one(base: &str, asset: &'static str, form: Form, glue: &Glue) -> File {
                 url: asset.into(),
                 integrity: JsValue::UNDEFINED,
                 contents,
-                digest: None,
                 verified: Rc::default(),
             };
         }
@@ -153,7 +145,6 @@ fn load_one(base: &str, asset: &'static str, form: Form, glue: &Glue) -> File {
     let request = glue.take_request(&url);
     let file = File {
         url: url.as_str().into(),
-        digest: request.as_ref().and_then(Begun::digest),
         contents: promise(
             &url,
             download(glue.clone(), url.clone(), integrity.clone(), form, request),
@@ -225,17 +216,14 @@ async fn download(
 }
 
 /// Checks the SHA-256 of a file.
-async fn verify(contents: Promise, begun: Option<Promise>, integrity: JsValue) -> Result<JsValue, JsValue> {
+async fn verify(contents: Promise, integrity: JsValue) -> Result<JsValue, JsValue> {
     let contents = JsFuture::from(contents).await?;
     let Some(subtle) = subtle() else {
         return Ok(JsValue::UNDEFINED);
     };
-    let digest = match (begun, contents.dyn_ref()) {
-        (Some(begun), _) => JsFuture::from(begun)
-            .await
-            .map(|digest| Uint8Array::new(&digest).to_vec()),
-        (None, Some(blob)) => sha256(&subtle, blob).await,
-        (None, None) => digest(&subtle, &contents).await,
+    let digest = match contents.dyn_ref() {
+        Some(blob) => sha256(&subtle, blob).await,
+        None => digest(&subtle, &contents).await,
     };
     let digest = digest.map_err(|error| failed(&error))?;
     let found = integrity_of(&digest);

@@ -65,9 +65,6 @@ extern "C" {
     /// A promise of the response's body, where it is already being read: a `Blob`, or an `ArrayBuffer` for the script.
     #[wasm_bindgen(method, getter)]
     pub(super) fn body(this: &Begun) -> Option<Promise>;
-    /// A promise of the body's SHA-256, where that is under way.
-    #[wasm_bindgen(method, getter)]
-    pub(super) fn digest(this: &Begun) -> Option<Promise>;
 
     /// The frame of a guest.
     pub type Place;

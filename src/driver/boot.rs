@@ -208,32 +208,32 @@ async fn start(
         on_guest(&|driver, held| held.with_guest(driver, |guest| guest.compile(&wasm)));
         Ok(())
     };
-    let found = async {
+    // A frame that was begun early has its module already: it must not wait until the page has it.
+    let furnished = async {
         let (snapshot, maker) = snapshot::find(base, glue, given).await;
         let packed = match snapshot {
             Some(_) => None,
             None => assets.snapshot(base, glue).await,
         };
-        Ok((snapshot, packed, maker))
-    };
-    let pyodide = both(launched, compiled);
-    let (_, (snapshot, packed, maker)) = both(pyodide, found).await?;
-    if !isolation.is_closed() {
-        assets.verified().await?;
-    }
-    if snapshot.is_none() && packed.is_none() {
-        assets::library(base, glue).await?; // the guest cannot start without it
-    }
-    let maker = Cell::new(maker);
-    on_guest(&|driver, held| {
-        held.maker.replace(maker.take());
-        driver.progress("python");
-        held.with_guest(driver, |guest| {
-            guest.furnish(snapshot.as_ref(), packed.as_ref())?;
-            guest.bring_library(base.to_owned(), glue.clone());
-            Ok(())
+        if !isolation.is_closed() {
+            assets.verified().await?;
+        }
+        if snapshot.is_none() && packed.is_none() {
+            assets::library(base, glue).await?; // the guest cannot start without it
+        }
+        let maker = Cell::new(maker);
+        on_guest(&|driver, held| {
+            held.maker.replace(maker.take());
+            driver.progress("python");
+            held.with_guest(driver, |guest| {
+                guest.furnish(snapshot.as_ref(), packed.as_ref())?;
+                guest.bring_library(base.to_owned(), glue.clone());
+                Ok(())
+            });
         });
-    });
+        Ok(())
+    };
+    both(both(launched, compiled), furnished).await?;
     assets.verified().await
 }
 

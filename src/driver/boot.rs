@@ -28,6 +28,10 @@ use crate::spares::Claim;
 /// The time in which a spare must answer, in milliseconds. The page may have broken a spare since its start.
 const SPARE_MS: u32 = 2_000;
 
+/// The time after which the files of a guest in a frame or process are checked, in milliseconds. Until then the processors are needed to
+/// compile the module. The guest is not ready before the check is over, since it takes longer to start.
+const CHECK_AFTER_MS: u32 = 70;
+
 impl Driver {
     /// Puts a guest into a slot: a prepared one if possible, or a new one.
     pub(super) fn boot(&self, slot: Slot) {
@@ -234,6 +238,13 @@ async fn start(
         Ok(())
     };
     both(both(launched, compiled), furnished).await?;
+    if isolation.is_closed() {
+        let later = Promise::new(&mut |resolve, _| {
+            let resolve = move || drop(resolve.call0(&JsValue::UNDEFINED));
+            Timeout::new(CHECK_AFTER_MS, resolve).forget();
+        });
+        let _ = JsFuture::from(later).await;
+    }
     assets.verified().await
 }
 

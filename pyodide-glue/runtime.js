@@ -192,6 +192,8 @@ async function load(wasm, detector, parts, read, proven) {
   const libraries = createLibraries();
   let limit = Infinity;
   let fixed = false;
+  /** @type {Parts["files"]} */
+  let files = [];
   /** The size of the memory before it grows for the snapshot. */
   let used = 0;
   /** @type {PromiseWithResolvers<WebAssembly.Memory>} */
@@ -221,6 +223,9 @@ async function load(wasm, detector, parts, read, proven) {
       memory.grow = (pages) => growMemory.call(memory, Math.min(pages, (limit - sizeOf()) / WASM_PAGE));
       fresh.resolve(memory);
       image = await reading?.catch(() => undefined);
+      const all = await parts; // here, so that files are always made in the same order
+      files = all.files;
+      proven ??= all.proven;
       used = sizeOf();
       const missing = image ? image.size - used : 0;
       if (missing > 0) memory.grow(missing / WASM_PAGE);
@@ -235,8 +240,6 @@ async function load(wasm, detector, parts, read, proven) {
       stdLibURL: `${ASSETS}${STDLIB}`,
       env: { HOME: "/home/pyodide", MPLBACKEND: "agg" },
       fsInit: async (fs) => {
-        const { files, proven: isProven } = await parts;
-        proven ??= isProven;
         const folders = new Set(files.map(([name]) => `${home}/${name}`.replace(/\/[^/]*$/, "")));
         for (const folder of folders) fs.mkdirTree(folder);
         // Encoded first, because Emscripten copies a string character by character.

@@ -221,13 +221,16 @@ export async function readEmscripten(path) {
     ${LINKING}
     ${ADD_FUNCTIONS}`,
   );
-  return [...PLACED, ...NAMED, ...SETTLED, ...QUICK, ...LATE, ...TOGETHER, ...IMPORTED, ...AT_ONCE].reduce((text, [old, now]) => {
-    const [before, after, ...more] = text.split(old);
-    if (after === undefined || more.length > 0) {
-      throw new Error(`${path} is not as that of Pyodide 314.0.7, which has "${old}" once: is it another release?`);
-    }
-    return before + now + after;
-  }, text);
+  return [...PLACED, ...NAMED, ...SETTLED, ...QUICK, ...LATE, ...TOGETHER, ...IMPORTED, ...AT_ONCE].reduce(
+    (text, [old, now]) => {
+      const [before, after, ...more] = text.split(old);
+      if (after === undefined || more.length > 0) {
+        throw new Error(`${path} is not as that of Pyodide 314.0.7, which has "${old}" once: is it another release?`);
+      }
+      return before + now + after;
+    },
+    text,
+  );
 }
 
 /** All names in scripts that may ask for an export of the module. @param {string} path  of Emscripten's script */

@@ -35,12 +35,18 @@ self.onmessage = async ({ data }) => {
   const { port, mailbox } = /** @type {{ port: MessagePort, mailbox?: SharedArrayBuffer }} */ (data);
   /** @type {PromiseWithResolvers<Parts>} */
   const parts = Promise.withResolvers();
+  /** The snapshot, which may come before the other parts. @type {PromiseWithResolvers<Blob | undefined>} */
+  const snapshot = Promise.withResolvers();
   /** @type {PromiseWithResolvers<WebAssembly.Module>} */
   const wasm = Promise.withResolvers();
   self.onmessage = ({ data }) => {
     if (data instanceof WebAssembly.Module) wasm.resolve(data);
     else if (data instanceof Array) library.take(data[1]);
-    else parts.resolve(data);
+    else if ("kept" in data) snapshot.resolve(data.kept);
+    else {
+      parts.resolve(data);
+      snapshot.resolve(data.snapshot);
+    }
   };
   const postMessage = MessagePort.prototype.postMessage.bind(port);
   const detector = createDetector();
@@ -88,7 +94,8 @@ self.onmessage = async ({ data }) => {
 
   try {
     const bridge = createBridge(post, mailbox, detector, library);
-    const runtime = await loadRuntime(await parts.promise, wasm.promise, bridge, detector, library);
+    const given = await snapshot.promise;
+    const runtime = await loadRuntime(given, parts.promise, wasm.promise, bridge, detector, library);
     lockDown();
     const { made } = runtime;
     if (made) postMessage([stringify([{ type: "snapshot", reason: made.reason }]), made.snapshot]);

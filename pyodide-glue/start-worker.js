@@ -1,4 +1,5 @@
 // Starts a guest's worker: in the guest's frame, or in the page itself (`isolation: "worker"`).
+// Decisions: docs/internals/guest-in-a-browser.md.
 
 import { createMailbox, createMailboxWriter } from "./mailbox.js";
 import { trustedUrl } from "./trusted-types.js";

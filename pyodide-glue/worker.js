@@ -271,6 +271,7 @@ function createHandler(
 
   /** @param {Extract<Request, { type: "install" }>} request @param {Blob[]} blobs */
   const install = async ({ exchange, wheels, maxBytes }, blobs) => {
+    await haveLibrary(); // Python looks at all folders and archives anew, and could not wait
     /** @type {Event} */
     let ended = { type: "done", exchange };
     try {

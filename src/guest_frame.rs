@@ -1,4 +1,6 @@
 //! A guest: a worker in a hidden frame of an opaque origin, in the page itself, or in a process of its own on Node, Deno or Bun.
+//!
+//! Decisions: `docs/internals/guest-in-a-browser.md`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -158,7 +158,7 @@ fn a_function_that_does_not_exist_is_refused() {
         world.reply(call),
         Some((
             ReplyStatus::Error,
-            "the host has no function rm: pass it in hostFunctions, or by host_function in Rust, when you create the sandbox"
+            "the host has no function rm: pass it in hostFunctions, or in host_functions in Python, or by host_function in Rust, when you create the sandbox"
         ))
     );
     assert!(world.calls.is_empty());

@@ -1,5 +1,14 @@
 //! Drivers, which carry out the session's effects. Each sandbox has one task, which alone owns its session and guest.
+//!
+//! | file | holds |
+//! |---|---|
+//! | this one | [`Driver`], the handle by which a sandbox talks to its task |
+//! | `task.rs` | the task: it takes inputs, and carries out effects |
+//! | `receive.rs` | messages of a guest |
+//! | `slots.rs` | guests, each in its slot |
+//! | `shadow.rs` | copies of a guest that run ahead |
 
+mod host_calls;
 mod receive;
 mod shadow;
 mod slots;
@@ -69,6 +78,8 @@ enum Message {
     /// An input of the session that needs no answer.
     Input(Input<Payload>),
     Predictions(oneshot::Sender<Vec<Prediction>>),
+    /// Asks for the text of a line: of an execution, by its number.
+    Line(u32, u32, oneshot::Sender<Option<String>>),
     Stats(oneshot::Sender<Stats>),
     /// Ends the session. The sender is told when nothing is left.
     Destroy(Option<oneshot::Sender<()>>),

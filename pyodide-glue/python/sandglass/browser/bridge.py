@@ -49,6 +49,9 @@ class BrowserBridge:
         self._pyodide_loop = _get_running_loop()
         self._can_block = bool(js.canBlock)
         self.output = js.output
+        # Pyodide keeps strings for good at the first call of JavaScript. A guest with other such strings cannot take
+        # another's memory. The moment of the first call depends on time, so every guest makes one here.
+        js.forget()
 
     def display(self, mime: str, data: bytes, is_result: bool) -> None:
         self._js.display(mime, to_js(data), is_result)

@@ -160,7 +160,7 @@ class Server:
             from websockets.sync.client import connect
             from websockets.typing import Subprotocol
         except ImportError:
-            advice = 'pip install "sandglass-repl[server]"'
+            advice = 'pip install "websockets>=15"'
             raise SandboxError("invalid_option", f"url needs the package websockets: {advice}") from None
         scheme, host, path, query, _ = urlsplit(url)
         if scheme not in ("http", "https", "ws", "wss") or not host:

@@ -74,6 +74,12 @@ const rows = [];
 /** @type {Map<string, { running: Running, start: number, scratch: string, seen: Map<number, string> }>} */
 const started = new Map();
 
+process.on("exit", () => {
+  const folders = [data, ...[...started.values()].map(({ scratch }) => scratch)];
+  for (const folder of folders) rmSync(folder, { recursive: true, force: true });
+});
+process.once("SIGINT", () => process.exit(130));
+
 console.log(
   `The same model and tasks, side by side: ${cpus().length} × ${cpus()[0]?.model}, load ${loadavg()[0]?.toFixed(1)}`,
 );
@@ -108,8 +114,6 @@ const facts = [...started].map(([name, { running, start, scratch, seen }]) => ({
   ...{ name, start, version: running.version, isolation: CONTESTANTS[name]?.isolation ?? "" },
   left: leftBehind(scratch, seen),
 }));
-rmSync(data, { recursive: true });
-for (const { scratch } of started.values()) rmSync(scratch, { recursive: true, force: true });
 
 const tables = [
   mainTable(rows, facts),

@@ -39,6 +39,9 @@ pub enum Control {
         token: String,
         /// The time for which the server keeps the conversation without a link, in milliseconds.
         within: u64,
+        /// The bytes of the largest message that the server takes.
+        #[serde(rename = "maxBytes")]
+        max_bytes: u64,
     },
     /// The client's first message on a later link.
     Resume {

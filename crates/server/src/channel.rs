@@ -105,7 +105,7 @@ pub async fn channel(
         .max_frame_size(most_bytes)
         .on_failed_upgrade(move |error| tracing::debug!(session = failed.id, %error, "no WebSocket came of it"));
     Ok(upgrade.on_upgrade(async move |socket| {
-        let opened = sockets::open(&app, &account, &session.id, (socket, form), permits).await;
+        let opened = sockets::open(&app, &account, &session.id, most_bytes, (socket, form), permits).await;
         // A channel that is resumed is attached already.
         match (opened, attached) {
             (Some(socket), Some(attached)) => Relay::new(app, account, session, socket, guests).run(attached).await,

@@ -57,7 +57,7 @@ pub async fn rpc(
         .max_frame_size(most_bytes)
         .on_failed_upgrade(|error| tracing::debug!(%error, "no WebSocket came of it"));
     Ok(upgrade.on_upgrade(async move |socket| {
-        if let Some(socket) = sockets::open(&app, &account, PLACE, (socket, form), permits).await {
+        if let Some(socket) = sockets::open(&app, &account, PLACE, most_bytes, (socket, form), permits).await {
             serve(app, account, socket).await;
         }
     }))

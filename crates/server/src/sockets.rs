@@ -95,11 +95,13 @@ pub fn negotiate(
     Ok((upgrade.protocols([chosen]), form))
 }
 
-/// A new WebSocket, which begins a conversation at this place unless it resumes one. `None` if it does, or was refused.
+/// A new WebSocket for messages of at most `most_bytes`. It begins a conversation at this place, unless it resumes one. `None` if it
+/// does, or was refused.
 pub async fn open(
     app: &App,
     account: &Arc<Account>,
     place: &str,
+    most_bytes: usize,
     (socket, form): (WebSocket, Form),
     permits: Permits,
 ) -> Option<Socket> {
@@ -120,7 +122,7 @@ pub async fn open(
     };
     match greeting {
         Ok(Ok(Control::Begin {})) => match app.lines.begin(app, account, place) {
-            Ok(begun) => Some(begun.run(link(1))),
+            Ok(begun) => Some(begun.run(link(1), most_bytes)),
             Err(error) => {
                 link(0).refuse(error.message).await;
                 None
@@ -328,7 +330,7 @@ struct Begun {
 
 impl Begun {
     /// Starts the conversation's task. Returns the user's end.
-    fn run(self, mut link: Link) -> Socket {
+    fn run(self, mut link: Link, most_bytes: usize) -> Socket {
         let args = &self.registered.app.args;
         let within = args.reconnect_within();
         let silence = Duration::from_secs_f64(args.channel_silence_seconds);
@@ -337,6 +339,7 @@ impl Begun {
         link.tell(&Control::Begun {
             token: self.token,
             within: u64::try_from(within.as_millis()).unwrap_or(u64::MAX),
+            max_bytes: most_bytes as u64,
         });
         let mut resumable = Resumable::new();
         // The first link cannot be refused: it has a number, and nothing was taken.

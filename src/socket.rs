@@ -1,4 +1,6 @@
 //! The connection to a server: a WebSocket, or one after the other. When one breaks, the next takes the conversation up again.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -1,5 +1,7 @@
 //! Frames on the socket: `u32` number of the guest, `u32` length of the header, the header, and for each body its `u32` length and bytes.
 //! Numbers are little-endian.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::rc::Rc;
 

@@ -9,6 +9,8 @@
 //! its link, and finds the counts behind the messages.
 //!
 //! `python/sandglass/client/resumable.py` is the same for clients in Python. `docs/rpc.md` explains the wire.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::collections::VecDeque;
 

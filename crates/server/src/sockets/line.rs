@@ -1,4 +1,6 @@
 //! Resumable conversations: the list of all, and the task of each.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -25,6 +27,8 @@ use crate::quotas::{Account, Held};
 const TOKEN_BYTES: usize = 32;
 /// The silence of a conversation, which its line bounds.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
+/// The most characters of the reason for an end.
+const MAX_REASON_CHARS: usize = 200;
 const TAKEN_UP: &str = "another connection has taken up the conversation";
 
 /// All resumable conversations, by the digests of their tokens.
@@ -197,6 +201,10 @@ impl Link {
     }
 
     async fn end(&mut self, code: u16, reason: String) {
+        let reason: String = match reason.as_str() {
+            "" => "the conversation has ended".to_owned(),
+            reason => reason.chars().take(MAX_REASON_CHARS).collect(),
+        };
         self.tell(&Control::Ended { reason: reason.clone() });
         self.outgoing.close(code, reason).await;
     }

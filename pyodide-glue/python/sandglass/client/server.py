@@ -1,6 +1,6 @@
 """The WebSocket of a `sandglass-host serve`. The conversation goes on over another one when it breaks."""
 
-# Decisions: docs/internals/python-client.md.
+# Decisions: docs/internals/python-client.md, docs/internals/server.md.
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Server:
     def _finish(self, reason: str) -> None:
         socket = self._socket
         with self._turn:
-            self._end = self._end or reason
+            self._end = self._end or reason or "it has ended"
             self._socket = None
             self._turn.notify_all()
         if socket is not None:

@@ -33,14 +33,11 @@ for number in range({begin}, {begin} + 20):
 def serve(*options: str) -> Iterator[str]:
     """The address of a server."""
     command = [str(PROGRAM), "serve", "--listen", "127.0.0.1:0", "--backend", "subprocess", "--allow-subprocess"]
-    env = {**os.environ, "SANDGLASS_KEYS": f"tester {KEY}", "NO_COLOR": "1"}
-    with subprocess.Popen(
-        [*command, *options], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as server:
+    env = {**os.environ, "SANDGLASS_KEYS": f"tester {KEY}", "NO_COLOR": "1", "RUST_LOG": "error"}
+    with subprocess.Popen([*command, *options], env=env, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
         for line in server.stdout:
             if found := re.search(r"http://127\.0\.0\.1:[1-9]\d*", line):
-                Thread(target=server.stdout.read, daemon=True).start()
                 yield found[0]
                 break
         else:

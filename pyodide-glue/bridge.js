@@ -13,6 +13,7 @@ import { plainBytes } from "./bytes.js";
 import { readMailbox } from "./mailbox.js";
 
 /** @import { Encoding, Event, ReplyStatus, Request, StopReason, Stream } from "../pkg/sandglass.js" */
+/** @import { createLibrary } from "./library.js" */
 /** @import { createDetector } from "./nondeterminism.js" */
 
 const BREATH_MS = 50;
@@ -54,8 +55,9 @@ const { Map, Promise, setTimeout, clearTimeout, queueMicrotask } = self;
  * @param {Post} post
  * @param {SharedArrayBuffer | undefined} mailbox
  * @param {ReturnType<typeof createDetector>} detector
+ * @param {ReturnType<typeof createLibrary>} library
  */
-export function createBridge(post, mailbox, detector) {
+export function createBridge(post, mailbox, detector, library) {
   /** The current exchange; 0 between exchanges. */
   let exchange = 0;
   let deadline = Infinity;
@@ -166,10 +168,35 @@ export function createBridge(post, mailbox, detector) {
   /** Blocks until a message comes, or for at most `ms`, and handles it. @param {number} ms */
   const block = (ms) => {
     const message = read?.(ms);
+    if (message?.request.type === "library") library.take(message.request.missing ?? message.body);
     if (message?.request.type === "hostReply") accept(message.request, message.body);
     if (message?.request.type === "promote") promote(message.request.exchange, message.request.rest);
     if (message?.request.type === "interrupt" && message.request.exchange === exchange)
       stopping ??= message.request.reason;
+  };
+
+  /**
+   * Waits for the archive of the standard library. Returns true, or the reason why it is missing.
+   * @returns {Promise<true | string | undefined> | true | string | undefined}
+   */
+  const waitForLibrary = () => {
+    if (mailbox) {
+      post(null);
+      library.ask(true);
+      while (!library.isThere && !library.missing && !stopping) {
+        block(deadline - now());
+        if (now() >= deadline) stopping ??= "timeout";
+      }
+      return library.isThere || library.missing || interrupted();
+    }
+    return wait((resolve) => {
+      library.onAnswer(() => resolve(library.isThere || library.missing));
+      library.ask(false);
+      const left = deadline - now();
+      if (left === Infinity) return undefined;
+      const timer = setTimeout(() => stop("timeout"), left);
+      return () => clearTimeout(timer);
+    });
   };
 
   return {
@@ -253,6 +280,7 @@ export function createBridge(post, mailbox, detector) {
 
     reply: accept,
     promote,
+    waitForLibrary,
 
     /** @param {number} number @param {StopReason} reason */
     interrupt(number, reason) {
@@ -370,6 +398,13 @@ export function createBridge(post, mailbox, detector) {
       },
 
       canBlock: mailbox !== undefined,
+
+      /** False until the archive of the standard library can be read. */
+      get hasLibrary() {
+        return library.isThere;
+      },
+
+      library: waitForLibrary,
 
       /** Returns true when Python has to stop now. Python's signal handler asks. */
       overdue() {

@@ -60,7 +60,7 @@ export function createProcesses() {
       return preparing;
     },
 
-    /** @param {boolean} isConfined @param {Blob} script @param {MessagePort} port @param {MessagePort} control */
+    /** @param {boolean} isConfined @param {ArrayBuffer} script @param {MessagePort} port @param {MessagePort} control */
     start(isConfined, script, port, control) {
       const command = isConfined ? confined : unconfined();
       if (!command) throw new Error("it is not known yet what confines a process here");

@@ -7,6 +7,7 @@
 // Decisions: docs/internals/guest-in-a-browser.md.
 
 /** @import { Request } from "../pkg/sandglass.js" */
+/** The frame's answer to a question for the library. @typedef {{ type: "library", missing?: string }} Answer */
 
 const EMPTY = 0;
 const FULL = 1;
@@ -66,7 +67,8 @@ export function createMailboxWriter(mailbox, worker) {
 /**
  * Makes the reading end, for the worker.
  * @param {SharedArrayBuffer} mailbox
- * @returns {(ms: number) => { request: Request, body: Uint8Array } | null} waits for one message, at most `ms`
+ * @returns {(ms: number) => { request: Request | Answer, body: Uint8Array<ArrayBuffer> } | null} waits for one message, at
+ * most `ms`
  */
 export function readMailbox(mailbox) {
   const state = new Int32Array(mailbox, 0, 3);
@@ -75,7 +77,7 @@ export function readMailbox(mailbox) {
   const decoder = new TextDecoder();
 
   return (ms) => {
-    /** @type {Uint8Array | undefined} */
+    /** @type {Uint8Array<ArrayBuffer> | undefined} */
     let message;
     let offset = 0;
     do {

@@ -26,7 +26,10 @@ const read = (url) => (url.startsWith("file:") ? readFile(fileURLToPath(url)) : 
 provide({
   processes: createProcesses(),
   read,
-  takeRequest: (url) => read(url)?.then((bytes) => new Response(bytes)),
+  takeRequest(url) {
+    const response = read(url)?.then((bytes) => new Response(bytes));
+    return response && { response };
+  },
 });
 
 /**

@@ -8,11 +8,13 @@ import { createFrame } from "./frame.js";
 /** @import { SandboxOptions } from "../pkg/sandglass.js" */
 /** @import { Frame } from "./frame.js" */
 
-const FIRST = ["script", "wasm", "stdlib"];
+const FIRST = ["script", "wasm"];
 
 /** @type {Frame | undefined} */
 let frame;
-/** @type {Map<string, Promise<Response>>} */
+/** A request under way, and its body. @typedef {{ response: Promise<Response>, body?: Promise<ArrayBuffer | Blob> }} Begun */
+
+/** @type {Map<string, Begun>} */
 const requests = new Map();
 
 /** Begins the work for a sandbox of these options, which nobody has checked yet. @param {SandboxOptions} [options] */
@@ -23,9 +25,11 @@ export function prefetch(options) {
   if (!globalThis.crypto?.subtle) return;
   for (const asset of FIRST) {
     const url = assetUrl(asset, typeof assetsUrl === "string" ? assetsUrl : undefined);
-    const request = fetch(url);
-    request.catch(() => {}); // the taker hears of the failure
-    requests.set(url, request);
+    const response = fetch(url);
+    /** @type {Promise<ArrayBuffer | Blob>} */
+    const body = response.then(async (response) => (asset === "script" ? response.arrayBuffer() : response.blob()));
+    body.catch(() => {}); // the taker hears of the failure
+    requests.set(url, { response, body });
   }
 }
 
@@ -36,7 +40,7 @@ export function openFrame() {
   return begun ?? createFrame();
 }
 
-/** Takes the prefetched response of an address, once. @param {string} url */
+/** Takes the prefetched request of an address, once. @param {string} url */
 export function takeRequest(url) {
   const request = requests.get(url);
   requests.delete(url);

@@ -8,7 +8,7 @@ import { LANES, createReader, createWriter } from "./pipe.js";
 import { tendWorker } from "./start-worker.js";
 
 /** @import { Value } from "./pipe.js" */
-/** @import { Parts } from "./start-worker.js" */
+/** @import { Supply } from "./start-worker.js" */
 
 /** Runs before the guest's script, and makes the worker look like a browser's. What it removes, guest code could misuse. */
 const PRELUDE = `"use strict";
@@ -87,12 +87,13 @@ write(LANES.control, null); // the script runs; see guest_frame.rs
 /** False on engines that lay out Python's table of functions in another way than the one that made the package's snapshot. */
 const takesPacked = parseInt(process.versions.node, 10) >= 22;
 
-/** A message of `control`, made of what `process.js` has sent. @param {any[]} value @returns {Parts | any[]} */
+/** A message of `control`, made of what `process.js` has sent. @param {any[]} value @returns {Supply} */
 function takeControl([kind, ...values]) {
-  if (kind === "message") return values;
-  const [wasm, stdlib, files, snapshot, packed, proven] = values;
+  if (kind === "message") return /** @type {[string, Uint8Array?]} */ (values);
+  if (kind === "wasm") return { wasm: values[0] };
+  if (kind === "library") return { library: values[0] };
+  const [files, snapshot, packed, proven] = values;
   return {
-    pyodide: { wasm, stdlib },
     files: JSON.parse(files),
     snapshot: snapshot ?? undefined,
     packed: takesPacked ? (packed ?? undefined) : undefined,

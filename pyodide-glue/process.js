@@ -7,7 +7,7 @@ import { closeSync, openSync, readFileSync, readdirSync } from "node:fs";
 import process from "node:process";
 import { LANES, createReader, createWriter } from "./pipe.js";
 
-/** @import { Parts } from "./start-worker.js" */
+/** @import { Supply } from "./start-worker.js" */
 
 /** @typedef {{ program: string, args: string[], env: Record<string, string | undefined>, filter?: Uint8Array }} Command */
 
@@ -80,7 +80,7 @@ function inheritable() {
 /**
  * Starts the process of a guest. A failure is reported to `control`, as a worker's is.
  * @param {Command} command
- * @param {Blob} script  the worker's script, dist/guest.txt
+ * @param {ArrayBuffer} script  the worker's script, dist/guest.txt
  * @param {MessagePort} port  the private way between worker and host
  * @param {MessagePort} control
  * @returns {{ terminate(): void }}
@@ -115,7 +115,7 @@ export function startProcess(command, script, port, control) {
     fail(words.trim() || (signal ?? `exit code ${code}`)),
   );
 
-  script.text().then((text) => write(LANES.script, text));
+  write(LANES.script, new TextDecoder().decode(script));
   port.onmessage = ({ data }) => write(LANES.port, data);
   control.onmessage = ({ data }) => write(LANES.control, giveControl(data));
   return {
@@ -130,10 +130,11 @@ export function startProcess(command, script, port, control) {
   };
 }
 
-/** A message of `control` as a value of a pipe. `process-script.js` reads it. @param {Parts | [string, Uint8Array?]} message */
+/** A message of `control` as a value of a pipe. `process-script.js` reads it. @param {Supply} message */
 function giveControl(message) {
   if (Array.isArray(message)) return ["message", message[0], ...(message[1] ? [message[1]] : [])];
-  const { pyodide, files, snapshot, packed, proven } = message;
-  const sources = JSON.stringify(files);
-  return ["parts", pyodide.wasm, pyodide.stdlib, sources, snapshot ?? null, packed ?? null, proven ? "proven" : ""];
+  if ("wasm" in message) return ["wasm", message.wasm];
+  if ("library" in message) return ["library", message.library];
+  const { files, snapshot, packed, proven } = message;
+  return ["parts", JSON.stringify(files), snapshot ?? null, packed ?? null, proven ? "proven" : ""];
 }

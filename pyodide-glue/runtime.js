@@ -23,6 +23,7 @@ import {
 /** @import { Encoding, GuestInfo, LostVariable, SurveyedVariable, WheelFile } from "../pkg/sandglass.js" */
 /** @import { createBridge } from "./bridge.js" */
 /** @import { createDetector } from "./nondeterminism.js" */
+/** @import { createLibrary } from "./library.js" */
 /** @import { Hash, Image } from "./snapshot.js" */
 /** @import { Parts } from "./start-worker.js" */
 
@@ -31,6 +32,7 @@ const ASSETS = "https://guest.invalid/";
 const SITE = `/lib/python${lock.python.split(".", 2).join(".")}/site-packages`;
 const WASM = "pyodide.asm.wasm";
 const STDLIB = "python_stdlib.zip";
+const LIBRARY = `/lib/python${lock.python.split(".", 2).join("")}.zip`;
 // Taken before any guest code runs: it may replace it.
 const { parse, stringify } = JSON;
 const { grow: growMemory } = WebAssembly.Memory.prototype;
@@ -61,23 +63,26 @@ const DAMAGED = "the snapshot that was kept is damaged";
  * @param {Promise<WebAssembly.Module>} wasm
  * @param {ReturnType<typeof createBridge>} bridge
  * @param {ReturnType<typeof createDetector>} detector
+ * @param {ReturnType<typeof createLibrary>} library
  */
 export async function loadRuntime(
-  { pyodide: assets, files: sources, snapshot: given, packed, proven },
+  { files: sources, snapshot: given, packed, proven },
   wasm,
   bridge,
   detector,
+  library,
 ) {
   // Python's clocks must not jump in a guest that takes over, so no worker may have a time origin of its own.
   performance.now = () => timeOrigin + now();
   // The only `fetch` in the guest.
   self.fetch = async (request) => {
     const name = String(request instanceof Request ? request.url : request).replace(ASSETS, "");
-    if (name === STDLIB) return new Response(assets.stdlib);
+    if (name === STDLIB) return new Response(library.archive ?? null);
     if (name === WASM) return new Response(null); // already compiled
     throw new TypeError(`the guest has no ${name}`);
   };
 
+  if (bridge.capabilities.bridge === "none") await library.load(); // Python could never wait for it
   let snapshot = given;
   const reading = given?.arrayBuffer();
   let started = reading && (await load(wasm, detector, sources, async () => readSnapshot(await reading), proven));
@@ -90,6 +95,7 @@ export async function loadRuntime(
     started = await load(wasm, detector, sources, unpack);
   }
   if (!snapshot || !started) {
+    if (!library.isThere) await library.load();
     const goOn = standStill();
     const { pyodide, hash, fixSize } = /** @type {Loaded} */ (await load(wasm, detector, sources));
     const imported = "sandglass.browser.preload, sandglass.browser.guest";
@@ -115,6 +121,7 @@ export async function loadRuntime(
 
   const module = /** @type {any} */ (pyodide)._module;
   leaveTerminals(module.FS);
+  library.stand(module.FS, LIBRARY);
   const files = createFiles(module);
   libraries.begin();
   const calls = createCalls(python.CALLS, module, bridge);

@@ -1,11 +1,12 @@
 // The guest's entry in the browser: a classic worker that runs one Python interpreter for one sandbox.
 //
-// The first message brings a private port that only this file holds. The next ones bring the parts that Python starts
-// from (`Parts`, and the compiled module). From then on, the port speaks the protocol of crates/core/src/protocol.rs.
+// The first message brings a private port that only this file holds. The next ones bring the compiled module, the parts that
+// Python starts from (`Parts`), and later the library. The port speaks the protocol of crates/core/src/protocol.rs.
 // Python cannot end its own exchange: this file posts the end, after the interpreter has really returned.
 
 import { createBridge } from "./bridge.js";
 import { plainBytes } from "./bytes.js";
+import { createLibrary } from "./library.js";
 import { lockDown, silence } from "./lockdown.js";
 import { loadRuntime } from "./runtime.js";
 import { createDetector } from "./nondeterminism.js";
@@ -17,6 +18,8 @@ import { createDetector } from "./nondeterminism.js";
 // Taken before any guest code runs, because that code may replace them.
 const { Blob, Uint8Array } = self;
 const { parse, stringify } = JSON;
+/** Code that may call JavaScript, which may call Python where that cannot wait for the library. */
+const JAVASCRIPT = /\b(js|pyodide)/;
 const SMALL_BODY = 100_000;
 const PIECE = 1 << 20;
 /** Bytes of a file that Python decodes in one step. */
@@ -34,12 +37,13 @@ self.onmessage = async ({ data }) => {
   /** @type {PromiseWithResolvers<WebAssembly.Module>} */
   const wasm = Promise.withResolvers();
   self.onmessage = ({ data }) => {
-    if (!(data instanceof WebAssembly.Module)) return parts.resolve(data);
-    wasm.resolve(data);
-    self.onmessage = null;
+    if (data instanceof WebAssembly.Module) wasm.resolve(data);
+    else if (data instanceof Array) library.take(data[1]);
+    else parts.resolve(data);
   };
   const postMessage = MessagePort.prototype.postMessage.bind(port);
   const detector = createDetector();
+  const library = createLibrary();
 
   /** Events that are posted with the next message, because each message costs the page a task. @type {string[]} */
   let held = [];
@@ -82,14 +86,16 @@ self.onmessage = async ({ data }) => {
   };
 
   try {
-    const bridge = createBridge(post, mailbox, detector);
-    const runtime = await loadRuntime(await parts.promise, wasm.promise, bridge, detector);
+    const bridge = createBridge(post, mailbox, detector, library);
+    const runtime = await loadRuntime(await parts.promise, wasm.promise, bridge, detector, library);
     lockDown();
     const { made } = runtime;
     if (made) postMessage([stringify([{ type: "snapshot", reason: made.reason }]), made.snapshot]);
     const send = (/** @type {Event} */ event, /** @type {Blob | undefined} */ blob) =>
       postMessage(blob ? [stringify([event]), blob] : [stringify([event])]);
-    port.onmessage = createHandler(postLong, send, bridge, detector, runtime);
+    // A suspended Python waits for it, but not with a JavaScript function on the stack.
+    if (!bridge.python.canBlock && !library.isThere) library.ask(false);
+    port.onmessage = createHandler(postLong, send, bridge, detector, library, runtime);
   } catch (error) {
     post({ type: "bootFailed", message: text(error) });
   }
@@ -101,9 +107,17 @@ self.onmessage = async ({ data }) => {
  * @param {(event: Event, blob?: Blob) => void} send
  * @param {ReturnType<typeof createBridge>} bridge
  * @param {ReturnType<typeof createDetector>} detector
+ * @param {ReturnType<typeof createLibrary>} library
  * @param {Awaited<ReturnType<typeof loadRuntime>>} runtime
  */
-function createHandler(post, send, bridge, detector, { python, packages, checkpoints, files, limitMemory, info }) {
+function createHandler(
+  post,
+  send,
+  bridge,
+  detector,
+  library,
+  { python, packages, checkpoints, files, limitMemory, info },
+) {
   let settings = "";
   let inits = 0;
 
@@ -124,9 +138,15 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
     post({ type: "ready", version: info.version, guest: { ...info.guest, ...bridge.capabilities } });
   };
 
+  /** Waits for the standard library here, for Python that could not wait. */
+  const haveLibrary = async () => {
+    if (!bridge.python.canBlock && !library.isThere) await bridge.waitForLibrary();
+  };
+
   /** @param {Extract<Request, { type: "execute" }>} request */
   const execute = async ({ exchange, execution: id, code, ahead = false, more = false }) => {
     files.watch();
+    if (detector.usedJavaScript || JAVASCRIPT.test(code)) await haveLibrary();
     if (ahead) detector.begin(() => post({ type: "external", exchange }));
     if (more) python.extend(id, code, false);
     else python.prepare?.(id, code);
@@ -236,6 +256,7 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
 
   /** @param {Extract<Request, { type: "restore" }>} request @param {Blob[]} chain */
   const restore = async ({ exchange }, chain) => {
+    await haveLibrary(); // values may need modules, and are loaded where Python cannot wait
     const lost = await checkpoints.restore(chain, inits > 1, () => python.configure(settings));
     bridge.end();
     post({ type: "restored", exchange, lost });
@@ -243,6 +264,7 @@ function createHandler(post, send, bridge, detector, { python, packages, checkpo
 
   /** @param {Extract<Request, { type: "install" }>} request @param {Blob[]} blobs */
   const install = async ({ exchange, wheels, maxBytes }, blobs) => {
+    await haveLibrary(); // Python looks at all folders and archives anew, and could not wait
     /** @type {Event} */
     let ended = { type: "done", exchange };
     try {

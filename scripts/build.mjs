@@ -1,7 +1,7 @@
 // Makes pkg/ (the supervisor, Rust compiled to wasm) and dist/ (the guest, Pyodide, types).
 //   node scripts/build.mjs [--dev]     --dev: unoptimised, for quick loops
 import { createHash } from "node:crypto";
-import { copyFile, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { copyFile, mkdir, readdir, readFile, rm, stat, writeFile } from "node:fs/promises";
 import { homedir } from "node:os";
 import { basename, join } from "node:path";
 import * as esbuild from "esbuild";
@@ -130,7 +130,11 @@ async function script(entry, options) {
     logLevel: "silent",
     // Pyodide derives addresses from its own, and a blob has none. Nothing is fetched from this address.
     // Pyodide must not see Bun either, whose workers cannot lose that name: it is to behave as in a browser.
-    define: { "import.meta.url": '"https://guest.invalid/guest.js"', Bun: "undefined" },
+    define: {
+      "import.meta.url": '"https://guest.invalid/guest.js"',
+      Bun: "undefined",
+      STDLIB_BYTES: String((await stat(join(root, "node_modules/pyodide/python_stdlib.zip"))).size),
+    },
     // Pyodide imports these on Node only.
     external: ["node:*", "ws"],
     plugins: [

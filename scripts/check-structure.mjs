@@ -36,7 +36,7 @@ const GLUE = [
     ["worker.js"],
     ["runtime.js", "lockdown.js"],
     ["bridge.js", "checkpoint.js", "install.js"],
-    ["snapshot.js", "files.js", "libraries.js", "nondeterminism.js"],
+    ["snapshot.js", "files.js", "libraries.js", "library.js", "nondeterminism.js"],
     ["file-names.js", "bytes.js", "packing.js"],
   ],
   [["start-worker.js"], ["mailbox.js", "wheel.js", "pipe.js", "trusted-types.js", "sandbox-error.js"]],

@@ -9,3 +9,6 @@ declare module "*.wat" {
   const bytes: Uint8Array<ArrayBuffer>;
   export default bytes;
 }
+
+/** The size of the standard library's archive, which scripts/build.mjs puts in. */
+declare const STDLIB_BYTES: number;

@@ -6,29 +6,37 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use js_sys::{Array, Object, Promise, Reflect, Uint8Array};
+use js_sys::{Object, Promise, Uint8Array};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise};
 use web_sys::{Blob, Response, SubtleCrypto};
 
-use super::glue::{Glue, btoa, describe, disregard, fetch, get, global, object};
+use super::glue::{Begun, Glue, btoa, describe, disregard, fetch, get, global, object};
 use sandglass_core::error::Error;
 
 /// The files by the names of `pyodide-glue/assets.js`.
 const SCRIPT: &str = "script";
-const PYODIDE: [&str; 2] = ["wasm", "stdlib"];
+const WASM: &str = "wasm";
+const LIBRARY: &str = "stdlib";
 const SNAPSHOT: &str = "snapshot";
 
 thread_local! {
     static LOADING: RefCell<HashMap<String, File>> = RefCell::default();
 }
 
-/// A file under way: a promise of its `Blob`.
+/// The form in which the page holds a file.
+#[derive(Clone, Copy)]
+enum Form {
+    Bytes,
+    Blob,
+}
+
+/// A file under way: a promise of its bytes or its `Blob`.
 #[derive(Clone)]
 struct File {
     url: Rc<str>,
     integrity: JsValue,
-    blob: Promise,
+    contents: Promise,
     verified: Rc<OnceCell<Promise>>,
 }
 
@@ -36,16 +44,16 @@ impl File {
     /// A promise that resolves once the file's hash is verified. Hashing takes the page some milliseconds, so it begins when somebody first
     /// waits for it.
     async fn verified(&self) -> Result<(), Error> {
-        let begin = || promise(&self.url, verify(self.blob.clone(), self.integrity.clone()));
+        let begin = || promise(&self.url, verify(self.contents.clone(), self.integrity.clone()));
         settle(self.verified.get_or_init(begin)).await.map(drop)
     }
 }
 
-/// All files, as `Blob`s: the browser keeps their bytes, and handing them to a guest copies nothing.
+/// The files of a start. The large ones are `Blob`s: the browser keeps their bytes, and handing them to a guest copies nothing.
 #[derive(Clone)]
 pub(super) struct Assets {
     script: File,
-    pyodide: Vec<File>,
+    wasm: File,
     /// The package's snapshot, once somebody needs it.
     snapshot: OnceCell<File>,
 }
@@ -54,27 +62,21 @@ impl Assets {
     /// Begins to fetch the files that nobody has asked for yet.
     pub(super) fn load(base: &str, glue: &Glue) -> Self {
         Self {
-            script: load_one(base, SCRIPT, glue),
-            pyodide: PYODIDE.map(|asset| load_one(base, asset, glue)).to_vec(),
+            script: load_one(base, SCRIPT, Form::Bytes, glue),
+            wasm: load_one(base, WASM, Form::Blob, glue),
             snapshot: OnceCell::new(),
         }
     }
 
-    /// The worker's script.
+    /// The worker's script, as bytes.
     pub(super) async fn script(&self) -> Result<JsValue, Error> {
         self.script.verified().await?;
-        settle(&self.script.blob).await
+        settle(&self.script.contents).await
     }
 
-    /// Pyodide's files. Trust them no more than a guest, until [`Self::verified`] says that all are right.
-    pub(super) async fn pyodide(&self) -> Result<Object, Error> {
-        let blobs: Array = self.pyodide.iter().map(|file| file.blob.clone()).collect();
-        let blobs: Array = settle(&Promise::all(&blobs)).await?.unchecked_into();
-        let files = Object::new();
-        for (asset, blob) in PYODIDE.into_iter().zip(blobs.iter()) {
-            let _ = Reflect::set(&files, &asset.into(), &blob); // a fresh object takes any property
-        }
-        Ok(files)
+    /// The module. Trust it no more than a guest, until [`Self::verified`] says that all files are right.
+    pub(super) async fn wasm(&self) -> Result<JsValue, Error> {
+        settle(&self.wasm.contents).await
     }
 
     /// The package's snapshot, for a page that has no other yet. `None` where data is to be saved, or the browser tells that the line is slow
@@ -85,8 +87,8 @@ impl Assets {
         if kind.is_some_and(|kind| kind != "4g") || get(&connection, "saveData").is_truthy() {
             return None;
         }
-        let file = load_one(base, SNAPSHOT, glue);
-        let blob = settle(&file.blob).await.ok()?; // without it, the guest makes one
+        let file = load_one(base, SNAPSHOT, Form::Blob, glue);
+        let blob = settle(&file.contents).await.ok()?; // without it, the guest makes one
         let _ = self.snapshot.set(file);
         Some(blob)
     }
@@ -95,13 +97,20 @@ impl Assets {
     pub(super) async fn verified(&self) -> Result<(), Error> {
         for file in [&self.script]
             .into_iter()
-            .chain(&self.pyodide)
+            .chain([&self.wasm])
             .chain(self.snapshot.get())
         {
             file.verified().await?;
         }
         Ok(())
     }
+}
+
+/// The verified archive of the standard library, which a guest may never read. Guests that start from a snapshot get it afterwards, so nothing fetches it before.
+pub(super) async fn library(base: &str, glue: &Glue) -> Result<JsValue, Error> {
+    let file = load_one(base, LIBRARY, Form::Blob, glue);
+    file.verified().await?;
+    settle(&file.contents).await
 }
 
 async fn settle(promise: &Promise) -> Result<JsValue, Error> {
@@ -115,16 +124,16 @@ pub(super) fn forget() {
 }
 
 /// Fetches one file. A failure is forgotten, so that the next sandbox tries again.
-fn load_one(base: &str, asset: &'static str, glue: &Glue) -> File {
+fn load_one(base: &str, asset: &'static str, form: Form, glue: &Glue) -> File {
     let url = match glue.asset_url(asset, base) {
         Ok(url) => url,
         Err(why) => {
-            let blob = Promise::reject(&why);
-            disregard(blob.clone()); // those who wait for the file hear of it
+            let contents = Promise::reject(&why);
+            disregard(contents.clone()); // those who wait for the file hear of it
             return File {
                 url: asset.into(),
                 integrity: JsValue::UNDEFINED,
-                blob,
+                contents,
                 verified: Rc::default(),
             };
         }
@@ -136,7 +145,10 @@ fn load_one(base: &str, asset: &'static str, glue: &Glue) -> File {
     let request = glue.take_request(&url);
     let file = File {
         url: url.as_str().into(),
-        blob: promise(&url, download(glue.clone(), url.clone(), integrity.clone(), request)),
+        contents: promise(
+            &url,
+            download(glue.clone(), url.clone(), integrity.clone(), form, request),
+        ),
         integrity,
         verified: Rc::default(),
     };
@@ -170,14 +182,21 @@ fn failed(error: &JsValue) -> JsValue {
     format!("could not be fetched, or is not the file of this release ({why})").into()
 }
 
-/// Fetches a file.
-async fn download(glue: Glue, url: String, integrity: JsValue, begun: Option<Promise>) -> Result<JsValue, JsValue> {
+/// Fetches a file, if its request was not begun earlier.
+async fn download(
+    glue: Glue,
+    url: String,
+    integrity: JsValue,
+    form: Form,
+    begun: Option<Begun>,
+) -> Result<JsValue, JsValue> {
     // A context that is not secure has no `crypto.subtle`. There the browser checks the hash while it fetches, on the main thread.
     let init = match subtle() {
         Some(_) => Object::new(),
         None => object(&[("integrity", &integrity)]),
     };
-    let response = async { JsFuture::from(begun.map_or_else(|| fetch(&url, &init), Ok)?).await };
+    let (request, body) = begun.map_or((None, None), |begun| (Some(begun.response()), begun.body()));
+    let response = async { JsFuture::from(request.map_or_else(|| fetch(&url, &init), Ok)?).await };
     let response = response
         .await
         .map_err(|error| failed(&glue.failed_request(&url, &error).into()))?;
@@ -185,17 +204,28 @@ async fn download(glue: Glue, url: String, integrity: JsValue, begun: Option<Pro
     if let Some(problem) = glue.wrong_answer(&url, &response) {
         return Err(problem.into());
     }
-    let blob = async { JsFuture::from(response.blob()?).await };
-    blob.await.map_err(|error| failed(&error))
+    let contents = async {
+        let body = match (body, form) {
+            (Some(body), _) => body,
+            (None, Form::Blob) => response.blob()?,
+            (None, Form::Bytes) => response.array_buffer()?,
+        };
+        JsFuture::from(body).await
+    };
+    contents.await.map_err(|error| failed(&error))
 }
 
 /// Checks the SHA-256 of a file.
-async fn verify(blob: Promise, integrity: JsValue) -> Result<JsValue, JsValue> {
-    let blob: Blob = JsFuture::from(blob).await?.unchecked_into();
+async fn verify(contents: Promise, integrity: JsValue) -> Result<JsValue, JsValue> {
+    let contents = JsFuture::from(contents).await?;
     let Some(subtle) = subtle() else {
         return Ok(JsValue::UNDEFINED);
     };
-    let digest = sha256(&subtle, &blob).await.map_err(|error| failed(&error))?;
+    let digest = match contents.dyn_ref() {
+        Some(blob) => sha256(&subtle, blob).await,
+        None => digest(&subtle, &contents).await,
+    };
+    let digest = digest.map_err(|error| failed(&error))?;
     let found = integrity_of(&digest);
     if integrity.as_string().as_ref() != Some(&found) {
         let what = format!("is not the file of this release (its SHA-256 is {found})");
@@ -206,7 +236,10 @@ async fn verify(blob: Promise, integrity: JsValue) -> Result<JsValue, JsValue> {
 
 /// The SHA-256 of a file, off the main thread.
 pub(super) async fn sha256(subtle: &SubtleCrypto, blob: &Blob) -> Result<Vec<u8>, JsValue> {
-    let bytes = JsFuture::from(blob.array_buffer()).await?;
+    digest(subtle, &JsFuture::from(blob.array_buffer()).await?).await
+}
+
+async fn digest(subtle: &SubtleCrypto, bytes: &JsValue) -> Result<Vec<u8>, JsValue> {
     let digest = subtle.digest_with_str_and_buffer_source("SHA-256", bytes.unchecked_ref())?;
     Ok(Uint8Array::new(&JsFuture::from(digest).await?).to_vec())
 }

@@ -31,9 +31,9 @@ extern "C" {
     /// Makes a frame for a guest: `{ element, loaded }`.
     #[wasm_bindgen(method, catch, js_name = openFrame)]
     pub(super) fn open_frame(this: &Glue) -> Result<Object, JsValue>;
-    /// A promise of the response to a request that was begun earlier.
+    /// A request that was begun earlier.
     #[wasm_bindgen(method, js_name = takeRequest)]
-    pub(super) fn take_request(this: &Glue, url: &str) -> Option<Promise>;
+    pub(super) fn take_request(this: &Glue, url: &str) -> Option<Begun>;
     /// `{ python, abi, pyodide }`: the Python that packages must be built for, and the release of Pyodide.
     #[wasm_bindgen(method, getter)]
     pub(super) fn platform(this: &Glue) -> Object;
@@ -54,6 +54,14 @@ extern "C" {
         port: &JsValue,
         control: &JsValue,
     ) -> Result<web_sys::Worker, JsValue>;
+
+    pub type Begun;
+    /// A promise of the response.
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn response(this: &Begun) -> Promise;
+    /// A promise of the response's body, where it is already being read: a `Blob`, or an `ArrayBuffer` for the script.
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn body(this: &Begun) -> Option<Promise>;
 
     /// Processes of guests, on Node, Deno or Bun.
     pub type Processes;

@@ -1,14 +1,18 @@
 //! A guest: a worker in a hidden frame of an opaque origin, in the page itself, or in a process of its own on Node, Deno or Bun.
+//!
+//! Decisions: `docs/internals/guest-in-a-browser.md`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use gloo_timers::callback::Timeout;
-use js_sys::{Array, Object, Uint8Array};
+use js_sys::{Array, Uint8Array};
 use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::spawn_local;
 use web_sys::{HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
 
+use super::assets;
 use super::glue::{Glue, describe, get, global, object};
 use super::options::Isolation;
 use super::outbox::{Outbox, Way, header};
@@ -20,6 +24,9 @@ use sandglass_core::protocol::Request;
 const FRAME_MS: u32 = 20_000;
 /// The time for which an abandoned guest is kept, in milliseconds. Most of its answers arrive within it.
 const SOON_MS: u32 = 30;
+/// The time after the first failure of fetching the library, in milliseconds. It doubles with each further one, up to [`LAST_RETRY_MS`].
+const RETRY_MS: u32 = 2_000;
+const LAST_RETRY_MS: u32 = 60_000;
 const FRAME_IS_BLOCKED: &str = "the page's Content-Security-Policy blocks its frame, which inherits it: allow its script in \
     script-src (its hash is the package's export `frameHash`) with 'wasm-unsafe-eval', and worker-src blob:";
 const FRAME_IS_SILENT: &str = "its frame does not run. Does the page have a Content-Security-Policy? The frame inherits it: allow its \
@@ -28,8 +35,8 @@ const FRAME_IS_SILENT: &str = "its frame does not run. Does the page have a Cont
 pub(super) const NO_PROCESSES: &str =
     "this is the package's entry for browsers; import \"sandglass\", with the export condition \"node\"";
 
-/// A guest. [`Guest::open`] makes its frame, [`Guest::launch`] starts its worker, [`Guest::furnish`] starts Python in the worker, and
-/// [`Guest::adopt`] gives the guest an owner who hears its messages. Dropping a guest ends it.
+/// A guest. [`Guest::open`] makes its frame, [`Guest::launch`] starts its worker, [`Guest::compile`] and [`Guest::furnish`] start Python in
+/// the worker, and [`Guest::adopt`] gives the guest an owner who hears its messages. Dropping a guest ends it.
 #[must_use = "dropping a guest ends it"]
 pub(super) struct Guest {
     port: MessagePort,
@@ -53,6 +60,8 @@ struct Inbox {
     owner: RefCell<Option<OnLetter>>,
     /// The waiting letters in order; new ones join the end.
     early: RefCell<VecDeque<Letter>>,
+    /// Fetches the library for the guest: at its first letter, or when the guest asks.
+    bring_library: RefCell<Option<Box<dyn FnOnce()>>>,
 }
 
 /// Hears the letters of a guest.
@@ -72,10 +81,17 @@ impl Inbox {
     }
 
     fn deliver(&self, letter: Letter) {
+        self.bring_library();
         let is_first = self.early.borrow().is_empty();
         match self.owner().filter(|_| is_first) {
             Some(owner) => owner(letter),
             None => self.early.borrow_mut().push_back(letter),
+        }
+    }
+
+    fn bring_library(&self) {
+        if let Some(bring) = self.bring_library.take() {
+            bring();
         }
     }
 
@@ -136,7 +152,11 @@ impl Guest {
         let on_control = Closure::<dyn FnMut(_)>::new({
             let (inbox, frame_watch) = (inbox.clone(), frame_watch.clone());
             move |event: MessageEvent| match event.data() {
-                data if data.is_null() => drop(frame_watch.take()),
+                // The script runs, or later: the guest asks for the library.
+                data if data.is_null() => match frame_watch.take() {
+                    Some(watch) => drop(watch),
+                    None => inbox.bring_library(),
+                },
                 why => inbox.deliver(Letter::Failure(describe(&why))),
             }
         });
@@ -204,13 +224,13 @@ impl Guest {
         Ok(())
     }
 
+    /// Gives the guest its module.
+    pub(super) fn compile(&self, wasm: &JsValue) -> Result<(), JsValue> {
+        self.control.post_message(&object(&[("wasm", wasm)]))
+    }
+
     /// Gives the worker the parts that Python starts from.
-    pub(super) fn furnish(
-        &self,
-        pyodide: &Object,
-        snapshot: Option<&Snapshot>,
-        packed: Option<&JsValue>,
-    ) -> Result<(), JsValue> {
+    pub(super) fn furnish(&self, snapshot: Option<&Snapshot>, packed: Option<&JsValue>) -> Result<(), JsValue> {
         let files: Array = guest::FILES
             .iter()
             .map(|(name, source)| Array::of2(&JsValue::from_str(name), &JsValue::from_str(source)))
@@ -218,12 +238,19 @@ impl Guest {
         let proven = snapshot.is_some_and(|snapshot| snapshot.proven);
         let snapshot = snapshot.map_or(JsValue::UNDEFINED, |snapshot| snapshot.blob.clone().into());
         self.control.post_message(&object(&[
-            ("pyodide", pyodide),
             ("files", &files),
             ("snapshot", &snapshot),
             ("packed", packed.unwrap_or(&JsValue::UNDEFINED)),
             ("proven", &proven.into()),
         ]))
+    }
+
+    /// Fetches the standard library once the guest has started, or asks for it. If that fails, the guest hears why, and another attempt
+    /// follows as long as the guest lives.
+    pub(super) fn bring_library(&self, base: String, glue: Glue) {
+        let (inbox, control) = (Rc::downgrade(&self.inbox), self.control.clone());
+        let bring = move || bring_library(inbox, control, base, glue, RETRY_MS);
+        self.inbox.bring_library.replace(Some(Box::new(bring)));
     }
 
     /// Returns true when the guest has failed, or its frame was removed.
@@ -285,6 +312,21 @@ impl Drop for Guest {
             Home::Page(None) | Home::Process { process: None, .. } => {}
         }
     }
+}
+
+fn bring_library(guest: Weak<Inbox>, control: MessagePort, base: String, glue: Glue, pause: u32) {
+    spawn_local(async move {
+        let library = assets::library(&base, &glue).await;
+        let (is_there, message) = match library {
+            Ok(library) => (true, library),
+            Err(error) => (false, error.to_string().into()),
+        };
+        let _ = control.post_message(&object(&[("library", &message)])); // a Blob and a text can be posted
+        if !is_there && guest.strong_count() > 0 {
+            let again = move || bring_library(guest, control, base, glue, (2 * pause).min(LAST_RETRY_MS));
+            Timeout::new(pause, again).forget();
+        }
+    });
 }
 
 fn open_frame(glue: &Glue, inbox: &Rc<Inbox>) -> Result<Home, JsValue> {

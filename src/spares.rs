@@ -166,9 +166,11 @@ async fn start(isolation: Isolation, base: &str, glue: &Glue) -> Option<Guest> {
     };
     let assets = Assets::load(base, glue);
     assets.verified().await.ok()?;
-    let (script, pyodide) = (assets.script().await.ok()?, assets.pyodide().await.ok()?);
+    let (script, wasm) = (assets.script().await.ok()?, assets.wasm().await.ok()?);
     let mut guest = Guest::open(glue, isolation).ok()?;
     guest.launch(glue, &script).ok()?;
-    guest.furnish(&pyodide, Some(&snapshot), None).ok()?;
+    guest.compile(&wasm).ok()?;
+    guest.furnish(Some(&snapshot), None).ok()?;
+    guest.bring_library(base.to_owned(), glue.clone());
     Some(guest)
 }

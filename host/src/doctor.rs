@@ -1,4 +1,4 @@
-//! Reports which backends work on this machine, and what else is missing.
+//! Reports which backends work on this machine, and what else is missing. Each backend words its own reason, in `backend/`.
 
 use std::fmt;
 use std::path::Path;

@@ -1,4 +1,12 @@
 //! Drivers, which carry out the session's effects. Each sandbox has one task, which alone owns its session and guest.
+//!
+//! | file | holds |
+//! |---|---|
+//! | this one | [`Driver`], the handle by which a sandbox talks to its task |
+//! | `task.rs` | the task: it takes inputs, and carries out effects |
+//! | `receive.rs` | messages of a guest |
+//! | `slots.rs` | guests, each in its slot |
+//! | `shadow.rs` | copies of a guest that run ahead |
 
 mod receive;
 mod shadow;

@@ -1,4 +1,4 @@
-//! The Python package as files for guests, and the facts about a Python that runs guests.
+//! The files that guests see beside a Python: our package, and an `/etc` of their own. Facts about a Python that runs guests.
 
 use std::collections::HashMap;
 use std::ffi::OsString;

@@ -192,6 +192,14 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
         on_guest(&|driver, held| held.with_guest(driver, |guest| guest.launch(glue, &script)));
         Ok(())
     };
+    let compiled = async {
+        let wasm = assets.wasm().await?;
+        if !isolation.is_closed() {
+            assets.verified().await?;
+        }
+        on_guest(&|driver, held| held.with_guest(driver, |guest| guest.compile(&wasm)));
+        Ok(())
+    };
     let found = async {
         let (snapshot, maker) = snapshot::find(base, glue).await;
         let packed = match snapshot {
@@ -200,17 +208,22 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
         };
         Ok((snapshot, packed, maker))
     };
-    let pyodide = both(launched, assets.pyodide());
-    let (((), pyodide), (snapshot, packed, maker)) = both(pyodide, found).await?;
+    let pyodide = both(launched, compiled);
+    let (_, (snapshot, packed, maker)) = both(pyodide, found).await?;
     if !isolation.is_closed() {
         assets.verified().await?;
+    }
+    if snapshot.is_none() && packed.is_none() {
+        assets::library(base, glue).await?; // the guest cannot start without it
     }
     let maker = Cell::new(maker);
     on_guest(&|driver, held| {
         held.maker.replace(maker.take());
         driver.progress("python");
         held.with_guest(driver, |guest| {
-            guest.furnish(&pyodide, snapshot.as_ref(), packed.as_ref())
+            guest.furnish(snapshot.as_ref(), packed.as_ref())?;
+            guest.bring_library(base.to_owned(), glue.clone());
+            Ok(())
         });
     });
     assets.verified().await

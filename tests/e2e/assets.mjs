@@ -17,6 +17,21 @@ const FAULTS = {
   "cut off": () => "hang up",
 };
 
+const LIBRARY = "python_stdlib.zip";
+
+/** Opens a page with a sandbox of the server's files. @param {import("puppeteer-core").Page} page @param {string} url */
+async function startIn(page, url) {
+  const fresh = await page.browser().newPage(); // a page fetches a file once
+  await fresh.goto(page.url());
+  await fresh.evaluate(async (assetsUrl) => {
+    const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+    const sandbox = await createSandbox({ assetsUrl, spares: 0 });
+    await sandbox.initialize(null);
+    Object.assign(globalThis, { sandbox });
+  }, url);
+  return fresh;
+}
+
 /**
  * @param {import("puppeteer-core").Page} page
  * @param {import("./harness.mjs").Score} score
@@ -58,7 +73,6 @@ export async function testAssets(page, score, only) {
 
   const cases = [
     ...Object.keys(FAULTS).map((fault) => ({ file: "pyodide.asm.wasm", fault })),
-    { file: "python_stdlib.zip", fault: "damaged" },
     { file: "guest.txt", fault: "missing" },
     { file: "guest.txt", fault: "damaged" },
   ];
@@ -81,10 +95,62 @@ export async function testAssets(page, score, only) {
     const right = ours && code === "asset_failed" && message.includes("supervisor.wasm");
     score.add(missing, right ? [] : [`got ${code}: ${message}`]);
   }
-  for (const waits of ["snapshot.bin", "python_stdlib.zip", "guest.txt"]) {
+  await score.test(
+    "assets: a library that is damaged is named by the import that needs it, and fetched again",
+    async () => {
+      now = { file: LIBRARY, fault: "damaged" };
+      const fresh = await startIn(page, url);
+      const { sum, error, kept } = await fresh.evaluate(async () => {
+        const { sandbox } = /** @type {any} */ (globalThis);
+        const { result: sum } = await sandbox.execute("kept = 1 + 1; kept");
+        const { error } = await sandbox.execute("import colorsys");
+        const { result: kept } = await sandbox.execute("kept");
+        return { sum, error, kept };
+      });
+      now = {};
+      const result = await fresh.evaluate(async () => {
+        for (;;) {
+          const { result, error } = await /** @type {any} */ (globalThis).sandbox.execute(
+            "import colorsys; colorsys.ONE_THIRD > 0",
+          );
+          if (!error) return result;
+          await new Promise((resolve) => setTimeout(resolve, 50)); // until the page tries again
+        }
+      });
+      await fresh.close();
+      const named = error?.startsWith("ImportError: ") && error.includes(LIBRARY) && error.includes("SHA-256");
+      const seen = [sum === "2", named, kept === "2", result === "True"];
+      return seen.every(Boolean) ? [] : [`got ${JSON.stringify({ sum, error, kept, result })}`];
+    },
+  );
+  await score.test("assets: code that needs the library waits for it, and can be stopped", async () => {
+    const held = gate();
+    now = { waiting: { [LIBRARY]: () => held.opened } };
+    const fresh = await startIn(page, url);
+    const stopped = await fresh.evaluate(async () => {
+      const { sandbox } = /** @type {any} */ (globalThis);
+      const running = sandbox.execute("print('begun', flush=True); import colorsys", {
+        onStdout: () => sandbox.interrupt(),
+      });
+      const late = await sandbox.execute("import colorsys", { timeout: 100 });
+      return [(await running).outcome, late.outcome, late.state.status];
+    });
+    const javascript = fresh.evaluate(async () => {
+      const code = "import js\ndef one(*_):\n  import colorsys\n  return 1\njs.Array.from_(js.Array.of(0), one)[0]";
+      const { result, error } = await /** @type {any} */ (globalThis).sandbox.execute(code);
+      return result ?? error;
+    });
+    held.open();
+    const result = await javascript;
+    await fresh.close();
+    const wanted = JSON.stringify([["interrupted", "timeout", "kept"], "1"]);
+    const got = JSON.stringify([stopped, result]);
+    return got === wanted ? [] : [`got ${got}`];
+  });
+  for (const waits of ["snapshot.bin", "pyodide.asm.wasm", "guest.txt"]) {
     const atOnce = `assets: a file that fails is told while ${waits} is still under way`;
     if (!atOnce.includes(only)) continue;
-    const file = waits === "python_stdlib.zip" ? "pyodide.asm.wasm" : "python_stdlib.zip";
+    const file = waits === "pyodide.asm.wasm" ? "guest.txt" : "pyodide.asm.wasm";
     const [asked, told] = [gate(), gate()];
     const hold = () => (asked.open(), told.opened);
     now = { file, fault: "missing", waiting: { [waits]: hold, [file]: () => asked.opened } };

@@ -876,7 +876,7 @@ const STATS = {
     const fresh = JSON.stringify(sandbox.stats().executions);
     const runs = [];
     for (const code of ["llm_query('a')", "1/0", "x".repeat(101)]) runs.push(await sandbox.execute(code));
-    runs.push(await sandbox.execute("while True: pass", { timeout: 50 }));
+    runs.push(await sandbox.execute("while True: pass", { timeout: 50, gracePeriod: 30_000 })); // is not killed
     runs.push(await sandbox.execute(STUCK, STUCK_OPTIONS));
     runs.push(await sandbox.execute("1", { signal: AbortSignal.abort() }));
     const stats = sandbox.stats();

@@ -371,12 +371,12 @@ const STEPS = {
     let offline = true;
     await other.setRequestInterception(true);
     other.on("request", (request) =>
-      offline && request.url().endsWith("python_stdlib.zip") ? request.abort() : request.continue(),
+      offline && request.url().endsWith("pyodide.asm.wasm") ? request.abort() : request.continue(),
     );
     await other.goto(`${site.url}/www/#notebook`);
     await other.waitForSelector('#state[data-state="failed"]');
     const detail = await other.$eval("#state-detail", (it) => it.textContent ?? "");
-    check(`what is missing: ${detail}`, detail.includes("python_stdlib.zip"));
+    check(`what is missing: ${detail}`, detail.includes("pyodide.asm.wasm"));
     offline = false;
     await other.click("#start");
     await other.waitForSelector('#state[data-state="ready"]');

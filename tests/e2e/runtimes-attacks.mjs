@@ -169,7 +169,7 @@ async function endOf(command, use = () => {}) {
   port.port1.onmessage = ({ data }) => taken.push(data);
   /** @type {Promise<string>} */
   const ended = new Promise((resolve) => (control.port1.onmessage = ({ data }) => data !== null && resolve(data)));
-  use(startProcess(command, new Blob([""]), /** @type {any} */ (port.port2), /** @type {any} */ (control.port2)));
+  use(startProcess(command, new ArrayBuffer(0), /** @type {any} */ (port.port2), /** @type {any} */ (control.port2)));
   const why = await ended;
   for (const { port1, port2 } of [port, control]) for (const end of [port1, port2]) end.close();
   return { why, taken };

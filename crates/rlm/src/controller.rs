@@ -384,7 +384,7 @@ impl Controller {
             let value = value.unwrap_or_else(said);
             return self.exhausted(now, value);
         }
-        let told = prompt::feedback(execution, running.block, running.blocks);
+        let told = prompt::block_outcome(execution, running.block, running.blocks);
         running.feedback.push(told);
         if let Some(value) = value {
             return self.declared(now, running, value);

@@ -244,7 +244,7 @@ pub fn rejected(problems: &str) -> String {
 }
 
 /// The report of a block's outcome.
-pub fn feedback(execution: &CodeExecution, block: usize, blocks: usize) -> String {
+pub fn block_outcome(execution: &CodeExecution, block: usize, blocks: usize) -> String {
     let number = (blocks > 1).then(|| u32::try_from(block).unwrap_or(u32::MAX));
     let text = feedback::feedback(Profile::Default, execution, number, &[], Some(MAX_FEEDBACK_CHARS));
     match outcome(execution) {
@@ -281,14 +281,14 @@ mod tests {
 
     #[test]
     fn feedback_says_how_a_block_ended() {
-        assert_eq!(feedback(&execution(), 1, 1), "Output:\nNo output");
+        assert_eq!(block_outcome(&execution(), 1, 1), "Output:\nNo output");
         let stopped = CodeExecution {
             stdout: "out\n".to_owned(),
             outcome: Outcome::Timeout,
             ..execution()
         };
         assert_eq!(
-            feedback(&stopped, 2, 3),
+            block_outcome(&stopped, 2, 3),
             "Output (block 2):\nout\n[The block ran for too long and was stopped.]"
         );
     }
@@ -300,7 +300,7 @@ mod tests {
             traceback: Some("y".repeat(200_000)),
             ..execution()
         };
-        assert!(feedback(&huge, 1, 1).chars().count() < MAX_FEEDBACK_CHARS as usize + 200);
+        assert!(block_outcome(&huge, 1, 1).chars().count() < MAX_FEEDBACK_CHARS as usize + 200);
     }
 
     #[test]

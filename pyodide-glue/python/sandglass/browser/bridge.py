@@ -7,6 +7,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 from asyncio.events import _get_running_loop, _set_running_loop
 from contextlib import suppress
+from sys import _getframe
 from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 #: The signal by which `bridge.js` asks for a breath.
 CLOCK = 64
 _CANNOT_WAIT = object()
+_NOT_YET = (
+    "Python's standard library is still on its way, and Python cannot wait here: a JavaScript function is on the "
+    "stack. Import the module outside of JavaScript callbacks, or a moment later"
+)
 _TRACEBACKS = format_exception.__code__.co_filename
 _set_handler = _signal.signal  # the module `signal` adds 20 µs of enums
 
@@ -44,6 +49,9 @@ class BrowserBridge:
         self._pyodide_loop = _get_running_loop()
         self._can_block = bool(js.canBlock)
         self.output = js.output
+        # Pyodide keeps strings for good at the first call of JavaScript. A guest with other such strings cannot take
+        # another's memory. The moment of the first call depends on time, so every guest makes one here.
+        js.forget()
 
     def display(self, mime: str, data: bytes, is_result: bool) -> None:
         self._js.display(mime, to_js(data), is_result)
@@ -78,6 +86,21 @@ class BrowserBridge:
         if result is None:
             raise KeyboardInterrupt
         return result
+
+    def wait_for_library(self) -> None:
+        """Returns when the archive of the standard library can be read. Raises ImportError when that cannot be."""
+        js = self._js
+        if js.hasLibrary:
+            return
+        try:
+            if not self._can_block and _is_formatting(_getframe()):
+                raise RuntimeError("a traceback is being formatted")
+            self.runtime.flush()
+            missing = self._wait(js.library)
+        except RuntimeError:
+            raise ImportError(_NOT_YET) from None
+        if missing is not True:
+            raise ImportError(f"Python's standard library is not there, so this cannot be imported now: {missing}")
 
     def _suspend(self, start: Any, *args: Any) -> Any:
         """Calls `run_sync`, which resumes only if Pyodide's own event loop counted as running when it began."""

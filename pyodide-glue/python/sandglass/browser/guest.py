@@ -6,7 +6,9 @@ Imported inside Pyodide only.
 from __future__ import annotations
 
 import random
+import sys
 import time
+import zipimport
 from codecs import getincrementaldecoder
 from contextlib import suppress
 from importlib import invalidate_caches
@@ -43,6 +45,7 @@ _PACKAGE_HINT = (
     'createSandbox({{ packages: ["{name}"] }}), loadPackages(["{name}"]) or autoImport'
 )
 _MOST_NAMED = 10_000
+_LIBRARY = f"/lib/python{sys.version_info.major}{sys.version_info.minor}.zip"
 _load_tzdata = time_zones.load_tzdata
 
 
@@ -65,11 +68,24 @@ class Guest:
         self._reserve = self.runtime.reserve = Reserve()
         reserve(CLOCK, self.runtime.own)
         self.runtime.own(vars(time_zones), "load_tzdata", _load_time_zone)
+        for reader in (zipimport._get_data, zipimport._read_directory):  # type: ignore[attr-defined]
+            self.runtime.own(vars(zipimport), reader.__name__, self._after_library(reader))
 
     def connect(self, js_bridge: Any) -> None:
         self._js = js_bridge
         self._bridge.connect(js_bridge)
         self.runtime.install()
+
+    def _after_library(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps a function that reads an archive. That of the standard library may come later than the guest starts."""
+        wait = self._bridge.wait_for_library
+
+        def reads(archive: str, *rest: Any) -> Any:
+            if archive == _LIBRARY:
+                wait()
+            return read(archive, *rest)
+
+        return reads
 
     def _take_written(self) -> list[tuple[int, bytes]]:
         js = self._js

@@ -288,7 +288,8 @@ impl Shared {
             // Later, because the caller does not expect the end yet.
             let this = self.clone();
             let end = move || this.end(" (a message is larger than the server takes)".to_owned());
-            return Timeout::new(0, end).forget();
+            Timeout::new(0, end).forget();
+            return;
         }
         conversation.messages.push(message, bytes);
         self.pump(conversation);

@@ -9,6 +9,8 @@ from contextlib import suppress
 from threading import Lock, Thread
 from urllib.parse import urlsplit
 
+#: Bytes after which connections break, on average: in their greeting, or later.
+_BYTES = (300, 3_000, 30_000, 300_000, 3_000_000)
 #: Closing such a socket resets the connection at once.
 _RESET = struct.pack("ii", 1, 0)
 
@@ -58,8 +60,7 @@ class Proxy:
                 client.close()
                 continue
             with self._lock:
-                # Some break in their greeting, and most later.
-                left = int(self._random.expovariate(1 / self._random.choice((300, 3_000, 30_000, 300_000))))
+                left = int(self._random.expovariate(1 / self._random.choice(_BYTES)))
                 pair = _Pair(client, server, left)
                 self._open.add(pair)
             for one, other in ((client, server), (server, client)):

@@ -102,7 +102,7 @@ def test_nothing_is_lost_or_doubled(proxy: Proxy) -> None:
         proxy.is_on = True
         while proxy.cuts < CUTS:
             client.check(sandbox.execute(client.code, on_stdout=client.hear, on_display=client.show))
-            data = chance.randbytes(chance.choice((10, 100_000, 6_000_000)))
+            data = chance.randbytes(chance.choice((10, 100_000, 2_000_000)))
             sandbox.files["data"] = data
             assert sandbox.files["data"] == data
         proxy.is_on = False

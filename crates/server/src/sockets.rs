@@ -15,7 +15,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
 use futures_util::stream::{BoxStream, SplitStream};
 use futures_util::{Sink, StreamExt};
 use sandglass_core::resumable::{Broken, Control, SUFFIX};
@@ -58,6 +58,7 @@ pub struct Socket {
 }
 
 /// The part of the server that a WebSocket takes, until this is dropped.
+#[expect(dead_code, reason = "held for their drop")]
 pub struct Permits {
     /// That of the TCP connection.
     pub connection: Arc<ConnectionPermit>,

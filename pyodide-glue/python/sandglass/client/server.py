@@ -8,7 +8,7 @@ import json
 import os
 import random
 import socket as sockets
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from threading import Condition, Event
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -178,13 +178,15 @@ class Server:
         from websockets.sync.client import connect
         from websockets.typing import Subprotocol
 
-        socket = connect(
-            self._url,
-            subprotocols=[Subprotocol(SUBPROTOCOL + SUFFIX), Subprotocol(SUBPROTOCOL)],
-            additional_headers=self._headers,
-            max_size=MAX_MESSAGE + 1024,
-            compression=None,
-            open_timeout=seconds,
+        socket = ExitStack().enter_context(  # whoever has the socket closes it
+            connect(
+                self._url,
+                subprotocols=[Subprotocol(SUBPROTOCOL + SUFFIX), Subprotocol(SUBPROTOCOL)],
+                additional_headers=self._headers,
+                max_size=MAX_MESSAGE + 1024,
+                compression=None,
+                open_timeout=seconds,
+            )
         )
         if hasattr(sockets, "TCP_USER_TIMEOUT"):
             with suppress(OSError):

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 #: Bytes after which connections break, on average: in their greeting, or later.
 _BYTES = (300, 3_000, 30_000, 300_000, 3_000_000)
+_SHARES = (4, 8, 8, 8, 1)
 #: Closing such a socket resets the connection at once.
 _RESET = struct.pack("ii", 1, 0)
 
@@ -59,8 +60,10 @@ class Proxy:
             except OSError:
                 client.close()
                 continue
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
-                left = int(self._random.expovariate(1 / self._random.choice(_BYTES)))
+                left = int(self._random.expovariate(1 / self._random.choices(_BYTES, _SHARES)[0]))
                 pair = _Pair(client, server, left)
                 self._open.add(pair)
             for one, other in ((client, server), (server, client)):

@@ -16,6 +16,7 @@ export async function startProxy(url) {
   const proxy = { url: "", isOn: false, cuts: 0, cut: () => [...open].forEach((end) => end()), stop: async () => {} };
   const server = createServer((client) => {
     const target = connect(Number(new URL(url).port), "127.0.0.1");
+    for (const socket of [client, target]) socket.setNoDelay(true);
     let left = -Math.log(1 - random()) * BYTES[Math.floor(random() * BYTES.length)];
     const end = () => {
       if (!open.delete(end)) return;

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import socket as sockets
@@ -35,6 +36,10 @@ _UNCONFIRMED_MS = 20_000
 _RECONNECTING = 4000
 #: Codes of faults of a message, which would come again.
 _FAULTS = frozenset({1002, 1003, 1007, 1009})
+
+#: The log of the package websockets, which prints some breaks. Here they are expected, and told otherwise.
+_quiet = logging.getLogger("sandglass.websocket")
+_quiet.setLevel(logging.CRITICAL)
 
 
 class _Over(Exception):
@@ -186,6 +191,7 @@ class Server:
                 max_size=MAX_MESSAGE + 1024,
                 compression=None,
                 open_timeout=seconds,
+                logger=_quiet,
             )
         )
         if hasattr(sockets, "TCP_USER_TIMEOUT"):

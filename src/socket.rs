@@ -68,12 +68,15 @@ enum Outgoing {
 /// A WebSocket and its listeners. Dropping it closes it.
 struct Dialed {
     socket: WebSocket,
-    listeners: Option<(
-        Closure<dyn FnMut()>,
-        Closure<dyn FnMut(MessageEvent)>,
-        Closure<dyn FnMut(CloseEvent)>,
-    )>,
+    listeners: Option<Listeners>,
 }
+
+/// Of the opening, of messages and of the end.
+type Listeners = (
+    Closure<dyn FnMut()>,
+    Closure<dyn FnMut(MessageEvent)>,
+    Closure<dyn FnMut(CloseEvent)>,
+);
 
 impl Dialed {
     fn new(address: &str, protocols: &Array) -> Result<Self, JsValue> {

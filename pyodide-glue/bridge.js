@@ -68,6 +68,10 @@ export function createBridge(post, mailbox, detector, library) {
   let endWait = null;
 
   let holdUntil = 0;
+  /** The time from which the clock may have had an effect on the exchange. */
+  let steadyUntil = 0;
+  /** True while cells are repeated: their output and displays are known already, and they take no breath. */
+  let repeats = false;
 
   /** @type {[fd: number, bytes: Uint8Array][]} */
   let written = [];
@@ -103,6 +107,7 @@ export function createBridge(post, mailbox, detector, library) {
    */
   const wait = (start) =>
     new Promise((resolve) => {
+      steadyUntil = 0;
       post(null);
       if (stopping) return resolve(interrupted());
       const giveUp = start((value) => {
@@ -167,6 +172,7 @@ export function createBridge(post, mailbox, detector, library) {
 
   /** Blocks until a message comes, or for at most `ms`, and handles it. @param {number} ms */
   const block = (ms) => {
+    steadyUntil = 0;
     const message = read?.(ms);
     if (message?.request.type === "library") library.take(message.request.missing ?? message.body);
     if (message?.request.type === "hostReply") accept(message.request, message.body);
@@ -215,6 +221,18 @@ export function createBridge(post, mailbox, detector, library) {
       deadline = time + timeoutMs;
       nextLook = Math.min(deadline, time + BREATH_MS);
       holdUntil = time + HOLD_MS;
+      steadyUntil = nextLook;
+    },
+
+    /** Begins or ends to repeat cells in the exchange. @param {boolean} on */
+    repeat(on) {
+      repeats = on;
+      nextLook = deadline;
+    },
+
+    /** Returns true when the exchange's code has not waited, and has not run for so long that it took a breath. */
+    get isSteady() {
+      return now() < steadyUntil;
     },
 
     /** Returns true when Python is in an exchange. */
@@ -317,7 +335,7 @@ export function createBridge(post, mailbox, detector, library) {
     python: {
       /** @type {(stream: Stream, skipped: number, text: string) => void} */
       output(stream, skipped, text) {
-        if (!exchange) return;
+        if (!exchange || repeats) return;
         const time = now();
         const hold = time < holdUntil && text.length < MAX_HELD;
         if (!hold) holdUntil = time + HOLD_MS;
@@ -327,7 +345,8 @@ export function createBridge(post, mailbox, detector, library) {
       /** @type {(mime: string, data: Uint8Array, isResult: boolean) => void} */
       display(mime, data, isResult) {
         const bytes = plainBytes(data);
-        if (exchange) post({ type: "display", exchange, mime: `${mime}`, isResult: isResult === true }, bytes);
+        if (exchange && !repeats)
+          post({ type: "display", exchange, mime: `${mime}`, isResult: isResult === true }, bytes);
       },
 
       get hasWritten() {

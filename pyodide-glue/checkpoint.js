@@ -218,6 +218,15 @@ export function createCheckpoints({
       cancel();
     },
 
+    /** Returns true when a checkpoint would hold all that code can find here, so that another guest could go on from it exactly. */
+    get isExact() {
+      if (!libraries.isEmpty && (libraries.hasOthers || !libraries.record)) return false;
+      return FS.streams.every(
+        (/** @type {any} */ stream, /** @type {number} */ fd) =>
+          !stream || fd <= 2 || isKept(stream) || pathOf(stream) !== undefined,
+      );
+    },
+
     /** Returns true when code has left only memory and files here, which `restore` can replace. */
     get isReusable() {
       if (detector.usedJavaScript || detector.hasCallbacks || !libraries.isEmpty || libraries.hasOthers) return false;

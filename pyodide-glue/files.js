@@ -55,6 +55,8 @@ export function createFiles({ FS }) {
   /** A number for each written file, new with every write. @type {WeakMap<Node, number>} */
   const versions = new WeakMap();
   let lastVersion = 0;
+  /** The number of changes so far, of any file or folder. */
+  let edits = 0;
 
   const refuse = (/** @type {number} */ errno) => {
     throw new FS.ErrnoError(errno);
@@ -125,6 +127,7 @@ export function createFiles({ FS }) {
    * @param {Node} node
    */
   const note = (node) => {
+    edits += 1;
     if (!watching) return;
     for (let at = node; at !== folder; at = at.parent) if (at === at.parent) return;
     changes ??= { before: list(), touched: new Set() };
@@ -189,8 +192,17 @@ export function createFiles({ FS }) {
       rmdir(parent, name);
     },
   });
-  file.node.setattr = (/** @type {Node} */ node, /** @type {any} */ attr) =>
-    attr.size === undefined ? setattr(node, attr) : write(node, attr.size, () => setattr(node, attr));
+  file.node.setattr = (/** @type {Node} */ node, /** @type {any} */ attr) => {
+    edits += 1;
+    return attr.size === undefined ? setattr(node, attr) : write(node, attr.size, () => setattr(node, attr));
+  };
+  for (const { node: operations } of [dir, link]) {
+    const set = operations.setattr;
+    operations.setattr = (/** @type {Node} */ node, /** @type {any} */ attr) => {
+      edits += 1;
+      return set(node, attr);
+    };
+  }
   file.stream.write = (
     /** @type {any} */ stream,
     /** @type {Uint8Array} */ buffer,
@@ -239,6 +251,11 @@ export function createFiles({ FS }) {
 
     /** A number that differs whenever the file's contents do, whatever its times say. @param {Node} node */
     version: (node) => versions.get(node) ?? 0,
+
+    /** A number that differs after any change of a file or folder. */
+    get edits() {
+      return edits;
+    },
 
     /** The size of the files that do not count. */
     free: () => free,

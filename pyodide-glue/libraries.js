@@ -87,6 +87,11 @@ export function createLibraries() {
       for (const path of paths) shared.add(path);
     },
 
+    /** The number of loaded libraries. */
+    get number() {
+      return names().length;
+    },
+
     /** Returns true when no library was loaded. */
     get isEmpty() {
       return names().length === own.libraries;

@@ -1,10 +1,10 @@
-// Detects nondeterminism in code that runs ahead: the code asks for the clock, for chance, or for JavaScript, whose
-// state no copy of the interpreter's memory holds. The outcome may then differ from that of a later run, or of a run in
-// another guest.
-// Decisions: docs/internals/running-ahead.md.
+// Detects nondeterminism in code that runs ahead, or that may have to be repeated: the code asks for the clock, for
+// chance, or for JavaScript, whose state no copy of the interpreter's memory holds. The outcome may then differ from
+// that of a later run, or of a run in another guest.
+// Decisions: docs/internals/running-ahead.md and docs/internals/saving-and-restoring.md.
 
 /** Emscripten's functions that return the time or random bytes. */
-const WORLD = ["clock_time_get", "emscripten_date_now", "emscripten_get_now", "random_get"];
+const WORLD = ["emscripten_date_now", "emscripten_get_now", "random_get"];
 /** Emscripten's functions that change, or read, what is outside of Python's memory and files. */
 const OUTSIDE = [
   "_setitimer_js",
@@ -24,6 +24,8 @@ const OUTSIDE = [
   "getaddrinfo",
   "_emscripten_lookup_name",
 ];
+/** The number of the runtime's own clock (`_OWN_CLOCK` of browser/guest.py), and that of the clock that it reads. */
+const [OWN_CLOCK, MONOTONIC] = [3, 1];
 /** Random devices. */
 const CHANCE = ["/dev/random", "/dev/urandom"];
 /** Emscripten's functions that describe a file by its path, and for each the argument with the address of the description. */
@@ -41,9 +43,11 @@ const { max } = Math;
 const today = Date.now;
 
 export function createDetector() {
-  /** Hears of nondeterminism, once; undefined while no code runs ahead. @type {(() => void) | undefined} */
+  /** Hears of nondeterminism, once; undefined while no code is watched. @type {(() => void) | undefined} */
   let listener;
   let begunAt = 0;
+  /** True while the runtime's own clock stands still. */
+  let stands = false;
   /** True when code has used JavaScript, in this guest or in one that its state comes from. */
   let usedJavaScript = false;
   /** True when the state is exactly that of the guest that it comes from. */
@@ -130,6 +134,16 @@ export function createDetector() {
           return call(a, b, c);
         };
       }
+      const clock = env.clock_time_get;
+      env.clock_time_get = (/** @type {number} */ id, /** @type {bigint} */ precision, /** @type {number} */ told) => {
+        if (id === OWN_CLOCK) {
+          const failed = clock(MONOTONIC, precision, told);
+          if (stands && memory) new DataView(memory.buffer).setBigInt64(told >>> 0, 0n, true);
+          return failed;
+        }
+        if (listener) report();
+        return clock(id, precision, told);
+      };
       for (const name of OUTSIDE) {
         const call = env[name];
         env[name] = (/** @type {any[]} */ ...values) => {
@@ -189,12 +203,17 @@ export function createDetector() {
       usedJavaScript = false;
     },
 
-    /** Begins to watch code that runs ahead. @param {() => void} onNondeterminism */
-    begin(onNondeterminism) {
+    /** Begins to watch code. @param {() => void} [onNondeterminism] */
+    begin(onNondeterminism = () => {}) {
       begunAt = today();
       fresh.clear();
       listener = onNondeterminism;
       if (usedJavaScript || !exact) report();
+    },
+
+    /** Stops the runtime's own clock, or lets it run. @param {boolean} on */
+    standStill(on) {
+      stands = on;
     },
 
     /** Ends the watch: the code was asked for, or has ended. Returns true when nothing was reported. */

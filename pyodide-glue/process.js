@@ -130,7 +130,7 @@ export function startProcess(command, script, port, control) {
   };
 }
 
-/** A message of `control` as a value of a pipe. `process-script.js` reads it. @param {Supply} message */
+/** A message of `control` as a value of a pipe. `process-script.js` reads it. @param {Exclude<Supply, { kept: Blob }>} message */
 function giveControl(message) {
   if (Array.isArray(message)) return ["message", message[0], ...(message[1] ? [message[1]] : [])];
   if ("wasm" in message) return ["wasm", message.wasm];

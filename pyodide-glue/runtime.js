@@ -35,6 +35,7 @@ const STDLIB = "python_stdlib.zip";
 const LIBRARY = `/lib/python${lock.python.split(".", 2).join("")}.zip`;
 // Taken before any guest code runs: it may replace it.
 const { parse, stringify } = JSON;
+const { imul } = Math;
 const { grow: growMemory } = WebAssembly.Memory.prototype;
 const { timeOrigin } = performance;
 const now = performance.now.bind(performance);
@@ -52,6 +53,8 @@ const STATE_MS = 2000;
 /** Emscripten's numbers of an error, and of the devices /dev/tty and /dev/tty1. */
 const ENXIO = 60;
 const TERMINALS = [5, 6];
+/** The sizes of the blocks that `probe` asks for, in bytes. */
+const PROBED = [16, 32, 48, 64, 96, 128, 256, 512];
 /** The time in a snapshot, in milliseconds since 1970: the first day of 2026. */
 const SNAPSHOT_TIME = 1_767_225_600_000;
 const DAMAGED = "the snapshot that was kept is damaged";
@@ -59,19 +62,14 @@ const DAMAGED = "the snapshot that was kept is damaged";
 /**
  * Starts Python and its runtime: from the snapshot of an earlier guest of the page, else from that of the package, which is
  * packed. Without either, makes one.
- * @param {Parts} parts
+ * @param {Blob | undefined} given  the snapshot of an earlier guest
+ * @param {Promise<Parts>} parts
  * @param {Promise<WebAssembly.Module>} wasm
  * @param {ReturnType<typeof createBridge>} bridge
  * @param {ReturnType<typeof createDetector>} detector
  * @param {ReturnType<typeof createLibrary>} library
  */
-export async function loadRuntime(
-  { files: sources, snapshot: given, packed, proven },
-  wasm,
-  bridge,
-  detector,
-  library,
-) {
+export async function loadRuntime(given, parts, wasm, bridge, detector, library) {
   // Python's clocks must not jump in a guest that takes over, so no worker may have a time origin of its own.
   performance.now = () => timeOrigin + now();
   // The only `fetch` in the guest.
@@ -85,26 +83,27 @@ export async function loadRuntime(
   if (bridge.capabilities.bridge === "none") await library.load(); // Python could never wait for it
   let snapshot = given;
   const reading = given?.arrayBuffer();
-  let started = reading && (await load(wasm, detector, sources, async () => readSnapshot(await reading), proven));
+  let started = reading && (await load(wasm, detector, parts, async () => readSnapshot(await reading)));
+  const { packed } = await parts;
   if (!started && packed) {
     const unpack = async (/** @type {Promise<WebAssembly.Memory>} */ memory) => {
       const whole = await unpackSnapshot(packed, memory);
       snapshot = new Blob([whole]);
       return readSnapshot(whole);
     };
-    started = await load(wasm, detector, sources, unpack);
+    started = await load(wasm, detector, parts, unpack);
   }
   if (!snapshot || !started) {
     if (!library.isThere) await library.load();
     const goOn = standStill();
-    const { pyodide, hash, fixSize } = /** @type {Loaded} */ (await load(wasm, detector, sources));
+    const { pyodide, hash, fixSize } = /** @type {Loaded} */ (await load(wasm, detector, parts));
     const imported = "sandglass.browser.preload, sandglass.browser.guest";
     pyodide.runPython(`import ${imported}; del sandglass; import gc; gc.collect(); del gc`);
     cleanFreeMemory(pyodide, fixSize);
     snapshot = makeSnapshot(pyodide, hash);
     goOn();
     const made = await snapshot.arrayBuffer();
-    started = /** @type {Loaded} */ (await load(wasm, detector, sources, async () => readSnapshot(made), true));
+    started = /** @type {Loaded} */ (await load(wasm, detector, parts, async () => readSnapshot(made), true));
   }
   const { pyodide, image, hash, grow, limitMemory, fixSize, libraries, setTimeZone } = started;
   setTimeZone();
@@ -145,6 +144,7 @@ export async function loadRuntime(
     python: calls,
     limitMemory,
     files,
+    libraries,
     checkpoints,
     packages: {
       /** @param {WheelFile[]} wheels @param {Blob[]} blobs @param {number} maxBytes */
@@ -179,12 +179,12 @@ export async function loadRuntime(
  * Loads Pyodide from a snapshot, or ready to make one. Resolves to undefined when the snapshot is damaged.
  * @param {Promise<WebAssembly.Module>} wasm
  * @param {ReturnType<typeof createDetector>} detector
- * @param {[string, string][]} files
+ * @param {Promise<Parts>} parts
  * @param {(memory: Promise<WebAssembly.Memory>) => Promise<Image | undefined>} [read]  gets the fresh memory
- * @param {boolean} [proven]  whether a guest has started from this snapshot before
+ * @param {boolean} [proven]  whether a guest has started from this snapshot before; the parts say it otherwise
  * @returns {Promise<Loaded | undefined>}
  */
-async function load(wasm, detector, files, read, proven) {
+async function load(wasm, detector, parts, read, proven) {
   const { instantiateStreaming } = WebAssembly;
   /** @type {Image | undefined} */
   let image;
@@ -196,6 +196,10 @@ async function load(wasm, detector, files, read, proven) {
   const libraries = createLibraries();
   let limit = Infinity;
   let fixed = false;
+  /** @type {Parts["files"]} */
+  let files = [];
+  /** The size of the memory before it grows for the snapshot. */
+  let used = 0;
   /** @type {PromiseWithResolvers<WebAssembly.Memory>} */
   const fresh = Promise.withResolvers();
   const reading = read?.(fresh.promise);
@@ -223,7 +227,11 @@ async function load(wasm, detector, files, read, proven) {
       memory.grow = (pages) => growMemory.call(memory, Math.min(pages, (limit - sizeOf()) / WASM_PAGE));
       fresh.resolve(memory);
       image = await reading?.catch(() => undefined);
-      const missing = image ? image.size - sizeOf() : 0;
+      const all = await parts; // here, so that files are always made in the same order
+      files = all.files;
+      proven ??= all.proven;
+      used = sizeOf();
+      const missing = image ? image.size - used : 0;
       if (missing > 0) memory.grow(missing / WASM_PAGE);
       return { instance, module };
     }
@@ -236,10 +244,11 @@ async function load(wasm, detector, files, read, proven) {
       stdLibURL: `${ASSETS}${STDLIB}`,
       env: { HOME: "/home/pyodide", MPLBACKEND: "agg" },
       fsInit: async (fs) => {
-        for (const [name] of files) fs.mkdirTree(`${home}/${name}`.replace(/\/[^/]*$/, ""));
+        const folders = new Set(files.map(([name]) => `${home}/${name}`.replace(/\/[^/]*$/, "")));
+        for (const folder of folders) fs.mkdirTree(folder);
         // Encoded first, because Emscripten copies a string character by character.
         const encoder = new TextEncoder();
-        for (const [name, source] of files) fs.writeFile(`${home}/${name}`, encoder.encode(source));
+        for (const [name, source] of files) fs.writeFile(`${home}/${name}`, encoder.encode(source), { canOwn: true });
       },
       // The snapshot is still being read; the bytes here only say that there is one.
       ...(reading ? { _loadSnapshot: new Uint8Array(4) } : { _makeSnapshot: true }),
@@ -252,7 +261,7 @@ async function load(wasm, detector, files, read, proven) {
         module.finalizationRegistry = { register() {}, unregister() {} };
         settings.API.restoreSnapshot = () => {
           if (!image) throw new Error(DAMAGED);
-          copySnapshot(image, module.HEAPU8, hash);
+          copySnapshot(image, module.HEAPU8, used, hash);
           if (proven || isIntact(image, hash)) return image.references;
           image = undefined;
           throw new Error(DAMAGED);
@@ -342,7 +351,7 @@ function createCalls(calls, module, bridge) {
     /**
      * Runs a cell. Resolves to undefined when memory is too short to go on, and to an empty report when the cell waits
      * for more text.
-     * @type {(execution: number, code: string, ahead: boolean) => Promise<Ended>}
+     * @type {(execution: number, code: string, ahead: boolean) => Promise<Ended> | Ended}
      */
     execute: waiting("execute"),
     /**
@@ -377,6 +386,16 @@ function createCalls(calls, module, bridge) {
       } finally {
         bridge.end();
       }
+    },
+    /** Returns a number that depends on where Python's objects would be put next. A run with another outcome hardly gives the same. */
+    probe: () => {
+      let mark = 0;
+      for (const size of PROBED) {
+        const at = module._PyMem_Malloc(size);
+        mark = (imul(mark, 31) + at) >>> 0;
+        module._PyMem_Free(at);
+      }
+      return mark;
     },
     /** Makes Python look again for files that it has not written itself. @type {() => void} */
     forgetFolders: named("forget_folders"),

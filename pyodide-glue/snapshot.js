@@ -106,14 +106,16 @@ export function readSnapshot(whole) {
  * Copies a snapshot into fresh memory.
  * @param {Image} image
  * @param {Uint8Array} memory
+ * @param {number} used  the bytes of it in which something may have been written
  * @param {Hash} hash
  */
-export function copySnapshot({ hashes, pages }, memory, hash) {
+export function copySnapshot({ hashes, pages }, memory, used, hash) {
   let at = 0;
   let zeros = 0;
   const clear = (/** @type {number} */ end) => {
     // Zeros stay untouched, so that the browser need not provide memory for them.
-    for (; zeros < end; zeros++) if (hash(zeros * PAGE, PAGE)) memory.fill(0, zeros * PAGE, (zeros + 1) * PAGE);
+    for (; zeros < end && zeros * PAGE < used; zeros++)
+      if (hash(zeros * PAGE, PAGE)) memory.fill(0, zeros * PAGE, (zeros + 1) * PAGE);
   };
   forRuns(hashes, (first, end) => {
     clear(first);
@@ -123,8 +125,9 @@ export function copySnapshot({ hashes, pages }, memory, hash) {
   clear(hashes.length);
 }
 
-/** Returns true when the memory is as it was when the snapshot was made. @param {Image} image @param {Hash} hash */
-export const isIntact = ({ hashes }, hash) => hashes.every((known, page) => hash(page * PAGE, PAGE) === known);
+/** Returns true when the copied pages are as they were when the snapshot was made. @param {Image} image @param {Hash} hash */
+export const isIntact = ({ hashes }, hash) =>
+  hashes.every((known, page) => known === 0 || hash(page * PAGE, PAGE) === known);
 
 /**
  * Reads some pages of a snapshot's memory, one after the other.

@@ -13,14 +13,14 @@ import { trustedUrl } from "./trusted-types.js";
  * @property {boolean} proven  whether a guest has started from this snapshot before
  */
 /**
- * What `control` brings, in any order: the module, the parts, the archive of the standard library (or the reason why it is
- * missing), and messages for a blocked worker.
- * @typedef {{ wasm: Blob } | Parts | { library: Blob | string } | [header: string, body?: Uint8Array]} Supply
+ * What `control` brings, in any order: the module, the snapshot if it comes before the other parts, the parts, the archive of the
+ * standard library (or the reason why it is missing), and messages for a blocked worker.
+ * @typedef {{ wasm: Blob } | { kept: Blob } | Parts | { library: Blob | string } | [header: string, body?: Uint8Array]} Supply
  */
 
 /**
  * Starts a guest's worker.
- * @param {ArrayBuffer} script  the worker's script, dist/guest.txt
+ * @param {ArrayBuffer | Blob} script  the worker's script, dist/guest.txt
  * @param {MessagePort} port  the private way between worker and host
  * @param {MessagePort} control  brings the worker's supplies (`Supply`); asks for the library by `null`, and reports a
  * failure of the worker
@@ -85,6 +85,6 @@ export function tendWorker(worker, port, control) {
  * @param {Blob} wasm
  */
 async function compile(worker, wasm) {
-  const response = new Response(wasm, { headers: { "content-type": "application/wasm" } });
-  worker.postMessage(await WebAssembly.compileStreaming(response));
+  // Not streaming: the browser would do half of the work on the main thread, which the page and its frames share.
+  worker.postMessage(await WebAssembly.compile(await wasm.arrayBuffer()));
 }

@@ -3,6 +3,7 @@
 import init from "../pkg/sandglass.js";
 import { build, integrity, platform } from "../dist/assets.js";
 import { assetUrl, failedRequest, wrongAnswer } from "./assets.js";
+import { findKept, keep } from "./kept-snapshot.js";
 import { openFrame, takeRequest } from "./prefetch.js";
 import { SandboxError } from "./sandbox-error.js";
 import { startWorker } from "./start-worker.js";
@@ -19,6 +20,8 @@ const glue = {
   failedRequest,
   openFrame,
   takeRequest,
+  findKept,
+  keep,
   startWorker,
   readMetadata,
   /** Reads a file that cannot be fetched. @type {((url: string) => Promise<BufferSource> | undefined) | undefined} */
@@ -54,10 +57,18 @@ export async function load(options) {
 async function start(assetsUrl) {
   const url = assetUrl("supervisor", typeof assetsUrl === "string" ? assetsUrl : undefined);
   try {
-    await init({ module_or_path: glue.read?.(url) ?? fetch(url, { integrity: integrity.supervisor }) });
+    const bytes = await (glue.read?.(url) ?? fetched(url));
+    await init({ module_or_path: await WebAssembly.compile(bytes) });
   } catch (error) {
     throw new SandboxError("asset_failed", `${url}: ${await reason(url, error)}; no guest was started`);
   }
+}
+
+/** @param {string} url */
+async function fetched(url) {
+  const response = await fetch(url, { integrity: integrity.supervisor });
+  if (!response.ok) throw new Error(`the server answered ${response.status}`);
+  return response.arrayBuffer();
 }
 
 /** The reason why the supervisor did not start. @param {string} url @param {unknown} error */

@@ -11,13 +11,14 @@ import { lockDown, silence } from "./lockdown.js";
 import { loadRuntime } from "./runtime.js";
 import { createDetector } from "./nondeterminism.js";
 
-/** @import { Event, Request } from "../pkg/sandglass.js" */
+/** @import { Event, Request, Step } from "../pkg/sandglass.js" */
 /** @import { Post } from "./bridge.js" */
 /** @import { Parts } from "./start-worker.js" */
 
 // Taken before any guest code runs, because that code may replace them.
 const { Blob, Uint8Array } = self;
 const { parse, stringify } = JSON;
+const { imul } = Math;
 /** Code that may call JavaScript, which may call Python where that cannot wait for the library. */
 const JAVASCRIPT = /\b(js|pyodide)/;
 const SMALL_BODY = 100_000;
@@ -34,12 +35,18 @@ self.onmessage = async ({ data }) => {
   const { port, mailbox } = /** @type {{ port: MessagePort, mailbox?: SharedArrayBuffer }} */ (data);
   /** @type {PromiseWithResolvers<Parts>} */
   const parts = Promise.withResolvers();
+  /** The snapshot, which may come before the other parts. @type {PromiseWithResolvers<Blob | undefined>} */
+  const snapshot = Promise.withResolvers();
   /** @type {PromiseWithResolvers<WebAssembly.Module>} */
   const wasm = Promise.withResolvers();
   self.onmessage = ({ data }) => {
     if (data instanceof WebAssembly.Module) wasm.resolve(data);
     else if (data instanceof Array) library.take(data[1]);
-    else parts.resolve(data);
+    else if ("kept" in data) snapshot.resolve(data.kept);
+    else {
+      parts.resolve(data);
+      snapshot.resolve(data.snapshot);
+    }
   };
   const postMessage = MessagePort.prototype.postMessage.bind(port);
   const detector = createDetector();
@@ -87,7 +94,8 @@ self.onmessage = async ({ data }) => {
 
   try {
     const bridge = createBridge(post, mailbox, detector, library);
-    const runtime = await loadRuntime(await parts.promise, wasm.promise, bridge, detector, library);
+    const given = await snapshot.promise;
+    const runtime = await loadRuntime(given, parts.promise, wasm.promise, bridge, detector, library);
     lockDown();
     const { made } = runtime;
     if (made) postMessage([stringify([{ type: "snapshot", reason: made.reason }]), made.snapshot]);
@@ -116,7 +124,7 @@ function createHandler(
   bridge,
   detector,
   library,
-  { python, packages, checkpoints, files, limitMemory, info },
+  { python, packages, checkpoints, files, libraries, limitMemory, info },
 ) {
   let settings = "";
   let inits = 0;
@@ -145,9 +153,10 @@ function createHandler(
 
   /** @param {Extract<Request, { type: "execute" }>} request */
   const execute = async ({ exchange, execution: id, code, ahead = false, more = false }) => {
+    const before = [files.edits, libraries.number];
     files.watch();
     if (detector.usedJavaScript || JAVASCRIPT.test(code)) await haveLibrary();
-    if (ahead) detector.begin(() => post({ type: "external", exchange }));
+    detector.begin(() => ahead && post({ type: "external", exchange }));
     if (more) python.extend(id, code, false);
     else python.prepare?.(id, code);
     let ended = await python.execute(id, code, ahead);
@@ -156,11 +165,14 @@ function createHandler(
       python.extend(id, text, isLast);
       ended = await python.execute(id, text, ahead && !isAsked);
     }
-    detector.end();
+    const isWhole = detector.end() && bridge.isSteady && !ahead && !more;
+    const isAlone = files.edits === before[0] && libraries.number === before[1] && !detector.hasCallbacks;
+    const isPure = isWhole && isAlone && checkpoints.isExact;
     if (!ended)
       return post({ type: "fatal", message: "memory was full (memoryLimit), with nothing left to go on with" });
     const [report, encoding, final] = typeof ended === "string" ? [ended, /** @type {const} */ ("none")] : ended;
-    const execution = { ...parse(report), stopped: bridge.end(), ...files.changed() };
+    const mark = isPure ? markOf(report, python.probe()) : undefined;
+    const execution = { ...parse(report), stopped: bridge.end(), ...files.changed(), mark };
     post(
       { type: "executed", exchange, execution, encoding },
       execution.final ? (final ?? new Uint8Array(0)) : undefined,
@@ -255,11 +267,40 @@ function createHandler(
   };
 
   /** @param {Extract<Request, { type: "restore" }>} request @param {Blob[]} chain */
-  const restore = async ({ exchange }, chain) => {
+  const restore = async ({ exchange, steps = [] }, chain) => {
     await haveLibrary(); // values may need modules, and are loaded where Python cannot wait
     const lost = await checkpoints.restore(chain, inits > 1, () => python.configure(settings));
+    if (steps.length > 0 && !library.isThere) await bridge.waitForLibrary(); // Python may not have waited for it before
+    const names = steps.length > 0 ? await repeat(steps) : undefined;
     bridge.end();
-    post({ type: "restored", exchange, lost });
+    post({ type: "restored", exchange, lost, names });
+  };
+
+  /**
+   * Runs cells again that ran on this state before. Returns the names of the variables, if the cells change them. Throws when
+   * one has another outcome than before.
+   * @param {Step[]} steps
+   */
+  const repeat = async (steps) => {
+    /** @type {string[] | undefined} */
+    let names;
+    detector.standStill(true);
+    bridge.repeat(true);
+    for (const { execution: id, code, mark } of steps) {
+      files.watch();
+      detector.begin();
+      python.prepare?.(id, code);
+      const ended = await python.execute(id, code, false);
+      const isPure = detector.end();
+      const report = typeof ended === "string" ? ended : ended?.[0];
+      if (!isPure || !report || markOf(report, python.probe()) !== mark)
+        throw new Error(`execution ${id} has another outcome when it is repeated`);
+      files.changed();
+      names = parse(report).names ?? names;
+    }
+    bridge.repeat(false);
+    detector.standStill(false);
+    return names;
   };
 
   /** @param {Extract<Request, { type: "install" }>} request @param {Blob[]} blobs */
@@ -368,6 +409,13 @@ function createHandler(
 }
 
 /** @typedef {Extract<Request, { path: string }>} FileRequest */
+
+/** Returns a number that stands for the outcome of a cell. @param {string} report @param {number} probe */
+function markOf(report, probe) {
+  let mark = probe;
+  for (let at = 0; at < report.length; at++) mark = (imul(mark, 31) + report.charCodeAt(at)) >>> 0;
+  return mark;
+}
 
 /** Joins the pieces of a body. @param {Uint8Array[]} pieces */
 function join(pieces) {

@@ -5,11 +5,12 @@ import { copyFile, mkdir, readdir, readFile, rm, stat, writeFile } from "node:fs
 import { homedir } from "node:os";
 import { basename, join } from "node:path";
 import * as esbuild from "esbuild";
-import { readEmscripten } from "./emscripten.mjs";
+import { namesOfScripts, readEmscripten } from "./emscripten.mjs";
 import { root, run } from "./project.mjs";
 import { makeSnapshot } from "./snapshot.mjs";
 import { publicTypes } from "./public-types.mjs";
 import { addFrames } from "./stack.mjs";
+import { trimExports } from "./symbols.mjs";
 import { assemble } from "./wat.mjs";
 
 const dev = process.argv.includes("--dev");
@@ -66,6 +67,8 @@ async function supervisor() {
 // Makes the guest's code and files, and dist/assets.js, which lists them for pyodide-glue/index.js.
 async function guest() {
   const pyodide = join(root, "node_modules/pyodide");
+  const original = addFrames(await readFile(join(pyodide, "pyodide.asm.wasm")));
+  const wasm = trimExports(original, await namesOfScripts(join(pyodide, "pyodide.asm.mjs")));
   const [frame] = await Promise.all([
     // Kept as a text, because the script is inline in the frame's document.
     script("frame-script.js"),
@@ -82,7 +85,7 @@ async function guest() {
     ),
     copyFile(join(pyodide, "python_stdlib.zip"), join(dist, FILES.stdlib)),
     copyFile(join(pyodide, "pyodide-lock.json"), join(dist, FILES.lock)),
-    readFile(join(pyodide, "pyodide.asm.wasm")).then((bytes) => writeFile(join(dist, FILES.wasm), addFrames(bytes))),
+    writeFile(join(dist, FILES.wasm), wasm),
   ]);
 
   const integrity = await Promise.all(

@@ -43,6 +43,19 @@ export function megabytes(root) {
   return kilobytes / 1000;
 }
 
+/** The memory (MB) of a process and its descendants that no file backs. It costs less to read than `megabytes`, which walks all pages. @param {number | undefined} root */
+export function ownMegabytes(root) {
+  let kilobytes = 0;
+  for (const { id } of family(root)) {
+    try {
+      kilobytes += Number(/^RssAnon:\s+(\d+)/m.exec(readFileSync(`/proc/${id}/status`, "utf8"))?.[1] ?? 0);
+    } catch {
+      // The process has ended meanwhile.
+    }
+  }
+  return kilobytes / 1000;
+}
+
 /** Processor seconds of a process and its descendants, ended children included. @param {number | undefined} root */
 export function cpuSeconds(root) {
   return family(root).reduce((sum, { ticks }) => sum + ticks, 0) / TICKS;

@@ -5,9 +5,23 @@
 // its functions have a small frame there or none, so that a deep recursion used up the engine's stack first, which ends the
 // guest. Here each function that can be part of a recursion gets a frame on the shadow stack, about as large as its frame on
 // the engine's. `PyObject_Hash`, which recurses without a check of the stack, gets a check.
-//
-// The binary format: https://webassembly.github.io/spec/core/binary/
 // Decisions: docs/internals/guest-in-a-browser.md.
+
+import {
+  KIND,
+  Reader,
+  SECTION,
+  join,
+  readElements,
+  readExports,
+  readImports,
+  readSections,
+  readVector,
+  replaceSection,
+  signed,
+  skipNumbers,
+  unsigned,
+} from "./wasm.mjs";
 
 /** Bytes of a frame, and of each local variable in it: about those of V8's baseline compiler, whose frames are the largest. */
 const FRAME = 64;
@@ -29,7 +43,6 @@ const NOT_RECURSIVE = ["PyObject_", "PyMem_", "PyMem_Raw"].flatMap((prefix) =>
   ["Malloc", "Calloc", "Realloc", "Free"].map((name) => prefix + name),
 );
 
-const SECTION = { types: 1, imports: 2, functions: 3, exports: 7, elements: 9, code: 10, data: 11 };
 const OPCODE = {
   block: 0x02,
   if: 0x04,
@@ -56,13 +69,14 @@ const MEMORY_PAGE = 65536;
  */
 export function addFrames(bytes) {
   const sections = readSections(bytes);
-  const exported = (/** @type {string} */ name) => findExport(sections.get(SECTION.exports), name);
+  const exports = readExports(sections.get(SECTION.exports));
+  const exported = (/** @type {string} */ name) => findExport(exports, name);
   const pointer = exported("__stack_pointer");
-  const imported = countImportedFunctions(sections.get(SECTION.imports));
+  const imported = readImports(sections.get(SECTION.imports)).filter(({ kind }) => kind === KIND.function).length;
   const results = readVector(sections.get(SECTION.types), readResults);
   const signatures = readVector(sections.get(SECTION.functions), (reader) => results[reader.unsigned()]);
   const bodies = readVector(sections.get(SECTION.code), (reader) => readBody(reader.take(reader.unsigned())));
-  const pointed = readVector(sections.get(SECTION.elements), readElements).flat();
+  const pointed = readVector(sections.get(SECTION.elements), readElements).flatMap(({ functions }) => functions);
   const never = new Set(NOT_RECURSIVE.map((name) => exported(name) - imported));
   const recursive = findRecursive(bodies, imported, pointed, never);
   const check = [
@@ -245,43 +259,11 @@ function readResults(reader) {
   return [...reader.take(reader.unsigned())];
 }
 
-/** The number of imported functions, whose indices come before the module's own. @param {Uint8Array | undefined} section */
-function countImportedFunctions(section) {
-  const kinds = readVector(section, (reader) => {
-    reader.skip(reader.unsigned());
-    reader.skip(reader.unsigned());
-    const kind = reader.byte();
-    if (kind === 0) reader.unsigned();
-    else if (kind === 3) reader.skip(2);
-    else if (kind === 4) skipNumbers(reader, 2);
-    else {
-      if (kind === 1) reader.skip(1);
-      skipNumbers(reader, reader.byte() & 1 ? 2 : 1);
-    }
-    return kind;
-  });
-  return kinds.filter((kind) => kind === 0).length;
-}
-
-/** The index of an export of the module, by its name. @param {Uint8Array | undefined} section @param {string} wanted */
-function findExport(section, wanted) {
-  const decoder = new TextDecoder();
-  const found = readVector(section, (reader) => {
-    const name = decoder.decode(reader.take(reader.unsigned()));
-    reader.skip(1);
-    return { name, index: reader.unsigned() };
-  }).find(({ name }) => name === wanted);
+/** The index of an export, by its name. @param {ReturnType<typeof readExports>} exports @param {string} wanted */
+function findExport(exports, wanted) {
+  const found = exports.find(({ name }) => name === wanted);
   if (!found) throw new Error(`the module exports no ${wanted}`);
   return found.index;
-}
-
-/** The functions that an element segment puts into the table. @param {Reader} reader @returns {number[]} */
-function readElements(reader) {
-  if (reader.byte() !== 0) throw new Error("the table is filled in a way that is not known here");
-  reader.skip(1);
-  reader.unsigned(); // the opcode of the offset in the table: a constant or a global
-  reader.skip(1);
-  return Array.from({ length: reader.unsigned() }, () => reader.unsigned());
 }
 
 /** @param {Reader} reader */
@@ -304,42 +286,6 @@ function findText(section, text) {
     .find((address) => address >= 0);
   if (found === undefined) throw new Error(`the module has no text ${JSON.stringify(text)}`);
   return found;
-}
-
-/** @template T @param {Uint8Array | undefined} section @param {(reader: Reader) => T} read @returns {T[]} */
-function readVector(section, read) {
-  if (!section) throw new Error("the module lacks a section");
-  const reader = new Reader(section);
-  return Array.from({ length: reader.unsigned() }, () => read(reader));
-}
-
-/** The contents of the sections, by their ids. @param {Uint8Array} bytes */
-function readSections(bytes) {
-  /** @type {Map<number, Uint8Array>} */
-  const sections = new Map();
-  for (const { id, contents } of eachSection(bytes)) sections.set(id, contents);
-  return sections;
-}
-
-/** @param {Uint8Array} bytes */
-function* eachSection(bytes) {
-  const reader = new Reader(bytes);
-  reader.skip(8); // the magic number and the version
-  while (reader.at < bytes.length) {
-    const begin = reader.at;
-    const id = reader.byte();
-    const contents = reader.take(reader.unsigned());
-    yield { id, contents, whole: bytes.subarray(begin, reader.at) };
-  }
-}
-
-/** Replaces a section by `parts`. @param {Uint8Array} bytes @param {number} replaced @param {(Uint8Array | number[])[]} parts */
-function replaceSection(bytes, replaced, parts) {
-  const contents = join(parts);
-  const sections = [...eachSection(bytes)].flatMap(({ id, whole }) =>
-    id === replaced ? [[id], unsigned(contents.length), contents] : [whole],
-  );
-  return join([bytes.subarray(0, 8), ...sections]);
 }
 
 /** Skips the immediates of an opcode. @param {Reader} reader @param {number} opcode */
@@ -398,72 +344,7 @@ function skipVector(reader, opcode) {
   }
 }
 
-/** @param {Reader} reader @param {number} count */
-function skipNumbers(reader, count) {
-  for (let n = 0; n < count; n++) reader.unsigned(); // signed numbers have the same length
-}
-
 /** @param {string} opcode @returns {never} */
 function unknown(opcode) {
   throw new Error(`the module has an instruction that is not known here: ${opcode}`);
-}
-
-class Reader {
-  at = 0;
-  #bytes;
-
-  /** @param {Uint8Array} bytes */
-  constructor(bytes) {
-    this.#bytes = bytes;
-  }
-
-  byte() {
-    return this.#bytes[this.at++];
-  }
-
-  /** Reads an unsigned number in LEB128. */
-  unsigned() {
-    let value = 0;
-    for (let shift = 0; ; shift += 7) {
-      const byte = this.byte();
-      value |= (byte & 127) << shift;
-      if (byte < 128) return value >>> 0;
-    }
-  }
-
-  /** @param {number} length */
-  take(length) {
-    this.at += length;
-    return this.#bytes.subarray(this.at - length, this.at);
-  }
-
-  /** @param {number} length */
-  skip(length) {
-    this.at += length;
-  }
-}
-
-/** @param {number} value */
-function unsigned(value) {
-  const bytes = [];
-  for (; value > 127; value >>>= 7) bytes.push((value & 127) | 128);
-  return [...bytes, value];
-}
-
-/** @param {number} value */
-function signed(value) {
-  const bytes = [];
-  for (; value > 63 || value < -64; value >>= 7) bytes.push((value & 127) | 128);
-  return [...bytes, value & 127];
-}
-
-/** @param {(Uint8Array | number[])[]} parts */
-function join(parts) {
-  const whole = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
-  let at = 0;
-  for (const part of parts) {
-    whole.set(part, at);
-    at += part.length;
-  }
-  return whole;
 }

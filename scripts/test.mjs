@@ -40,6 +40,7 @@ const PYTHON_FOLDERS = [
   "tests/kernel",
   "tests/mcp",
   "examples/python",
+  "scripts/bench/rlm",
 ];
 /** Generations of ipykernel, made by scripts/setup. */
 const JUPYTERS = ["6", "7"];
@@ -111,6 +112,7 @@ const SUITES = [
   { name: "page hash", command: ["node", "tests/pages.mjs"], count: sumLine },
   { name: "side by side", command: ["node", "tests/side-by-side.mjs"], count: sumLine },
   { name: "trajectories", command: ["node", "tests/trajectories.mjs"], count: sumLine },
+  { name: "bench of controllers", command: ["node", "tests/bench-rlm.mjs"], count: sumLine },
   { name: "recorded sessions", command: ["node", "tests/sessions.mjs"], count: sumLine },
   { name: "mypy", command: [python("mypy")], cwd: PYTHON },
   {

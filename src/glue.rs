@@ -25,12 +25,15 @@ extern "C" {
     /// The SHA-256 of every asset, as subresource integrity metadata.
     #[wasm_bindgen(method, getter)]
     pub(super) fn integrity(this: &Glue) -> Object;
-    /// The hash of the files that guests are made of.
-    #[wasm_bindgen(method, getter)]
-    pub(super) fn build(this: &Glue) -> String;
-    /// Makes a frame for a guest: `{ element, loaded }`.
+    /// A frame for a guest of the files below `base`.
     #[wasm_bindgen(method, catch, js_name = openFrame)]
-    pub(super) fn open_frame(this: &Glue) -> Result<Object, JsValue>;
+    pub(super) fn open_frame(this: &Glue, base: &str) -> Result<Place, JsValue>;
+    /// A promise of the snapshot that the browser has kept, or of undefined.
+    #[wasm_bindgen(method, js_name = findKept)]
+    pub(super) fn find_kept(this: &Glue) -> Promise;
+    /// Keeps a snapshot for the next page. A promise of the end.
+    #[wasm_bindgen(method)]
+    pub(super) fn keep(this: &Glue, snapshot: &web_sys::Blob) -> Promise;
     /// A request that was begun earlier.
     #[wasm_bindgen(method, js_name = takeRequest)]
     pub(super) fn take_request(this: &Glue, url: &str) -> Option<Begun>;
@@ -62,6 +65,26 @@ extern "C" {
     /// A promise of the response's body, where it is already being read: a `Blob`, or an `ArrayBuffer` for the script.
     #[wasm_bindgen(method, getter)]
     pub(super) fn body(this: &Begun) -> Option<Promise>;
+
+    /// The frame of a guest.
+    pub type Place;
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn element(this: &Place) -> web_sys::HtmlIFrameElement;
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn loaded(this: &Place) -> bool;
+    /// True when the page's policy has blocked the frame's script.
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn blocked(this: &Place) -> bool;
+    /// The page's end of the way to the worker, where the worker is being started already. Then the frame gets the module, and the snapshot
+    /// if one was kept.
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn port(this: &Place) -> Option<web_sys::MessagePort>;
+    /// The page's end of the way to the frame's script, as `port`.
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn control(this: &Place) -> Option<web_sys::MessagePort>;
+    /// A promise of the snapshot that the frame gets, or of undefined.
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn kept(this: &Place) -> Option<Promise>;
 
     /// Processes of guests, on Node, Deno or Bun.
     pub type Processes;

@@ -7,13 +7,13 @@ use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 
 use gloo_timers::callback::Timeout;
-use js_sys::{Array, Uint8Array};
+use js_sys::{Array, Promise, Uint8Array};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::spawn_local;
 use web_sys::{HtmlIFrameElement, MessageChannel, MessageEvent, MessagePort};
 
 use super::assets;
-use super::glue::{Glue, describe, get, global, object};
+use super::glue::{Glue, Place, describe, get, global, object};
 use super::options::Isolation;
 use super::outbox::{Outbox, Way, header};
 use super::snapshot::Snapshot;
@@ -41,8 +41,10 @@ pub(super) const NO_PROCESSES: &str =
 pub(super) struct Guest {
     port: MessagePort,
     control: MessagePort,
-    /// The port for the worker, and the port for the script that starts the worker.
-    far_ends: Array,
+    /// The port for the worker, and the port for the script that starts the worker. `None` once they are there.
+    far_ends: Option<Array>,
+    /// A promise of the snapshot, or undefined, which the guest gets ahead of the other parts.
+    given_snapshot: Option<Promise>,
     /// The messages to the guest, while it has an owner.
     outbox: RefCell<Option<Rc<Outbox>>>,
     home: Home,
@@ -140,9 +142,22 @@ impl Gate {
 }
 
 impl Guest {
-    /// Makes a guest: in the page itself, or with a frame that loads in the background.
-    pub(super) fn open(glue: &Glue, isolation: Isolation) -> Result<Self, JsValue> {
-        let (channel, control) = (MessageChannel::new()?, MessageChannel::new()?);
+    /// Makes a guest: in the page itself, or with a frame that loads in the background. A page's first frame may have begun to start its
+    /// worker already.
+    pub(super) fn open(glue: &Glue, isolation: Isolation, base: &str) -> Result<Self, JsValue> {
+        let place = match isolation {
+            Isolation::Frame => Some(open_frame(glue, base)?),
+            Isolation::Worker | Isolation::Process | Isolation::Unconfined => None,
+        };
+        let begun = place.as_ref().and_then(|place| Some((place.port()?, place.control()?)));
+        let (port, control, far_ends) = match begun {
+            Some((port, control)) => (port, control, None),
+            None => {
+                let (channel, control) = (MessageChannel::new()?, MessageChannel::new()?);
+                let far_ends = Array::of2(&channel.port2(), &control.port2());
+                (channel.port1(), control.port1(), Some(far_ends))
+            }
+        };
         let frame_watch: Rc<RefCell<Option<Timeout>>> = Rc::default();
         let inbox: Rc<Inbox> = Rc::default();
         let on_message = Closure::<dyn FnMut(_)>::new({
@@ -160,17 +175,18 @@ impl Guest {
                 why => inbox.deliver(Letter::Failure(describe(&why))),
             }
         });
-        channel.port1().set_onmessage(Some(on_message.as_ref().unchecked_ref()));
-        control.port1().set_onmessage(Some(on_control.as_ref().unchecked_ref()));
-        Ok(Self {
-            port: channel.port1(),
-            control: control.port1(),
-            far_ends: Array::of2(&channel.port2(), &control.port2()),
+        port.set_onmessage(Some(on_message.as_ref().unchecked_ref()));
+        control.set_onmessage(Some(on_control.as_ref().unchecked_ref()));
+        let guest = Self {
+            port,
+            control,
+            far_ends,
+            given_snapshot: place.as_ref().and_then(Place::kept),
             outbox: RefCell::default(),
-            home: match isolation {
-                Isolation::Worker => Home::Page(None),
-                Isolation::Frame => open_frame(glue, &inbox)?,
-                Isolation::Process | Isolation::Unconfined => Home::Process {
+            home: match place {
+                Some(place) => tend_frame(&place, &inbox),
+                None if isolation == Isolation::Worker => Home::Page(None),
+                None => Home::Process {
                     confined: isolation == Isolation::Process,
                     process: None,
                 },
@@ -180,7 +196,23 @@ impl Guest {
             frame_watch,
             _on_message: on_message,
             _on_control: on_control,
-        })
+        };
+        if guest.far_ends.is_none() {
+            guest.watch_frame();
+        }
+        Ok(guest)
+    }
+
+    /// A promise of the snapshot, or undefined, which the guest gets ahead of the other parts.
+    pub(super) fn given_snapshot(&self) -> Option<Promise> {
+        self.given_snapshot.clone()
+    }
+
+    /// Reports a failure when the frame's script does not run in time.
+    fn watch_frame(&self) {
+        let inbox = self.inbox.clone();
+        let silent = move || inbox.deliver(Letter::Failure(FRAME_IS_SILENT.to_owned()));
+        self.frame_watch.replace(Some(Timeout::new(FRAME_MS, silent)));
     }
 
     /// Gives the guest an owner, who hears all waiting letters at once. The guest receives the messages of the outbox, which belongs to it
@@ -202,9 +234,12 @@ impl Guest {
         self.outbox.borrow().clone().unwrap_or_else(Outbox::new)
     }
 
-    /// Starts the worker.
+    /// Starts the worker, unless that has begun.
     pub(super) fn launch(&mut self, glue: &Glue, script: &JsValue) -> Result<(), JsValue> {
-        let (port, control) = (self.far_ends.get(0), self.far_ends.get(1));
+        let Some(far_ends) = &self.far_ends else {
+            return Ok(());
+        };
+        let (port, control) = (far_ends.get(0), far_ends.get(1));
         match &mut self.home {
             Home::Page(worker) => *worker = Some(glue.start_worker(script, &port, &control)?),
             Home::Process { confined, process } => {
@@ -212,20 +247,19 @@ impl Guest {
                 *process = Some(processes.start(*confined, script, &port, &control)?);
             }
             Home::Frame { element, gate, .. } => {
-                let inbox = self.inbox.clone();
-                let watch = Timeout::new(FRAME_MS, move || {
-                    inbox.deliver(Letter::Failure(FRAME_IS_SILENT.to_owned()))
-                });
-                self.frame_watch.replace(Some(watch));
-                gate.message.replace(Some((script.clone(), self.far_ends.clone())));
+                gate.message.replace(Some((script.clone(), far_ends.clone())));
                 gate.pass(element);
+                self.watch_frame();
             }
         }
         Ok(())
     }
 
-    /// Gives the guest its module.
+    /// Gives the guest its module, unless it gets that anyway.
     pub(super) fn compile(&self, wasm: &JsValue) -> Result<(), JsValue> {
+        if self.far_ends.is_none() {
+            return Ok(());
+        }
         self.control.post_message(&object(&[("wasm", wasm)]))
     }
 
@@ -329,18 +363,22 @@ fn bring_library(guest: Weak<Inbox>, control: MessagePort, base: String, glue: G
     });
 }
 
-fn open_frame(glue: &Glue, inbox: &Rc<Inbox>) -> Result<Home, JsValue> {
+fn open_frame(glue: &Glue, base: &str) -> Result<Place, JsValue> {
     if get(&global(), "document").is_undefined() {
         let why = "isolation \"frame\" needs a document; use isolation \"worker\" here";
         return Err(JsValue::from_str(why));
     }
-    let place = glue.open_frame()?;
-    if get(&place, "blocked").is_truthy() {
-        return Err(JsValue::from_str(FRAME_IS_BLOCKED));
+    let place = glue.open_frame(base)?;
+    match place.blocked() {
+        true => Err(JsValue::from_str(FRAME_IS_BLOCKED)),
+        false => Ok(place),
     }
-    let frame: HtmlIFrameElement = get(&place, "element").dyn_into()?;
+}
+
+fn tend_frame(place: &Place, inbox: &Rc<Inbox>) -> Home {
+    let frame = place.element();
     let gate: Rc<Gate> = Rc::default();
-    gate.is_open.set(get(&place, "loaded").is_truthy());
+    gate.is_open.set(place.loaded());
     let on_load = Closure::<dyn FnMut()>::new({
         let (frame, gate) = (frame.clone(), gate.clone());
         move || {
@@ -354,10 +392,10 @@ fn open_frame(glue: &Glue, inbox: &Rc<Inbox>) -> Result<Home, JsValue> {
         move || inbox.deliver(Letter::Failure(FRAME_IS_BLOCKED.to_owned()))
     });
     frame.set_onerror(Some(on_error.as_ref().unchecked_ref()));
-    Ok(Home::Frame {
+    Home::Frame {
         element: frame,
         gate,
         _on_load: on_load,
         _on_error: on_error,
-    })
+    }
 }

@@ -9,16 +9,12 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use js_sys::{Array, Function, Promise};
+use js_sys::{Function, Promise};
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::{JsFuture, spawn_local};
-use web_sys::{Blob, Cache, CacheStorage, Response};
+use wasm_bindgen_futures::JsFuture;
+use web_sys::Blob;
 
-use super::glue::{Glue, get, global};
-
-const CACHE: &str = "sandglass-snapshots";
-/// The prefix of the cache's keys, which have to be addresses. Nothing is fetched from this one.
-const ADDRESS: &str = "https://snapshot.invalid/";
+use super::glue::{Glue, disregard};
 
 thread_local! {
     /// Snapshots by the address of the assets.
@@ -50,8 +46,8 @@ impl Drop for Maker {
 }
 
 /// Finds the snapshot for guests made of the files below `base`. If there is none, or no guest has started from it yet, the caller also
-/// gets the task of providing one.
-pub(super) async fn find(base: &str, glue: &Glue) -> (Option<Snapshot>, Option<Maker>) {
+/// gets the task of providing one. `given` is a promise of what a guest has already got of what the browser kept.
+pub(super) async fn find(base: &str, glue: &Glue, given: Option<Promise>) -> (Option<Snapshot>, Option<Maker>) {
     let kept = || KEPT.with_borrow(|kept| kept.get(base).cloned());
     let making = || MAKING.with_borrow(|making| making.get(base).map(|(promise, _)| promise.clone()));
     loop {
@@ -69,8 +65,9 @@ pub(super) async fn find(base: &str, glue: &Glue) -> (Option<Snapshot>, Option<M
     let maker = Maker { base: base.to_owned() };
     let snapshot = match kept() {
         None => {
-            let found = look_up(&key(glue)).await.ok().flatten();
-            found.map(|blob| Snapshot { blob, proven: false })
+            let found = JsFuture::from(given.unwrap_or_else(|| glue.find_kept())).await;
+            let blob = found.ok().and_then(|found| found.dyn_into().ok());
+            blob.map(|blob| Snapshot { blob, proven: false })
         }
         unproven => unproven,
     };
@@ -100,36 +97,6 @@ pub(super) fn keep(base: &str, glue: &Glue, blob: Blob) {
             },
         )
     });
-    let key = key(glue);
     // Failing to store it only makes the first guest of the next page start slowly.
-    spawn_local(async move { drop(store(&key, &blob).await) });
-}
-
-/// The cache's key. Guests that are made of other files have another.
-fn key(glue: &Glue) -> String {
-    format!("{ADDRESS}{}", glue.build())
-}
-
-/// The browser's cache. An error in a context that is not secure.
-async fn open() -> Result<Cache, JsValue> {
-    let caches: CacheStorage = get(&global(), "caches").dyn_into()?;
-    JsFuture::from(caches.open(CACHE)).await?.dyn_into()
-}
-
-async fn look_up(key: &str) -> Result<Option<Blob>, JsValue> {
-    let found = JsFuture::from(open().await?.match_with_str(key)).await?;
-    let Ok(response) = found.dyn_into::<Response>() else {
-        return Ok(None);
-    };
-    Ok(JsFuture::from(response.blob()?).await?.dyn_into().ok())
-}
-
-async fn store(key: &str, blob: &Blob) -> Result<(), JsValue> {
-    let cache = open().await?;
-    let old: Array = JsFuture::from(cache.keys()).await?.unchecked_into();
-    for request in old.iter() {
-        JsFuture::from(cache.delete_with_request(request.unchecked_ref())).await?;
-    }
-    let response = Response::new_with_opt_blob(Some(blob))?;
-    JsFuture::from(cache.put_with_str(key, &response)).await.map(drop)
+    disregard(glue.keep(&blob));
 }

@@ -161,13 +161,13 @@ async fn fill(kind: Kind, glue: Glue) {
 
 /// Starts a guest. None without a proven snapshot, because a start without one costs far more.
 async fn start(isolation: Isolation, base: &str, glue: &Glue) -> Option<Guest> {
-    let (Some(snapshot), None) = snapshot::find(base, glue).await else {
+    let (Some(snapshot), None) = snapshot::find(base, glue, None).await else {
         return None;
     };
     let assets = Assets::load(base, glue);
     assets.verified().await.ok()?;
     let (script, wasm) = (assets.script().await.ok()?, assets.wasm().await.ok()?);
-    let mut guest = Guest::open(glue, isolation).ok()?;
+    let mut guest = Guest::open(glue, isolation, base).ok()?;
     guest.launch(glue, &script).ok()?;
     guest.compile(&wasm).ok()?;
     guest.furnish(Some(&snapshot), None).ok()?;

@@ -27,12 +27,43 @@ pub struct HostCall {
     pub args: Vec<Value>,
     /// The call's keyword arguments, in order.
     pub kwargs: Vec<(String, Value)>,
-    /// The place in Python's code that made the call. It is the guest's word. `None` for queries.
+    /// The place in Python's code that made the call. Its numbers are the guest's word. `None` for queries.
     pub line: Option<Line>,
     /// The name of the execution that its caller gave in [`ExecuteOptions`](crate::sandbox::ExecuteOptions).
     pub request: Option<String>,
     /// The execution's budget. A recursive run gets a child of it.
     pub budget: Budget,
+    /// The way to say that the call waits for a person's approval.
+    pub approval: Approval,
+}
+
+/// Tells a sandbox that a call waits for a person's approval.
+#[derive(Clone)]
+pub struct Approval(pub(crate) Arc<dyn Fn(bool) + Send + Sync>);
+
+impl Approval {
+    /// Begins to wait. `hostCallTimeout` rests until the returned guard is dropped, and begins anew then.
+    pub fn wait(&self) -> AwaitsApproval {
+        (self.0)(true);
+        AwaitsApproval(self.clone())
+    }
+}
+
+impl fmt::Debug for Approval {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Approval")
+    }
+}
+
+/// A call that waits for approval, until this is dropped.
+#[derive(Debug)]
+#[must_use = "`hostCallTimeout` goes on when this is dropped"]
+pub struct AwaitsApproval(Approval);
+
+impl Drop for AwaitsApproval {
+    fn drop(&mut self) {
+        (self.0.0)(false);
+    }
 }
 
 impl HostCall {
@@ -59,16 +90,19 @@ impl HostCall {
 }
 
 /// A line of a cell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     /// The number of the execution that brought the code.
     pub execution: u32,
     /// The line's number, from 1.
     pub number: u32,
+    /// The beginning of the line, from the code that the host sent. `None` if the running code has no such line, as in a function that
+    /// an earlier execution defined.
+    pub text: Option<String>,
 }
 
-/// The positional and keyword arguments of a call, and its place in the code.
-type Arguments = (Vec<Value>, Vec<(String, Value)>, Option<Line>);
+/// The positional and keyword arguments of a call, and the numbers of its execution and line.
+type Arguments = (Vec<Value>, Vec<(String, Value)>, Option<(u32, u32)>);
 
 /// Takes a call's arguments apart. The error is what Python is told of a malformed call.
 pub(crate) fn arguments(value: Option<Value>) -> Result<Arguments, String> {
@@ -97,8 +131,7 @@ pub(crate) fn arguments(value: Option<Value>) -> Result<Arguments, String> {
         Value::Int(number) => u32::try_from(*number).ok().filter(|number| *number > 0),
         _ => None,
     };
-    let line = number_of(&execution).zip(number_of(&number));
-    Ok((args, kwargs, line.map(|(execution, number)| Line { execution, number })))
+    Ok((args, kwargs, number_of(&execution).zip(number_of(&number))))
 }
 
 /// A question of `llm_query` or `rlm_query`.
@@ -150,7 +183,7 @@ pub(crate) type HostFunction = Arc<dyn Fn(HostCall) -> BoxFuture<'static, Return
 pub(crate) type Functions = HashMap<String, HostFunction>;
 
 /// Host functions by name, for [`Sandbox::configure`](crate::Sandbox::configure). A function that needs a person's approval asks for it by
-/// itself, before it acts. Python's clock stands meanwhile, and `hostCallTimeout` goes on.
+/// itself, before it acts: see [`HostCall::approval`]. Python's clock stands meanwhile.
 #[derive(Clone, Default)]
 pub struct HostFunctions(pub(crate) Functions);
 

@@ -8,6 +8,7 @@
 //! | `slots.rs` | guests, each in its slot |
 //! | `shadow.rs` | copies of a guest that run ahead |
 
+mod host_calls;
 mod receive;
 mod shadow;
 mod slots;
@@ -77,6 +78,8 @@ enum Message {
     /// An input of the session that needs no answer.
     Input(Input<Payload>),
     Predictions(oneshot::Sender<Vec<Prediction>>),
+    /// Asks for the text of a line: of an execution, by its number.
+    Line(u32, u32, oneshot::Sender<Option<String>>),
     Stats(oneshot::Sender<Stats>),
     /// Ends the session. The sender is told when nothing is left.
     Destroy(Option<oneshot::Sender<()>>),

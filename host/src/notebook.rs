@@ -10,10 +10,10 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, Dir, Mode, unlinkat};
 use rustix::io::Errno;
 use sandglass_core::Error;
-use sandglass_core::session::CellFile;
+pub use sandglass_core::session::CellFile;
 use serde_json::json;
 
-use crate::sandbox::{Execution, Sandbox, SandboxBuilder};
+use crate::sandbox::{ExecuteOptions, Execution, Sandbox, SandboxBuilder};
 use crate::value::Value;
 use crate::workspace::{CELLS_FOLDER, Workspace, put};
 
@@ -125,8 +125,7 @@ impl Notebook {
     /// # Errors
     /// The sandbox cannot run code. The cell is added all the same.
     pub async fn run(&mut self, code: impl Into<String>) -> Result<&Cell, Error> {
-        let id = format!("cell_{}", self.last_number + 1);
-        self.run_as(&id, code).await
+        self.run_with(None, code, ExecuteOptions::default()).await
     }
 
     /// Runs `code` as the cell of this name. An unknown name makes a new cell at the end.
@@ -134,6 +133,21 @@ impl Notebook {
     /// # Errors
     /// As [`Notebook::run`]. [`Error::InvalidOption`] for an invalid name.
     pub async fn run_as(&mut self, id: &str, code: impl Into<String>) -> Result<&Cell, Error> {
+        self.run_with(Some(id), code, ExecuteOptions::default()).await
+    }
+
+    /// Runs `code` with options, as the cell of this name, or else as a new cell. Dropping the future interrupts the code.
+    ///
+    /// # Errors
+    /// As [`Notebook::run_as`].
+    pub async fn run_with(
+        &mut self,
+        id: Option<&str>,
+        code: impl Into<String>,
+        options: ExecuteOptions,
+    ) -> Result<&Cell, Error> {
+        let new = format!("cell_{}", self.last_number + 1);
+        let id = id.unwrap_or(&new);
         check_name(id)?;
         let code = code.into();
         let at = match self.cells.iter().position(|cell| cell.id == id) {
@@ -160,7 +174,7 @@ impl Notebook {
                 self.cells.len() - 1
             }
         };
-        self.run_at(at).await
+        self.run_at(at, options).await
     }
 
     /// Runs a cell again, with the current variables.
@@ -168,11 +182,19 @@ impl Notebook {
     /// # Errors
     /// As [`Notebook::run`]. [`Error::InvalidOption`] when there is no such cell.
     pub async fn rerun(&mut self, id: &str) -> Result<&Cell, Error> {
-        let at = self.position(id)?;
-        self.run_at(at).await
+        self.rerun_with(id, ExecuteOptions::default()).await
     }
 
-    async fn run_at(&mut self, at: usize) -> Result<&Cell, Error> {
+    /// Runs a cell again, with options. Dropping the future interrupts the code.
+    ///
+    /// # Errors
+    /// As [`Notebook::rerun`].
+    pub async fn rerun_with(&mut self, id: &str, options: ExecuteOptions) -> Result<&Cell, Error> {
+        let at = self.position(id)?;
+        self.run_at(at, options).await
+    }
+
+    async fn run_at(&mut self, at: usize, options: ExecuteOptions) -> Result<&Cell, Error> {
         let Cell { id, code, .. } = self.cells[at].clone();
         self.cells[at].execution = None;
         self.cells[at].missing.clear();
@@ -185,7 +207,7 @@ impl Notebook {
             "workspace": self.workspace.path().to_string_lossy(),
         });
         self.keep(at, &sandbox, CellFile::Input, about).await?;
-        let execution = sandbox.execute(code).await?;
+        let execution = sandbox.execute_with(code, options).await?;
         self.cells[at].runs += 1;
         let about = json!({ "result": execution });
         self.cells[at].execution = Some(execution);
@@ -226,6 +248,22 @@ impl Notebook {
                 self.cells[at].missing.push(format!("{name}: {why}"));
                 Ok(())
             }
+        }
+    }
+
+    /// The bytes of one of a cell's files, also of a cell of an earlier notebook. They are a pickle of the guest's: never load it outside
+    /// of a sandbox.
+    ///
+    /// # Errors
+    /// [`Error::FileNotFound`] when there is no such file, [`Error::InvalidOption`] for an invalid name.
+    pub async fn file(&self, id: &str, file: CellFile) -> Result<Vec<u8>, Error> {
+        check_name(id)?;
+        let name = format!("{id}{}", suffix(file));
+        let workspace = Arc::clone(&self.workspace);
+        let path = format!("{CELLS_FOLDER}/{name}");
+        match on_disk(move || workspace.read_cells_file(&name, MAX_FILE_BYTES)).await? {
+            Some(bytes) => Ok(bytes),
+            None => Err(Error::FileNotFound(path)),
         }
     }
 
@@ -304,7 +342,7 @@ fn failed(error: Errno) -> Error {
 }
 
 /// Runs work that blocks on the disk.
-async fn on_disk(work: impl FnOnce() -> rustix::io::Result<()> + Send + 'static) -> Result<(), Error> {
+async fn on_disk<T: Send + 'static>(work: impl FnOnce() -> rustix::io::Result<T> + Send + 'static) -> Result<T, Error> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done.map_err(failed),
         Err(error) => Err(Error::File(error.to_string())),

@@ -18,7 +18,9 @@ use sandglass_core::{BudgetLimits, Error, Limits};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-pub use crate::callbacks::{Answer, HostCall, HostFunctions, Line, OnDisplay, OnOutput, Query};
+pub use crate::callbacks::{
+    Answer, Approval, AwaitsApproval, HostCall, HostFunctions, Line, OnDisplay, OnOutput, Query,
+};
 pub use crate::value::Variable;
 pub use builder::SandboxBuilder;
 

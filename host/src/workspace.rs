@@ -196,6 +196,25 @@ impl Workspace {
         make_folder(&self.folder, CELLS_FOLDER, Mode::RWXU, None)
     }
 
+    /// The contents of a file of cells; `None` if there is no such file. A larger file is an error.
+    pub(crate) fn read_cells_file(&self, name: &str, max_bytes: u64) -> rustix::io::Result<Option<Vec<u8>>> {
+        let path = OsString::from(format!("{CELLS_FOLDER}/{name}"));
+        let (file, stat) = match beneath::open_file(&self.folder, &path) {
+            Ok(Some(opened)) => opened,
+            Ok(None) | Err(Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut bytes = Vec::new();
+        let read = File::from(file)
+            .take(max_bytes.saturating_add(1))
+            .read_to_end(&mut bytes);
+        read.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        if tree::size(&stat) > max_bytes || bytes.len() as u64 > max_bytes {
+            return Err(Errno::FBIG);
+        }
+        Ok(Some(bytes))
+    }
+
     /// Removes the folder of the cells with its contents. The guest must be gone, because it would lose the folder mounted
     /// there.
     pub(crate) fn remove_cells_folder(&self) -> rustix::io::Result<()> {

@@ -10,6 +10,7 @@ use std::pin::pin;
 use std::task::Poll;
 
 use gloo_timers::callback::Timeout;
+use js_sys::Promise;
 use sandglass_core::error::Error;
 use sandglass_core::session::{GuestInput, Input, ShadowId, Slot};
 use wasm_bindgen::prelude::*;
@@ -26,6 +27,10 @@ use crate::spares::Claim;
 
 /// The time in which a spare must answer, in milliseconds. The page may have broken a spare since its start.
 const SPARE_MS: u32 = 2_000;
+
+/// The time after which the files of a guest in a frame or process are checked, in milliseconds. Until then the processors are needed to
+/// compile the module. The guest is not ready before the check is over, since it takes longer to start.
+const CHECK_AFTER_MS: u32 = 70;
 
 impl Driver {
     /// Puts a guest into a slot: a prepared one if possible, or a new one.
@@ -70,21 +75,22 @@ impl Driver {
 
     /// Starts the sandbox's own guest from its files.
     fn boot_anew(&self) {
-        let guest = match Guest::open(&self.glue, self.options.isolation) {
+        let base = self.options.assets_base();
+        let guest = match Guest::open(&self.glue, self.options.isolation, &base) {
             Ok(guest) => guest,
             Err(error) => {
                 let error = failure(&error, Error::BootFailed);
                 return self.feed(Input::Guest(Slot::Main, GuestInput::Lost(error)));
             }
         };
+        let given = guest.given_snapshot();
         let held = self.slots.place(Slot::Main, Some(Held::Here(guest)), None);
         self.progress("assets");
         let this = self.of_generation(held.generation);
         let isolation = self.options.isolation;
-        let base = self.options.assets_base();
         let glue = self.glue.clone();
         spawn_local(async move {
-            let started = start(&base, &glue, isolation, &this).await;
+            let started = start(&base, &glue, isolation, given, &this).await;
             this(&|driver, held| match &started {
                 Ok(()) => driver.adopt(held),
                 Err(error) => driver.feed(Input::Guest(Slot::Main, GuestInput::Lost(error.clone()))),
@@ -178,7 +184,13 @@ impl GuestSlot {
 
 /// Starts the guest in its slot. In a frame or a confined process, Python may start before its files are verified, which saves time. This
 /// is safe, because the guest exchanges no messages until then. Elsewhere verification comes first.
-async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn(&Act<'_>)) -> Result<(), Error> {
+async fn start(
+    base: &str,
+    glue: &Glue,
+    isolation: Isolation,
+    given: Option<Promise>,
+    on_guest: &impl Fn(&Act<'_>),
+) -> Result<(), Error> {
     if isolation == Isolation::Process {
         let processes = glue
             .processes()
@@ -200,32 +212,39 @@ async fn start(base: &str, glue: &Glue, isolation: Isolation, on_guest: &impl Fn
         on_guest(&|driver, held| held.with_guest(driver, |guest| guest.compile(&wasm)));
         Ok(())
     };
-    let found = async {
-        let (snapshot, maker) = snapshot::find(base, glue).await;
+    // A frame that was begun early has its module already: it must not wait until the page has it.
+    let furnished = async {
+        let (snapshot, maker) = snapshot::find(base, glue, given).await;
         let packed = match snapshot {
             Some(_) => None,
             None => assets.snapshot(base, glue).await,
         };
-        Ok((snapshot, packed, maker))
-    };
-    let pyodide = both(launched, compiled);
-    let (_, (snapshot, packed, maker)) = both(pyodide, found).await?;
-    if !isolation.is_closed() {
-        assets.verified().await?;
-    }
-    if snapshot.is_none() && packed.is_none() {
-        assets::library(base, glue).await?; // the guest cannot start without it
-    }
-    let maker = Cell::new(maker);
-    on_guest(&|driver, held| {
-        held.maker.replace(maker.take());
-        driver.progress("python");
-        held.with_guest(driver, |guest| {
-            guest.furnish(snapshot.as_ref(), packed.as_ref())?;
-            guest.bring_library(base.to_owned(), glue.clone());
-            Ok(())
+        if !isolation.is_closed() {
+            assets.verified().await?;
+        }
+        if snapshot.is_none() && packed.is_none() {
+            assets::library(base, glue).await?; // the guest cannot start without it
+        }
+        let maker = Cell::new(maker);
+        on_guest(&|driver, held| {
+            held.maker.replace(maker.take());
+            driver.progress("python");
+            held.with_guest(driver, |guest| {
+                guest.furnish(snapshot.as_ref(), packed.as_ref())?;
+                guest.bring_library(base.to_owned(), glue.clone());
+                Ok(())
+            });
         });
-    });
+        Ok(())
+    };
+    both(both(launched, compiled), furnished).await?;
+    if isolation.is_closed() {
+        let later = Promise::new(&mut |resolve, _| {
+            let resolve = move || drop(resolve.call0(&JsValue::UNDEFINED));
+            Timeout::new(CHECK_AFTER_MS, resolve).forget();
+        });
+        let _ = JsFuture::from(later).await;
+    }
     assets.verified().await
 }
 

@@ -18,8 +18,6 @@ use crate::host_function::HostFunction;
 use crate::outbox::JsBody;
 use sandglass_core::session::{Encoded, Input};
 
-/// The characters of a line of code that are shown.
-const MAX_LINE_CHARS: usize = 1_000;
 const IS_OVER: &str = "did not run: Python does not wait for it any more";
 const NOBODY_IS_ASKED: &str = "needs approval, and nobody is asked: give createSandbox onApprove";
 const IS_UNCLEAR: &str = "did not run: onApprove must return true, false, a text or { args, kwargs }";
@@ -45,7 +43,6 @@ impl Driver {
         if let Some((execution, number)) = line {
             let place = object(&[("execution", &execution.into()), ("number", &number.into())]);
             if let Some(text) = self.session.borrow().line(execution, number) {
-                let text: String = text.chars().take(MAX_LINE_CHARS).collect();
                 set(&place, "text", &text.into());
             }
             set(&made, "line", &place);

@@ -6,20 +6,25 @@ The tests are not in the libraries' wheels: unpack a source archive of the same 
     export PYTHONPATH=…/pyodide-glue/python:…/tests/adapters SANDGLASS_HOST=…/sandglass-host
     python -m pytest -p conformance --adapter dspy --deno tests/primitives/test_python_interpreter.py tests/predict
 
-Tests that do not apply are left out, with the reason below.
+Tests that do not apply are left out, with the reason below. Those of openai-agents are `test_extract`, `test_run_cwd`,
+`test_runtime`, `test_session_manager`, `test_posix_tool_paths`, `test_recursive_removal_compatibility` and
+`capabilities/test_filesystem_capability` of `tests/sandbox`. Many of them need no sandbox, and the summary says how many do.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Generator
+from typing import Any, Literal
 
 import pytest
 
 _DENO = "about Deno, Pyodide, and the options and private methods of PythonInterpreter"
 _JSON = "about limits of JSON: None becomes an empty text, and NaN a text"
 _LOCAL = "about the folder and the interpreter of LocalREPL, in the same process"
+_MOUNT = "about mounts, which a sandbox without network has none of"
+_UNIX = "about the paths, the ports, the confinement on macOS and the users of UnixLocalSandboxClient"
 _AST = "about the evaluator of LocalPythonExecutor: its list of imports, its texts, functions as results"
 
 NOT_APPLICABLE: dict[str, dict[str, str]] = {
@@ -51,6 +56,17 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
         ),
         **dict.fromkeys(("test_tool_returning_none", "test_tool_returning_nan_"), _JSON),
     },
+    "openai": {
+        **dict.fromkeys(("test_unix_local_client_delete_", "test_runner_preserves_unix_local_lifecycle_"), _MOUNT),
+        **dict.fromkeys(
+            (
+                *("test_unix_local_confined_", "test_unix_local_darwin_", "test_unix_local_virtual_environment_"),
+                *("test_unix_local_exec_", "test_unix_local_recursive_remove_as_user_"),
+                *("test_unix_local_client_rewrites_", "test_unix_local_resolve_exposed_port_"),
+            ),
+            _UNIX,
+        ),
+    },
     "rlms": {"test_temp_dir_": _LOCAL},
     "smolagents": {
         **dict.fromkeys(
@@ -76,6 +92,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left_out)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    _used.append(0)
+    try:
+        yield
+    except BaseException:
+        _results["failed"] += bool(_used[-1])
+        raise
+    _results["passed"] += bool(_used[-1])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if any(_used):
+        terminalreporter.write_line(f"with the adapter: {dict(_results)}")
+
+
+_used: list[int] = []
+_results: Counter[str] = Counter()
+
+
 def _dspy() -> None:
     from dspy import PythonInterpreter
 
@@ -85,6 +121,46 @@ def _dspy() -> None:
         return DspyInterpreter(*args, **kwargs)
 
     PythonInterpreter.__new__ = new
+
+
+def _openai() -> None:
+    import agents.sandbox.sandboxes as sandboxes
+    import agents.sandbox.sandboxes.unix_local as unix_local
+    import tests.sandbox._filesystem_test_session  # noqa: F401 (a double, which stays the library's own)
+
+    from sandglass.adapters import openai_agents
+
+    # Tests look at the workspace from outside, and at folders of their own. So it is not isolated here.
+    options = {"backend": "subprocess", "python": sys.executable}
+
+    class State(openai_agents.SandglassSessionState):
+        type: Literal["unix_local"] = "unix_local"
+        workspace_root_owned: bool = False
+
+    class Session(openai_agents.SandglassSession):
+        def __init__(self, state: State, _: object = None) -> None:
+            super().__init__(state, options)
+            if _used:
+                _used[-1] += 1
+
+        @classmethod
+        def from_state(cls, state: State) -> Session:
+            return cls(state=state)
+
+        async def _ask(self, *args: Any, **kwargs: Any) -> Any:
+            await self.open()  # tests use sessions that were not started
+            return await super()._ask(*args, **kwargs)
+
+    class Client(openai_agents.OpenAIAgentsSandboxClient):
+        backend_id = "unix_local"
+
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**options, **kwargs)
+
+    for module in (sandboxes, unix_local):
+        module.UnixLocalSandboxClient = Client
+    unix_local.UnixLocalSandboxSession = openai_agents.SandglassSession = Session
+    unix_local.UnixLocalSandboxSessionState = openai_agents.SandglassSessionState = State
 
 
 def _rlms() -> None:
@@ -112,4 +188,4 @@ def _smolagents() -> None:
     docker.from_env = lambda: None  # no engine is asked
 
 
-_REPLACE: dict[str, Callable[[], None]] = {"dspy": _dspy, "rlms": _rlms, "smolagents": _smolagents}
+_REPLACE: dict[str, Callable[[], None]] = {"dspy": _dspy, "openai": _openai, "rlms": _rlms, "smolagents": _smolagents}

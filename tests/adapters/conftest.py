@@ -11,3 +11,4 @@ sys.path.insert(0, str(ROOT / "pyodide-glue/python"))
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 os.environ.setdefault("SANDGLASS_HOST", str(TARGET / "debug/sandglass-host"))
 os.environ.setdefault("DSPY_CACHEDIR", str(ROOT / ".setup/logs/dspy-cache"))
+os.environ["XDG_STATE_HOME"] = str(ROOT / ".setup/logs/state")  # snapshots of openai-agents

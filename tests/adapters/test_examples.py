@@ -23,4 +23,4 @@ def test_it_runs(example: Path, tmp_path: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 4
+    assert len(EXAMPLES) >= 5

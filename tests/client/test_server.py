@@ -92,4 +92,4 @@ except Exception as error:
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
     )
-    assert 'pip install "sandglass-repl[server]"' in done.stdout, done.stderr
+    assert 'pip install "websockets>=15"' in done.stdout, done.stderr

@@ -174,6 +174,39 @@ async def test_the_clients_model_answers_llm_query(transport: str) -> None:
             assert "the tool `ask`" in text(run)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_the_clients_roots_allow_folders_on_standard_input(transport: str, tmp_path: Path) -> None:
+    root, other = tmp_path / "a folder", tmp_path / "other"
+    for folder in (root, other):
+        folder.mkdir()
+        (folder / "data.txt").write_text(f"in {folder.name}")
+    (root / "link").symlink_to(other / "data.txt")
+    offered = [f"file://{tmp_path}/a%20folder", "file:///nothing/here"]
+
+    async def roots(_: Any) -> Any:
+        return types.ListRootsResult(roots=[types.Root(uri=uri) for uri in offered])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        async with connected(transport, list_roots_callback=roots) as client:
+            loaded = [
+                await client.call_tool("load_context", {"path": path})
+                for path in ("data.txt", str(root / "data.txt"), "link", str(other / "data.txt"), "../other/data.txt")
+            ]
+            if transport == "http":
+                assert all("--allow-folder" in text(result) for result in loaded)
+                return
+            assert [result.is_error for result in loaded] == [False, False, True, True, True]
+            assert "in a folder" in text(loaded[0])
+            offered[0] = f"file://{other}"  # roots change
+            changed = await client.call_tool("load_context", {"path": "data.txt"})
+            assert "in other" in text(changed)
+            refused = await client.call_tool("load_context", {"path": str(root / "data.txt")})
+            assert refused.is_error
+        async with connected(transport, "--allow-folder", str(other), list_roots_callback=roots) as client:
+            assert "in other" in text(await client.call_tool("load_context", {"path": "data.txt"}))
+
+
 async def test_without_a_model_llm_query_says_what_to_configure() -> None:
     async with connected("stdio") as client:
         run = await client.call_tool("execute_python", {"code": "llm_query('?')"})

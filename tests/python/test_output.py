@@ -12,7 +12,7 @@ from conftest import FakeBridge, Guest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandglass.runtime import output, runtime
+from sandglass.runtime import output
 from sandglass.runtime.output import Emitter, KeptText, SharedEmitter, TextStream
 
 
@@ -34,7 +34,7 @@ def test_output_is_sent_before_a_host_call(guest: Guest) -> None:
 
 
 def test_output_goes_by_time_when_what_ran_ahead_is_asked_for(guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "monotonic", count().__next__)  # each reading is a second later
+    monkeypatch.setattr(guest.runtime, "clock", count().__next__)  # each reading is a second later
     cell = guest.run(
         "import sys; out = sys.stdout.write; out('a'); out('b'); llm_query('x'); out('c'); out('d'); None", ahead=True
     )

@@ -96,6 +96,8 @@ pub const MAX_CHANGED_FILES: usize = 1_000;
 pub const MAX_PATH_BYTES: usize = 4_096;
 /// The most bytes of a path's text. A byte that is not UTF-8 takes six bytes there.
 pub const MAX_PATH_TEXT: usize = 6 * MAX_PATH_BYTES;
+/// The most characters of a line of code that is shown with a host call.
+pub const MAX_LINE_CHARS: usize = 1_000;
 /// Characters of an execution that a model sees, as in alexzhang13/rlm.
 pub const FEEDBACK_CHARS: u32 = 20_000;
 /// Characters of an execution that a model sees, as in alexzhang13/rlm-minimal.

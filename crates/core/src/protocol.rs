@@ -195,11 +195,15 @@ pub enum Request {
     /// Saves the state when the guest has nothing else to do. A `full` checkpoint needs no earlier one. No exchange: answered by `Saved`,
     /// or by `NotSaved` if another request comes first.
     Save { checkpoint: u32, full: bool },
-    /// Gives the guest the state of a checkpoint. Answered by `Restored`.
+    /// Gives the guest the state of a checkpoint, and runs `steps` again on it. Answered by `Restored`. The guest fails if a step has another
+    /// outcome than before.
     Restore {
         exchange: u32,
         checkpoint: u32,
         timeout_ms: f64,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+        steps: Vec<Step>,
     },
     /// Installs wheels. The bodies are their bytes; in the browser an array of `Blob`s. Unpacked they may take `max_bytes`. Answered by
     /// `Done`, or by `Refused`; then nothing was installed.
@@ -215,6 +219,18 @@ pub enum Request {
     Part { encoding: Encoding },
     /// Tells how many bytes of `Output` and `Display` events the host has taken. A native guest sends no more than its credit allows.
     Credit { bytes: f64 },
+}
+
+/// An execution that is to run again, in a state from before it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Step {
+    pub execution: u32,
+    pub code: String,
+    /// The [`ExecutionReport::mark`] of the first time.
+    pub mark: u32,
 }
 
 /// The settings that a guest must know before it runs anything.
@@ -354,8 +370,13 @@ pub enum Event {
     Value { exchange: u32, encoding: Encoding },
     /// The request was carried out.
     Done { exchange: u32 },
-    /// The guest has the checkpoint's state, without the variables in `lost`.
-    Restored { exchange: u32, lost: Vec<LostVariable> },
+    /// The guest has the checkpoint's state, without the variables in `lost`. `names`: those of the user's variables, if steps changed them.
+    Restored {
+        exchange: u32,
+        lost: Vec<LostVariable>,
+        #[serde(default)]
+        names: Option<Vec<String>>,
+    },
     /// The request cannot be carried out. Nothing was changed.
     Refused { exchange: u32, message: String },
     /// Code that runs ahead asked for something of the outside world, such as the time. At a later time it may get another result.
@@ -542,6 +563,10 @@ pub struct ExecutionReport {
     /// The number of changed files that are not in `files`.
     #[serde(default)]
     pub omitted_files: u32,
+    /// A number that stands for the outcome, if the code has the same outcome whenever it runs again in the same state. A guest that makes
+    /// checkpoints tells it.
+    #[serde(default)]
+    pub mark: Option<u32>,
 }
 
 /// The way in which an execution's code ended.

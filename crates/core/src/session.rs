@@ -15,7 +15,8 @@
 //! | `commands.rs` | the queue of users' commands, and the choice of the next one |
 //! | `begin_and_end.rs` | the interpreter's part in an exchange: its beginning, and the results of its end |
 //! | `exchange.rs`, `execution.rs`, `calls.rs`, `display.rs`, `files.rs` | one exchange: its job, output and host calls |
-//! | `saves.rs`, `checkpoints.rs`, `checkpoint_chain.rs` | the time of saves, the return to saved states, and the kept checkpoints |
+//! | `saves.rs`, `checkpoints.rs`, `checkpoint_chain.rs` | the time of saves, the states that guests are given, and the kept checkpoints |
+//! | `going_back.rs`, `journal.rs` | the return to an earlier state, and the executions that make a state again which was not saved |
 //! | `contexts.rs`, `packages.rs` | values and packages that every guest is given |
 //! | `pings.rs`, `oversized.rs` | checks on guests: a proof of idleness, and bounds on events |
 //! | `shadows.rs`, `guesses.rs` | the choice of code to run ahead, and its limits |
@@ -33,8 +34,10 @@ mod display;
 mod exchange;
 mod execution;
 mod files;
+mod going_back;
 mod guesses;
 mod interpreter;
+mod journal;
 mod oversized;
 mod packages;
 mod pings;
@@ -46,7 +49,7 @@ use crate::budget::{Budget, BudgetLimits, Usage};
 use crate::deadline::earliest;
 use crate::error::Error;
 use crate::execution::CodeExecution;
-use crate::limits::{Limits, MAX_DISPLAY_BYTES};
+use crate::limits::{Limits, MAX_DISPLAY_BYTES, MAX_LINE_CHARS};
 use crate::packages::{Wheel, normalized};
 use crate::predictions::Prediction;
 use crate::protocol::{Encoding, Event, GuestInfo, Profile, Request, Stream};
@@ -380,6 +383,14 @@ impl<B: Body> Session<B> {
         self
     }
 
+    /// Declares that guests mark executions that they can repeat ([`ExecutionReport::mark`](crate::protocol::ExecutionReport)). Then a user
+    /// can go back by one execution after any execution.
+    #[must_use]
+    pub fn with_repeats(mut self) -> Self {
+        self.interpreter.checkpoints.are_repeated = true;
+        self
+    }
+
     /// Adds guesses at the next code, which run when nothing else does.
     #[must_use]
     pub fn with_guesses(mut self) -> Self {
@@ -414,9 +425,10 @@ impl<B: Body> Session<B> {
         self.interpreter.last_execution
     }
 
-    /// A line of the code that runs, from 1. `None` if the running execution has another number, or has no such line.
-    pub fn line(&self, execution: u32, number: u32) -> Option<&str> {
-        self.interpreter.line(execution, number)
+    /// The beginning of a line of the code that runs, from 1. `None` if the running execution has another number, or has no such line.
+    pub fn line(&self, execution: u32, number: u32) -> Option<String> {
+        let line = self.interpreter.line(execution, number)?;
+        Some(line.chars().take(MAX_LINE_CHARS).collect())
     }
 
     /// The counts of the session's work so far.
@@ -544,7 +556,10 @@ impl<B: Body> Session<B> {
                 ShadowEffect::Guest(shadow, effect) => self.effects.push(Effect::Guest(Slot::Shadow(shadow), effect)),
                 ShadowEffect::Park(shadow) => self.effects.push(Effect::Park(shadow)),
                 ShadowEffect::Promote(shadow) => self.effects.push(Effect::Promote(shadow)),
-                ShadowEffect::Ask(request) => self.interpreter.post(request),
+                ShadowEffect::Ask(request) => {
+                    self.interpreter.checkpoints.asked();
+                    self.interpreter.post(request);
+                }
             }
         }
     }

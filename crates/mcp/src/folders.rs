@@ -1,20 +1,21 @@
 //! The folders of this machine whose files clients may load.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2};
 use rustix::io::Errno;
 
-/// The message to clients of a program without allowed folders.
-const NONE_ALLOWED: &str = "no file can be loaded: the operator of this server has allowed no folder (--allow-folder DIR). \
-                            Nothing was changed; pass the contents as text";
+/// The message to clients without allowed folders.
+const NONE_ALLOWED: &str = "no file can be loaded: the operator of this server has allowed no folder (--allow-folder DIR), and the \
+                            client of standard input and output has offered none (roots). Nothing was changed; pass the contents as text";
 
-/// The allowed folders, opened when the program starts.
-#[derive(Debug, Default)]
-pub struct Folders(Vec<Folder>);
+/// The allowed folders: those of the operator, opened when the program starts, and the roots of a client.
+#[derive(Debug, Clone, Default)]
+pub struct Folders(Vec<Arc<Folder>>);
 
 #[derive(Debug)]
 struct Folder {
@@ -29,18 +30,18 @@ impl Folders {
     /// # Errors
     /// A path is no folder.
     pub fn open(paths: &[PathBuf]) -> Result<Self, String> {
-        let open = |path: &PathBuf| {
-            let folder = path.canonicalize()?;
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let opened = open(&folder, flags, Mode::empty())?;
-            Ok(Folder {
-                path: folder,
-                folder: opened,
-            })
-        };
-        let told = |path: &PathBuf, error: std::io::Error| format!("--allow-folder {}: {error}", path.display());
-        let folders = paths.iter().map(|path| open(path).map_err(|error| told(path, error)));
+        let told = |path: &PathBuf, error: io::Error| format!("--allow-folder {}: {error}", path.display());
+        let folders = paths
+            .iter()
+            .map(|path| Folder::open(path).map_err(|error| told(path, error)));
         Ok(Self(folders.collect::<Result<_, _>>()?))
+    }
+
+    /// The same folders and further ones. Those that cannot be opened are left out.
+    #[must_use]
+    pub fn with(&self, paths: &[PathBuf]) -> Self {
+        let further = paths.iter().filter_map(|path| Folder::open(path).ok());
+        Self(self.0.iter().cloned().chain(further).collect())
     }
 
     /// Reads a file, of at most `most` bytes, below one of the folders. A relative path is searched in each folder. Links are
@@ -81,6 +82,15 @@ impl Folders {
                 format!("{path}: there is no such file below the allowed folders ({folders}). Nothing was changed")
             }
         })
+    }
+}
+
+impl Folder {
+    fn open(path: &Path) -> io::Result<Arc<Self>> {
+        let path = path.canonicalize()?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = open(&path, flags, Mode::empty())?;
+        Ok(Arc::new(Self { path, folder }))
     }
 }
 

@@ -11,6 +11,7 @@
 //! | `execute` | code under way: progress, cancellation, questions to the client's model |
 //! | `ask` | the controller |
 //! | `questions` | the way of `llm_query` from Python to a model |
+//! | `roots` | the folders that the client offers |
 //! | `sampling` | the client's model |
 //! | `report` | results for models and for programs |
 //! | `progress` | progress of a call |
@@ -27,6 +28,7 @@ mod progress;
 mod questions;
 mod report;
 mod resources;
+mod roots;
 mod sampling;
 mod server;
 mod session;

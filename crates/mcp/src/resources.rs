@@ -36,24 +36,25 @@ pub fn path(uri: &str) -> Result<String, ErrorData> {
         let message = format!("{uri} is no file of the working folder: such an address begins with {PREFIX}");
         ErrorData::resource_not_found(message, None)
     };
-    let mut rest = uri
-        .strip_prefix(PREFIX)
-        .filter(|path| !path.is_empty())
-        .ok_or_else(wrong)?
-        .bytes();
-    let mut path = Vec::new();
+    let path = uri.strip_prefix(PREFIX).filter(|path| !path.is_empty());
+    let path = path.and_then(unescaped).ok_or_else(wrong)?;
+    String::from_utf8(path).map_err(|_| wrong())
+}
+
+/// The bytes of a part of an address. `None` if an escape is malformed.
+pub fn unescaped(part: &str) -> Option<Vec<u8>> {
+    let (mut rest, mut bytes) = (part.bytes(), Vec::new());
     while let Some(byte) = rest.next() {
-        let digit = |byte: Option<u8>| char::from(byte.unwrap_or_default()).to_digit(16);
-        path.push(match byte {
+        let mut digit = || char::from(rest.next().unwrap_or_default()).to_digit(16);
+        bytes.push(match byte {
             b'%' => {
-                let (high, low) = (digit(rest.next()), digit(rest.next()));
-                let byte = high.zip(low).and_then(|(high, low)| u8::try_from(16 * high + low).ok());
-                byte.ok_or_else(wrong)?
+                let (high, low) = (digit()?, digit()?);
+                u8::try_from(16 * high + low).ok()?
             }
             byte => byte,
         });
     }
-    String::from_utf8(path).map_err(|_| wrong())
+    Some(bytes)
 }
 
 /// The template of addresses.

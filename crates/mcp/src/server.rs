@@ -28,6 +28,7 @@ use crate::ask::{self, Answered, Asked};
 use crate::execute::execute;
 use crate::report::{self, Report};
 use crate::resources;
+use crate::roots::roots;
 use crate::session::{MAX_FILE_BYTES, Session};
 
 /// The variable for the data that a client hands over.
@@ -102,7 +103,11 @@ impl Server {
         annotations(title = "Load data", read_only_hint = false, destructive_hint = true, idempotent_hint = true, open_world_hint = false),
         output_schema = schema_for_output::<Loaded>()
     )]
-    async fn load_context(&self, Parameters(load): Parameters<Load>) -> Result<CallToolResult, String> {
+    async fn load_context(
+        &self,
+        Parameters(load): Parameters<Load>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResult, String> {
         let Load { text, path, variable } = load;
         let variable = variable_name(variable)?;
         let sandbox = self.session.sandbox().await.map_err(told)?;
@@ -115,8 +120,15 @@ impl Server {
                     reason = "a positive number of bytes"
                 )]
                 let most = sandbox.limits().max_value_bytes as u64;
+                // Roots are the word of the client, which over HTTP may be anybody.
+                let roots = if self.session.is_local() {
+                    roots(&context).await
+                } else {
+                    Vec::new()
+                };
                 let shared = Arc::clone(&self.session.shared);
-                let read = tokio::task::spawn_blocking(move || shared.folders.read(&path, most)).await;
+                let read = move || shared.folders.with(&roots).read(&path, most);
+                let read = tokio::task::spawn_blocking(read).await;
                 let bytes =
                     read.map_err(|error| format!("the file could not be read: {error}; nothing was changed"))??;
                 match String::from_utf8(bytes) {

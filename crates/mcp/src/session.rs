@@ -106,6 +106,11 @@ impl Session {
         }
     }
 
+    /// True for the client of standard input and output, which started this program.
+    pub fn is_local(&self) -> bool {
+        self.places.is_none()
+    }
+
     /// Takes a place for the session.
     ///
     /// # Errors

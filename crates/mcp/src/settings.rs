@@ -10,7 +10,8 @@ use sandglass_host::{Kernels, Settings};
 /// Options of `sandglass-host mcp`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct McpArgs {
-    /// A folder whose files `load_context` may read. Can be given several times. Without it, clients can load texts only.
+    /// A folder whose files `load_context` may read. Can be given several times. The client of standard input and output can also load
+    /// files below the roots that it offers. All others can load texts only.
     #[arg(long, value_name = "DIR")]
     pub allow_folder: Vec<PathBuf>,
     /// A folder that the code sees as /workspace and works in; by default an empty one. Only for a client on standard input.

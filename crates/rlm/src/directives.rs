@@ -1,8 +1,9 @@
-//! Reads final answers that a model writes into its prose instead of its code, as controllers of the profile `rlm-legacy` do.
+//! Reads final answers that a model writes into its prose instead of its code.
 //!
-//! The rules are those of `find_final_answer` in `rlm/utils/parsing.py` of alexzhang13/rlm, releases 0.1.0 to 0.1.1a. There they are two
-//! regular expressions, `^\s*FINAL_VAR\((.*?)\)` and then `^\s*FINAL\((.*)\)\s*$`, both over lines and with `.` matching newlines. Here
-//! they are two linear scans, because a model's text may be of any length.
+//! The names are those of `find_final_answer` in `rlm/utils/parsing.py` of alexzhang13/rlm, releases 0.1.0 to 0.1.1a. There two regular
+//! expressions read them, `^\s*FINAL_VAR\((.*?)\)` and then `^\s*FINAL\((.*)\)\s*$`, both over lines and with `.` matching newlines. The
+//! second takes all text up to the last parenthesis that ends a line, so that a remark after the answer becomes a part of it. Here an
+//! answer ends at its own parenthesis.
 
 /// A final answer in a reply's prose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,43 +17,56 @@ pub enum Directive<'a> {
 /// The final answer that a model's reply declares outside of its code, if there is one.
 ///
 /// A directive begins a line, after white space at most. A `FINAL_VAR` anywhere comes before all `FINAL`s, and its name ends at the first
-/// parenthesis. `FINAL(…)` ends at the last parenthesis that ends a line, so the answer may hold parentheses and lines.
+/// parenthesis. The first `FINAL(…)` counts that [has an end](end_of_answer).
 pub fn final_directive(text: &str) -> Option<Directive<'_>> {
-    if let Some(rest) = after_line_start(text, "FINAL_VAR(")
+    if let Some(rest) = after_line_starts(text, "FINAL_VAR(").next()
         && let Some((name, _)) = rest.split_once(')')
     {
         let name = name.trim_matches(is_space);
         return Some(Directive::Variable(name.trim_matches('"').trim_matches('\'')));
     }
-    let rest = after_line_start(text, "FINAL(")?;
-    let end = last_line_end(rest, ')')?;
+    let mut all = after_line_starts(text, "FINAL(");
+    let (rest, end) = all.find_map(|rest| Some((rest, end_of_answer(rest)?)))?;
     Some(Directive::Value(rest[..end].trim_matches(is_space)))
 }
 
-/// The text after the first `prefix` that begins a line.
-fn after_line_start<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
+/// The texts after each `prefix` that begins a line.
+fn after_line_starts<'a>(text: &'a str, prefix: &str) -> impl Iterator<Item = &'a str> {
     let mut start = 0;
-    for line in text.split_inclusive('\n') {
+    text.split_inclusive('\n').filter_map(move |line| {
         let indent = line.len() - line.trim_start_matches(is_space).len();
-        if line[indent..].starts_with(prefix) {
-            return Some(&text[start + indent + prefix.len()..]);
-        }
+        let found = line[indent..]
+            .starts_with(prefix)
+            .then(|| start + indent + prefix.len());
         start += line.len();
-    }
-    None
+        found.map(|at| &text[at..])
+    })
 }
 
-/// The index of the last `mark` that only white space follows on its line.
-fn last_line_end(text: &str, mark: char) -> Option<usize> {
-    let mut end = text.len();
-    for line in text.rsplit('\n') {
-        let start = end - line.len();
-        if let Some(before) = line.trim_end_matches(is_space).strip_suffix(mark) {
-            return Some(start + before.len());
+/// The index of the parenthesis that ends an answer: the first that closes all others and ends a line, but for a full stop. More words
+/// after it make a sentence about answers. An answer may hold lines, and parentheses that close nothing. If one of its own is never
+/// closed, it ends at the last parenthesis that ends a line.
+fn end_of_answer(text: &str) -> Option<usize> {
+    let (mut depth, mut least, mut start, mut last) = (1_i64, 1, 0, None);
+    for line in text.split_inclusive('\n') {
+        let ends = line
+            .trim_end_matches(is_space)
+            .trim_end_matches(['.', '!'])
+            .strip_suffix(')');
+        let end = ends.map(|before| start + before.len());
+        let mut closes = false;
+        for char in line.chars().filter(|char| matches!(char, '(' | ')')) {
+            depth += if char == '(' { 1 } else { -1 };
+            closes = depth < least && depth <= 0;
+            least = least.min(depth);
         }
-        end = start.saturating_sub(1);
+        if least <= 0 {
+            return end.filter(|_| closes);
+        }
+        last = end.or(last);
+        start += line.len();
     }
-    None
+    last
 }
 
 /// White space by Python's rules, which have four more separators.
@@ -66,9 +80,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Checks each answer against the result of `find_final_answer` of rlms 0.1.1 for the same text.
     #[test]
-    fn reads_what_the_legacy_controllers_read() {
+    fn an_answer_ends_at_its_own_parenthesis() {
         for (text, expected) in [
             ("", None),
             ("I think FINAL(42) is it", None),
@@ -76,8 +89,19 @@ mod tests {
             ("So:\n  FINAL( 42 )  \nbye", Some(Value("42"))),
             ("FINAL(f(x) = (a, b))", Some(Value("f(x) = (a, b)"))),
             ("FINAL(one\ntwo)", Some(Value("one\ntwo"))),
-            ("FINAL(one) and more\n(two)\nrest", Some(Value("one) and more\n(two"))),
-            ("FINAL(a)\nFINAL(b)", Some(Value("a)\nFINAL(b"))),
+            ("FINAL(one) and more\n(two)\nrest", None),
+            ("FINAL(a)\nFINAL(b)", Some(Value("a"))),
+            ("FINAL(42)\n\nThe table says so (see above)\n", Some(Value("42"))),
+            ("FINAL(x) ends the run, so:\nFINAL(42).", Some(Value("42"))),
+            ("FINAL(2^(2^(2^(2))) = 65536)", Some(Value("2^(2^(2^(2))) = 65536"))),
+            (
+                "FINAL([1, 2], (3, 4))\nI checked (twice)",
+                Some(Value("[1, 2], (3, 4)")),
+            ),
+            ("FINAL(f(a,\n  b)\n  + 1)\n(done)", Some(Value("f(a,\n  b)\n  + 1"))),
+            ("FINAL(a smile :) and b)", Some(Value("a smile :) and b"))),
+            ("FINAL(a :( b)\nend", Some(Value("a :( b"))),
+            ("FINAL(42) (see above)\nFINAL(43)", Some(Value("43"))),
             ("FINAL(a) but\nFINAL(b) too", None),
             ("FINAL(", None),
             ("FINAL()", Some(Value(""))),

@@ -18,7 +18,7 @@ use crate::messages::{BLOB_BYTES, MAX_PIECE_BYTES, MAX_REQUESTS, RpcError, WireV
 /// The bytes before a piece's own.
 const HEAD_BYTES: usize = 5;
 /// The bytes of a piece that this side sends.
-const PIECE_BYTES: usize = 1 << 20;
+pub(crate) const PIECE_BYTES: usize = 1 << 20;
 /// The most bytes of a reference's JSON.
 const MAX_REFERENCE_BYTES: usize = 1_000;
 /// The key of a blob in JSON.

@@ -6,7 +6,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
@@ -14,24 +13,22 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::{AbortHandle, Abortable, BoxFuture, join_all, poll_fn};
 use futures_util::stream::FuturesUnordered;
+use sandglass_host::Sandbox;
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
-use sandglass_host::{Sandbox, Value};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::blobs::{Arrived, Form, Named, aside, form, json_form, pieces, reference};
+use crate::blobs::{Named, PIECE_BYTES, aside, pieces};
+use crate::client::{Client, JSONRPC};
 use crate::messages::{
-    Cancel, Cancelled, DropBlob, Hello, Id, Incoming, MAX_REQUESTS, Outgoing, Response, ResponseError, RpcError,
-    VERSION, Welcome, WireValue,
+    Approving, Cancel, DropBlob, Hello, Id, Incoming, MAX_REQUESTS, Response, RpcError, VERSION, Welcome,
 };
 use crate::methods::Context;
+use crate::notebook::Cells;
 use crate::options::{Bounds, Options};
 
-/// The version in JSON of every message.
-const JSONRPC: &str = "2.0";
 /// Bytes that wait for the client. Above this number no further requests are taken.
 const MOST_WAITING_BYTES: usize = 64 << 20;
 
@@ -76,7 +73,13 @@ pub type Held = Box<dyn Send>;
 
 /// The keeper of a sandbox in its home. Dropping it ends the sandbox.
 pub trait Keeper: Send + Sync {
-    /// Runs code in the sandbox, within the home's own limits. Dropping the future interrupts the code.
+    /// Resolves when code may run in the sandbox's folder. Later commands wait meanwhile.
+    ///
+    /// # Errors
+    /// The folder holds too much.
+    fn room(&self) -> BoxFuture<'_, Result<(), RpcError>>;
+
+    /// Runs code in the sandbox, within the home's own limits. Its first poll submits the code. Dropping the future interrupts the code.
     fn execute(&self, code: String, options: ExecuteOptions) -> BoxFuture<'_, Result<Execution, RpcError>>;
 
     /// Permits other work of the user's code, such as code that runs ahead or a state that is opened.
@@ -103,6 +106,8 @@ pub struct Made {
     pub sandbox: Sandbox,
     /// Its keeper.
     pub keeper: Box<dyn Keeper>,
+    /// Its cells, if it is a notebook.
+    pub cells: Option<Cells>,
 }
 
 /// The messages that wait to be sent.
@@ -115,17 +120,36 @@ pub struct Outbox {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    messages: VecDeque<Message>,
+    messages: VecDeque<Queued>,
     bytes: usize,
     last_blob: u32,
 }
 
+#[derive(Debug)]
+struct Queued {
+    message: Message,
+    of: Of,
+}
+
+/// The owner of a message that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Of {
+    Nobody,
+    /// A piece of a blob.
+    Blob {
+        id: u32,
+        is_first: bool,
+    },
+    /// A request of the server.
+    Request(u64),
+}
+
 impl Outbox {
-    /// The next message to send, and those that wait behind it. Can be dropped and called again.
+    /// The next message to send, and some that wait behind it. The rest can still be taken back. Can be dropped and called again.
     pub async fn next(&self) -> Vec<Message> {
         loop {
             let changed = self.changed.notified();
-            let messages: Vec<_> = lock(&self.waiting).messages.drain(..).collect();
+            let messages = lock(&self.waiting).take();
             if !messages.is_empty() {
                 return messages;
             }
@@ -165,133 +189,78 @@ impl Outbox {
     }
 
     /// Adds the pieces of a blob. Returns its number. Numbers are given in the order in which blobs are sent.
-    fn push_blob(&self, data: &Bytes) -> u32 {
+    pub(crate) fn push_blob(&self, data: &Bytes) -> u32 {
         let mut waiting = lock(&self.waiting);
         waiting.last_blob = waiting.last_blob.wrapping_add(1);
         let id = waiting.last_blob;
-        for piece in pieces(id, data) {
-            let message = Message::Binary(piece);
-            waiting.bytes += message.size();
-            waiting.messages.push_back(message);
+        for (at, piece) in pieces(id, data).enumerate() {
+            let is_first = at == 0;
+            waiting.push(Message::Binary(piece), Of::Blob { id, is_first });
         }
         drop(waiting);
         self.changed.notify_one();
         id
     }
 
-    fn push(&self, messages: impl IntoIterator<Item = Message>) {
-        let mut waiting = lock(&self.waiting);
-        for message in messages {
-            waiting.bytes += message.size();
-            waiting.messages.push_back(message);
-        }
-        drop(waiting);
+    pub(crate) fn push(&self, message: Message, of: Of) {
+        lock(&self.waiting).push(message, of);
         self.changed.notify_one();
     }
-}
 
-/// The client's answer to a request, with the blobs that it names.
-type Answer = Result<(Box<RawValue>, Named), ResponseError>;
-
-/// The client, as its sandboxes see it.
-pub struct Client {
-    /// The messages for it.
-    pub outbox: Arc<Outbox>,
-    arrived: Mutex<Arrived>,
-    pending: Mutex<HashMap<u64, oneshot::Sender<Answer>>>,
-    last_request: AtomicU64,
-}
-
-impl Client {
-    /// Sends JSON.
-    fn send(&self, message: &impl Serialize) {
-        match serde_json::to_vec(message) {
-            Ok(json) => self.outbox.push([Message::Json(json.into())]),
-            Err(error) => tracing::error!(%error, "a message could not be written"),
+    /// Takes a request back, and the blobs that it names, as far as they have not been sent. Returns true if the request was not sent,
+    /// and then also the blobs of which something was.
+    pub(crate) fn take_back(&self, request: Option<u64>, blobs: &[u32]) -> (bool, Vec<u32>) {
+        let mut waiting = lock(&self.waiting);
+        let waits = |of: Of| waiting.messages.iter().any(|queued| queued.of == of);
+        let is_unsent = request.is_none_or(|id| waits(Of::Request(id)));
+        if !is_unsent {
+            return (false, Vec::new()); // so its blobs were sent, too
         }
-    }
-
-    /// Sends a notification.
-    pub fn notify(&self, method: &'static str, params: impl Serialize) {
-        self.send(&Outgoing {
-            jsonrpc: JSONRPC,
-            id: None,
-            method,
-            params,
-        });
-    }
-
-    /// The JSON of a value. A large value is sent before, as a blob.
-    pub fn put(&self, value: Value) -> WireValue {
-        self.put_form(form(value))
-    }
-
-    /// The JSON of this text, or a reference to it if it is large.
-    pub fn put_json(&self, text: String) -> WireValue {
-        self.put_form(json_form(text))
-    }
-
-    fn put_form(&self, form: Form) -> WireValue {
-        match form {
-            Form::Json(json) => json,
-            Form::Blob(kind, data) => reference(self.outbox.push_blob(&data), kind),
-        }
-    }
-
-    /// Asks the client. When the future is dropped, the client is told that nobody waits any more.
-    ///
-    /// # Errors
-    /// The text for Python.
-    pub async fn ask<R: DeserializeOwned>(
-        self: &Arc<Self>,
-        method: &'static str,
-        params: impl Serialize,
-    ) -> Result<(R, Named), String> {
-        let id = self.last_request.fetch_add(1, Ordering::Relaxed) + 1;
-        let (sender, receiver) = oneshot::channel();
-        lock(&self.pending).insert(id, sender);
-        let mut asked = Asked {
-            client: Arc::clone(self),
-            id: Some(id),
+        let is_begun = |id: &u32| {
+            !waits(Of::Blob {
+                id: *id,
+                is_first: true,
+            })
         };
-        self.send(&Outgoing {
-            jsonrpc: JSONRPC,
-            id: Some(id),
-            method,
-            params,
+        let begun = blobs.iter().copied().filter(is_begun).collect();
+        waiting.remove(|of| match of {
+            Of::Nobody => false,
+            Of::Blob { id, .. } => blobs.contains(&id),
+            Of::Request(id) => request == Some(id),
         });
-        let answer = receiver.await;
-        asked.id = None;
-        let result = answer.map_err(|_| "the client has gone".to_owned())?;
-        let (result, blobs) = result.map_err(|error| error.message)?;
-        let result = serde_json::from_str(result.get());
-        let result = result.map_err(|error| format!("the client's answer is malformed: {error}"))?;
-        Ok((result, blobs))
-    }
-
-    /// Takes the client's answer to a request.
-    fn answered(&self, id: &Id, answer: Answer) {
-        let Id::Number(id) = id else { return };
-        let waiting = u64::try_from(*id).ok();
-        if let Some(sender) = waiting.and_then(|id| lock(&self.pending).remove(&id)) {
-            let _ = sender.send(answer); // nobody may wait any more
-        }
+        drop(waiting);
+        self.taken.notify_waiters();
+        (true, begun)
     }
 }
 
-/// A request to the client. Dropping it before the answer tells the client.
-struct Asked {
-    client: Arc<Client>,
-    id: Option<u64>,
-}
+impl Waiting {
+    fn push(&mut self, message: Message, of: Of) {
+        self.bytes += message.size();
+        self.messages.push_back(Queued { message, of });
+    }
 
-impl Drop for Asked {
-    fn drop(&mut self) {
-        if let Some(id) = self.id
-            && lock(&self.client.pending).remove(&id).is_some()
+    /// Takes the first messages, which are of about the size of a piece together.
+    fn take(&mut self) -> Vec<Message> {
+        let (mut taken, mut bytes) = (Vec::new(), 0);
+        while bytes < PIECE_BYTES
+            && let Some(Queued { message, .. }) = self.messages.pop_front()
         {
-            self.client.notify("cancel", Cancelled { id });
+            bytes += message.size();
+            taken.push(message);
         }
+        taken
+    }
+
+    fn remove(&mut self, is_meant: impl Fn(Of) -> bool) {
+        let bytes = &mut self.bytes;
+        self.messages.retain(|Queued { message, of }| {
+            let stays = !is_meant(*of);
+            if !stays {
+                *bytes -= message.size();
+            }
+            stays
+        });
     }
 }
 
@@ -310,14 +279,8 @@ pub struct Connection {
 impl Connection {
     /// A connection whose sandboxes live in this home.
     pub fn new(home: Arc<dyn Home>) -> Self {
-        let client = Client {
-            outbox: Arc::default(),
-            arrived: Mutex::new(Arrived::within(home.bounds().max_blob_bytes)),
-            pending: Mutex::default(),
-            last_request: AtomicU64::new(0),
-        };
         let context = Context {
-            client: Arc::new(client),
+            client: Arc::new(Client::new(home.bounds().max_blob_bytes)),
             welcome: Welcome {
                 version: VERSION,
                 server: concat!("sandglass-host ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -471,6 +434,11 @@ impl Connection {
             && let Some(Ok(DropBlob { blob })) = params.map(|params| serde_json::from_str(params.get()))
         {
             lock(&self.context.client.arrived).forget(blob);
+        }
+        if method == "approval"
+            && let Some(Ok(Approving { id, pending })) = params.map(|params| serde_json::from_str(params.get()))
+        {
+            self.context.client.approving(id, pending);
         }
         if method == "cancel"
             && let Some(Ok(Cancel { id })) = params.map(|params| serde_json::from_str(params.get()))

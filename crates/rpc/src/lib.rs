@@ -8,17 +8,22 @@
 //! | [`blobs`] | large values as binary messages |
 //! | [`options`] | the options of a sandbox, as JSON |
 //! | [`connection`] | one connection: requests of both sides, in order and bounded |
+//! | `client` | messages to the client, and the requests that it answers |
 //! | `methods` | the methods of sandboxes |
+//! | `notebook` | the methods of notebooks |
 //! | `sandbox` | a connection's sandbox, and the functions of the client that Python calls |
 //! | [`stdio`] | the wire on standard input and output |
 
 pub mod blobs;
+mod client;
 pub mod connection;
 pub mod messages;
 mod methods;
+mod notebook;
 pub mod options;
 mod sandbox;
 pub mod stdio;
 
 pub use connection::{Connection, Held, Home, Keeper, Made, Message, Outbox};
 pub use messages::{RpcError, VERSION};
+pub use notebook::Cells;

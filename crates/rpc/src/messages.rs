@@ -13,8 +13,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use serde_json::value::RawValue;
 
+mod notebook;
 #[cfg(test)]
 mod openrpc;
+
+pub use notebook::{AllCells, CellFileName, CellInfo, OfCell, OfCellFile, RanCell, RunCell};
 
 /// The version of the wire. A client names it in `hello`.
 pub const VERSION: u32 = 1;
@@ -322,12 +325,20 @@ impl Execute {
     /// # Errors
     /// [`Error::InvalidOption`] for an unknown limit.
     pub fn budget(&self) -> Result<BudgetLimits, Error> {
-        let mut limits = BudgetLimits::default();
-        for (name, value) in &self.budget {
-            limits.set(name, *value)?;
-        }
-        Ok(limits)
+        budget_of(&self.budget)
     }
+}
+
+/// The limits of a budget with these names.
+///
+/// # Errors
+/// [`Error::InvalidOption`] for an unknown limit.
+pub fn budget_of(named: &BTreeMap<String, f64>) -> Result<BudgetLimits, Error> {
+    let mut limits = BudgetLimits::default();
+    for (name, value) in named {
+        limits.set(name, *value)?;
+    }
+    Ok(limits)
 }
 
 /// The result of `execute`.
@@ -528,6 +539,16 @@ pub struct Cancel {
     pub id: Id,
 }
 
+/// Parameters of the client's notification `approval`: a person is asked before a host function runs, or has answered.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Approving {
+    /// The id of the server's `call`.
+    pub id: u64,
+    /// True while the person decides. `hostCallTimeout` rests meanwhile, and begins anew afterwards.
+    pub pending: bool,
+}
+
 /// Parameters of the client's notification `drop`: no message will name a blob.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -585,7 +606,7 @@ pub struct Call<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Json"))]
     pub arguments: Option<WireValue>,
-    /// The place in the code, by the guest's word.
+    /// The place in the code. Its numbers are the guest's word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<CodeLine>,
 }
@@ -598,6 +619,9 @@ pub struct CodeLine {
     pub execution: u32,
     /// The line's number, from 1.
     pub number: u32,
+    /// The line, of at most 1,000 characters. Missing if the code of `execute` has no such line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
 }
 
 /// The client's result of `call`.
@@ -740,4 +764,12 @@ pub struct Displayed<'a> {
 pub struct Cancelled {
     /// The id of a request of the server whose answer nobody awaits any more.
     pub id: u64,
+}
+
+/// Parameters of the server's notification `drop`.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Dropped {
+    /// The number of a blob that no message will name. Not all of its pieces may come.
+    pub blob: u32,
 }

@@ -2,24 +2,28 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 
+use futures_util::future::poll_fn;
 use sandglass_core::protocol::Stream;
 use sandglass_core::session::{Series, ToResult};
-use sandglass_host::sandbox::{ExecuteOptions, OnDisplay, OnOutput};
+use sandglass_host::sandbox::{ExecuteOptions, Execution, OnDisplay, OnOutput};
 use sandglass_host::{Value, sanitize_html};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value as Json, json};
 
 use crate::blobs::Named;
-use crate::connection::{Client, Home, lock, read};
+use crate::client::Client;
+use crate::connection::{Home, lock, read};
 use crate::messages::{
-    AddContext, BudgetCounts, Configure, Converse, Counts, Created, Displayed, Empty, Execute, Executed, Files,
-    FinalAnswer, GetVariable, Hello, Hint, Id, Initialize, ListFiles, OfFile, OfSandbox, OpenState, Output, RpcError,
-    SeriesName, SetVariable, Valued, Variable, Variables, Welcome, WireValue, WriteFile, Written,
+    AddContext, AllCells, BudgetCounts, Configure, Converse, Counts, Created, Displayed, Empty, Execute, Executed,
+    Files, FinalAnswer, GetVariable, Hello, Hint, Id, Initialize, ListFiles, OfCell, OfCellFile, OfFile, OfSandbox,
+    OpenState, Output, RanCell, RpcError, RunCell, SeriesName, SetVariable, Valued, Variable, Variables, Welcome,
+    WireValue, WriteFile, Written,
 };
 use crate::options::Options;
-use crate::sandbox::{Caller, ClientSandbox, name_of};
+use crate::sandbox::{Caller, ClientSandbox, Executing, Turn, name_of};
 
 /// The description of all methods, for programs.
 pub const OPENRPC: &str = include_str!("../openrpc.json");
@@ -91,6 +95,11 @@ methods! {
     "stats" stats OfSandbox => Counts;
     "interrupt" interrupt OfSandbox => Empty;
     "destroy" destroy OfSandbox => Empty;
+    "notebook.run" run_cell RunCell => RanCell;
+    "notebook.cells" list_cells OfSandbox => AllCells;
+    "notebook.file" cell_file OfCellFile => Valued;
+    "notebook.delete" delete_cell OfCell => Empty;
+    "notebook.clear" clear_cells OfSandbox => Empty;
 }
 
 fn written(result: &impl Serialize) -> Answer {
@@ -102,10 +111,21 @@ fn written(result: &impl Serialize) -> Answer {
 
 #[expect(clippy::unused_async, reason = "all handlers are called alike")]
 impl Context {
-    fn sandbox(&self, id: &str) -> Result<Arc<ClientSandbox>, RpcError> {
+    pub(crate) fn sandbox(&self, id: &str) -> Result<Arc<ClientSandbox>, RpcError> {
         let sandboxes = lock(&self.sandboxes);
         let sandbox = sandboxes.get(id).cloned();
         sandbox.ok_or_else(|| RpcError::NoSandbox(id.chars().take(100).collect()))
+    }
+
+    /// The sandbox, when it is the turn of this request's command.
+    pub(crate) async fn turn(&self, id: &str) -> Result<(Arc<ClientSandbox>, Turn), RpcError> {
+        let turn = self.sandbox(id)?.turn().await;
+        Ok((self.sandbox(id)?, turn)) // a notebook may have another sandbox now
+    }
+
+    /// The sandbox, when it is the turn of this request's command, which is submitted at once.
+    async fn in_turn(&self, id: &str) -> Result<Arc<ClientSandbox>, RpcError> {
+        Ok(self.turn(id).await?.0)
     }
 
     async fn hello(&self, _: &Id, _: Hello, _: &mut Named) -> Result<Welcome, RpcError> {
@@ -136,12 +156,12 @@ impl Context {
     }
 
     async fn start(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
-        self.sandbox(&of.sandbox)?.sandbox.start().await?;
+        self.in_turn(&of.sandbox).await?.sandbox.start().await?;
         Ok(Empty {})
     }
 
     async fn initialize(&self, _: &Id, params: Initialize, blobs: &mut Named) -> Result<Empty, RpcError> {
-        let sandbox = self.sandbox(&params.sandbox)?;
+        let sandbox = self.in_turn(&params.sandbox).await?;
         let context = blobs.value("context", &params.context)?;
         sandbox.sandbox.initialize(context).await?;
         Ok(Empty {})
@@ -153,7 +173,7 @@ impl Context {
         params: AddContext,
         blobs: &mut Named,
     ) -> Result<crate::messages::Named, RpcError> {
-        let sandbox = self.sandbox(&params.sandbox)?;
+        let sandbox = self.in_turn(&params.sandbox).await?;
         let value = blobs.value("value", &params.value)?;
         let series = match params.series {
             SeriesName::Context => Series::Context,
@@ -164,40 +184,68 @@ impl Context {
     }
 
     async fn execute(&self, id: &Id, params: Execute, _: &mut Named) -> Result<Executed, RpcError> {
-        let sandbox = self.sandbox(&params.sandbox)?;
         let budget = params.budget()?;
-        let watch = params.stream.then(|| Watching {
+        let Execute {
+            sandbox,
+            code,
+            timeout,
+            stream,
+            ..
+        } = params;
+        let executing = self.sandbox(&sandbox)?.executing(id);
+        let (sandbox, turn) = self.turn(&sandbox).await?;
+        let options = self.execute_options(id, &sandbox, &executing, stream);
+        let options = ExecuteOptions {
+            timeout_ms: timeout,
+            budget,
+            ..options
+        };
+        sandbox.keeper().room().await?;
+        let execution = begun(sandbox.keeper().execute(code, options), turn).await?;
+        drop(executing);
+        Ok(self.executed(&sandbox, execution))
+    }
+
+    /// The options of an execution for this request. With `stream`, its output is told as it comes.
+    pub(crate) fn execute_options(
+        &self,
+        id: &Id,
+        sandbox: &ClientSandbox,
+        executing: &Executing,
+        stream: bool,
+    ) -> ExecuteOptions {
+        let watch = stream.then(|| Watching {
             client: Arc::clone(&self.client),
-            sandbox: params.sandbox.clone(),
+            sandbox: sandbox.id().to_owned(),
             request: id.clone(),
             clean_html: sandbox.clean_html,
             skipped: Mutex::default(),
         });
         let (on_output, on_display) = Watching::callbacks(watch);
-        let executing = sandbox.executing(id);
-        let options = ExecuteOptions {
-            timeout_ms: params.timeout,
-            budget,
+        ExecuteOptions {
             on_output,
             on_display,
             request: name_of(id),
             cancel: Some(executing.cancel.clone()),
-        };
-        let mut execution = sandbox.keeper().execute(params.code, options).await?;
-        drop(executing);
+            ..ExecuteOptions::default()
+        }
+    }
+
+    /// The result of an execution, for the client.
+    pub(crate) fn executed(&self, sandbox: &ClientSandbox, mut execution: Execution) -> Executed {
         if sandbox.clean_html {
             let html = execution.run.displays.iter_mut();
             for display in html.filter(|display| is_html(&display.mime)) {
                 display.data = sanitize_html(&display.data);
             }
         }
-        Ok(Executed {
+        Executed {
             final_answer: execution.final_answer.map(|last| FinalAnswer {
                 value: self.client.put(last.value),
             }),
             value: execution.value.map(|value| self.client.put(value)),
             run: execution.run,
-        })
+        }
     }
 
     async fn hint(&self, _: &Id, params: Hint, _: &mut Named) -> Result<Empty, RpcError> {
@@ -226,7 +274,12 @@ impl Context {
     }
 
     async fn get_variable(&self, _: &Id, params: GetVariable, _: &mut Named) -> Result<Variable, RpcError> {
-        let value = self.sandbox(&params.sandbox)?.sandbox.get_variable(params.name).await?;
+        let value = self
+            .in_turn(&params.sandbox)
+            .await?
+            .sandbox
+            .get_variable(params.name)
+            .await?;
         Ok(Variable {
             found: value.is_some(),
             value: value.map(|value| self.client.put(value)),
@@ -234,48 +287,62 @@ impl Context {
     }
 
     async fn set_variable(&self, _: &Id, params: SetVariable, blobs: &mut Named) -> Result<Empty, RpcError> {
-        let sandbox = self.sandbox(&params.sandbox)?;
+        let sandbox = self.in_turn(&params.sandbox).await?;
         let value = blobs.value("value", &params.value)?;
         sandbox.sandbox.set_variable(params.name, value).await?;
         Ok(Empty {})
     }
 
     async fn list_variables(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Variables, RpcError> {
-        let variables = self.sandbox(&of.sandbox)?.sandbox.list_variables().await?;
+        let variables = self.in_turn(&of.sandbox).await?.sandbox.list_variables().await?;
         Ok(Variables { variables })
     }
 
     async fn read_file(&self, _: &Id, params: OfFile, _: &mut Named) -> Result<Valued, RpcError> {
-        let bytes = self.sandbox(&params.sandbox)?.sandbox.read_file(params.path).await?;
+        let bytes = self
+            .in_turn(&params.sandbox)
+            .await?
+            .sandbox
+            .read_file(params.path)
+            .await?;
         Ok(Valued {
             value: self.client.put(Value::Bytes(bytes)),
         })
     }
 
     async fn write_file(&self, _: &Id, params: WriteFile, blobs: &mut Named) -> Result<Empty, RpcError> {
-        let sandbox = self.sandbox(&params.sandbox)?;
+        let (sandbox, turn) = self.turn(&params.sandbox).await?;
         let bytes = match blobs.value("value", &params.value)? {
             Value::Bytes(bytes) => bytes,
             Value::Str(text) => text.into_bytes(),
             _ => return Err(RpcError::InvalidParams("value: must be bytes or a str".to_owned())),
         };
         sandbox.keeper().room_for(bytes.len()).await?;
-        sandbox.sandbox.write_file(params.path, bytes).await?;
+        begun(sandbox.sandbox.write_file(params.path, bytes), turn).await?;
         Ok(Empty {})
     }
 
     async fn list_files(&self, _: &Id, params: ListFiles, _: &mut Named) -> Result<Files, RpcError> {
-        let files = self.sandbox(&params.sandbox)?.sandbox.list_files(params.path).await?;
+        let files = self
+            .in_turn(&params.sandbox)
+            .await?
+            .sandbox
+            .list_files(params.path)
+            .await?;
         Ok(Files { files })
     }
 
     async fn remove_file(&self, _: &Id, params: OfFile, _: &mut Named) -> Result<Empty, RpcError> {
-        self.sandbox(&params.sandbox)?.sandbox.remove_file(params.path).await?;
+        self.in_turn(&params.sandbox)
+            .await?
+            .sandbox
+            .remove_file(params.path)
+            .await?;
         Ok(Empty {})
     }
 
     async fn configure(&self, _: &Id, params: Configure, _: &mut Named) -> Result<Empty, RpcError> {
-        let sandbox = self.sandbox(&params.sandbox)?;
+        let sandbox = self.in_turn(&params.sandbox).await?;
         let functions = params.host_functions.as_deref();
         let functions = functions.map(|names| sandbox.caller().functions(names)).transpose()?;
         sandbox.sandbox.configure(functions, params.output_fields).await?;
@@ -283,7 +350,7 @@ impl Context {
     }
 
     async fn capture_state(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Valued, RpcError> {
-        let sandbox = self.sandbox(&of.sandbox)?;
+        let sandbox = self.in_turn(&of.sandbox).await?;
         let _admitted = sandbox.keeper().admit(None)?; // pickling runs the user's code
         let state = sandbox
             .sandbox
@@ -295,7 +362,7 @@ impl Context {
     }
 
     async fn open_state(&self, _: &Id, params: OpenState, blobs: &mut Named) -> Result<Empty, RpcError> {
-        let sandbox = self.sandbox(&params.sandbox)?;
+        let sandbox = self.in_turn(&params.sandbox).await?;
         let Value::Bytes(state) = blobs.value("value", &params.value)? else {
             return Err(RpcError::InvalidParams("value: must be bytes".to_owned()));
         };
@@ -326,6 +393,17 @@ impl Context {
         lock(&self.sandboxes).remove(&of.sandbox);
         sandbox.keeper().destroy().await;
         Ok(Empty {})
+    }
+}
+
+/// Awaits a command, which its first poll submits. Then it is the turn of the next one.
+async fn begun<T>(command: impl Future<Output = T>, turn: Turn) -> T {
+    let mut command = std::pin::pin!(command);
+    let first = poll_fn(|context| Poll::Ready(command.as_mut().poll(context))).await;
+    drop(turn);
+    match first {
+        Poll::Ready(done) => done,
+        Poll::Pending => command.await,
     }
 }
 

@@ -79,6 +79,8 @@ pub struct Local {
     pub runtime: Option<String>,
     /// The working folder.
     pub workspace: Option<PathBuf>,
+    /// True for a notebook, whose cells leave files in the working folder.
+    pub notebook: bool,
 }
 
 impl Options {
@@ -155,6 +157,7 @@ impl Options {
             "python" if bounds.is_local => self.local.python = Some(text(name, value)?.into()),
             "image" if bounds.is_local => self.local.image = Some(text(name, value)?),
             "runtime" if bounds.is_local => self.local.runtime = Some(text(name, value)?),
+            "notebook" if bounds.is_local => self.local.notebook = flag(name, &value)?,
             "workspace" if bounds.is_local => self.local.workspace = Some(text(name, value)?.into()),
             _ => self.limit(name, &value, bounds)?,
         }

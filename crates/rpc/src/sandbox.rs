@@ -12,8 +12,10 @@ use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
 use crate::blobs::Named;
-use crate::connection::{Client, Keeper, Made, lock};
+use crate::client::Client;
+use crate::connection::{Keeper, Made, lock};
 use crate::messages::{Answered, BLOB_BYTES, Call, CodeLine, Id, LlmQuery, Returned, RlmQuery, RpcError, UsageOfCall};
+use crate::notebook::Cells;
 use crate::options::Options;
 
 /// The most names of host functions that a sandbox has had.
@@ -34,20 +36,28 @@ pub(crate) struct ClientSandbox {
     pub(crate) clean_html: bool,
     caller: Arc<Caller>,
     keeper: Box<dyn Keeper>,
-    /// Cancels executions that run or wait, by the ids of their requests.
-    executing: Mutex<HashMap<Id, CancellationToken>>,
+    /// The cells, if it is a notebook.
+    pub(crate) cells: Option<Arc<Cells>>,
+    executing: Arc<AllExecuting>,
+    turns: Arc<tokio::sync::Mutex<()>>,
 }
 
+/// Cancels executions that run or wait, by the ids of their requests.
+type AllExecuting = Mutex<HashMap<Id, CancellationToken>>;
+
+/// The right to submit the next command to a sandbox. Commands of later requests wait for its end.
+pub(crate) type Turn = tokio::sync::OwnedMutexGuard<()>;
+
 /// An execution that can be cancelled until this is dropped.
-pub(crate) struct Executing<'a> {
-    sandbox: &'a ClientSandbox,
+pub(crate) struct Executing {
+    all: Arc<AllExecuting>,
     id: Id,
     pub(crate) cancel: CancellationToken,
 }
 
-impl Drop for Executing<'_> {
+impl Drop for Executing {
     fn drop(&mut self) {
-        lock(&self.sandbox.executing).remove(&self.id);
+        lock(&self.all).remove(&self.id);
     }
 }
 
@@ -116,14 +126,16 @@ impl Caller {
             kwargs,
             line,
             request,
+            approval,
             ..
         } = call;
         self.client.outbox.room().await;
+        let mut question = self.client.question();
         let (args, kwargs) = texts_of(&args, &kwargs);
         let is_large = args.len() + kwargs.len() > BLOB_BYTES;
         let arguments = is_large.then(|| {
             let both = format!("{{\"args\":{args},\"kwargs\":{kwargs}}}");
-            self.client.put_json(both)
+            question.put_json(both)
         });
         let small = |text: String| RawValue::from_string(text).ok().filter(|_| !is_large);
         let params = Call {
@@ -136,9 +148,10 @@ impl Caller {
             line: line.map(|line| CodeLine {
                 execution: line.execution,
                 number: line.number,
+                text: line.text,
             }),
         };
-        let (Returned { value, usage }, mut blobs) = self.client.ask("call", params).await?;
+        let (Returned { value, usage }, mut blobs) = question.ask("call", params, Some(approval)).await?;
         let what = format!("the result of {name}");
         let value = value.map(|value| blobs.value(&what, &value)).transpose();
         let value = value.map_err(|error| error.to_string())?.unwrap_or_default();
@@ -147,26 +160,28 @@ impl Caller {
 
     async fn llm_query(self: Arc<Self>, query: Query) -> Result<Answer, String> {
         self.client.outbox.room().await;
+        let mut question = self.client.question();
         let params = LlmQuery {
             sandbox: self.id(),
             request: id_of(query.request),
-            prompt: self.client.put(Value::Str(query.prompt)),
+            prompt: question.put(Value::Str(query.prompt)),
             model: query.model,
         };
-        let answered = self.client.ask("llmQuery", params).await?;
+        let answered = question.ask("llmQuery", params, None).await?;
         answer("llm_query", answered)
     }
 
     async fn rlm_query(self: Arc<Self>, query: Query) -> Result<Answer, String> {
         self.client.outbox.room().await;
+        let mut question = self.client.question();
         let params = RlmQuery {
             sandbox: self.id(),
             request: id_of(query.request),
-            task: self.client.put(Value::Str(query.prompt)),
-            context: self.client.put(query.context),
+            task: question.put(Value::Str(query.prompt)),
+            context: question.put(query.context),
             model: query.model,
         };
-        let answered = self.client.ask("rlmQuery", params).await?;
+        let answered = question.ask("rlmQuery", params, None).await?;
         answer("rlm_query", answered)
     }
 }
@@ -200,14 +215,42 @@ fn answer(name: &str, (answered, mut blobs): (Answered, Named)) -> Result<Answer
 
 impl ClientSandbox {
     pub(crate) fn new(made: Made, caller: Arc<Caller>, clean_html: bool) -> Self {
-        let Made { id, sandbox, keeper } = made;
+        let Made {
+            id,
+            sandbox,
+            keeper,
+            cells,
+        } = made;
         let _ = caller.id.set(id);
         Self {
             sandbox,
             clean_html,
             caller,
             keeper,
-            executing: Mutex::default(),
+            cells: cells.map(Arc::new),
+            executing: Arc::default(),
+            turns: Arc::default(),
+        }
+    }
+
+    /// The notebook's new sandbox in place of this one, with the same id.
+    pub(crate) fn renewed(&self, sandbox: Sandbox, keeper: Box<dyn Keeper>) -> Self {
+        Self {
+            sandbox,
+            clean_html: self.clean_html,
+            caller: Arc::clone(&self.caller),
+            keeper,
+            cells: self.cells.clone(),
+            executing: Arc::clone(&self.executing),
+            turns: Arc::clone(&self.turns),
+        }
+    }
+
+    /// Waits until the commands of earlier requests are submitted. Most are submitted at once, and this does not wait.
+    pub(crate) async fn turn(&self) -> Turn {
+        match Arc::clone(&self.turns).try_lock_owned() {
+            Ok(turn) => turn,
+            Err(_) => Arc::clone(&self.turns).lock_owned().await,
         }
     }
 
@@ -224,11 +267,11 @@ impl ClientSandbox {
     }
 
     /// Notes an execution, so that it can be cancelled.
-    pub(crate) fn executing(&self, id: &Id) -> Executing<'_> {
+    pub(crate) fn executing(&self, id: &Id) -> Executing {
         let cancel = CancellationToken::new();
         lock(&self.executing).insert(id.clone(), cancel.clone());
         Executing {
-            sandbox: self,
+            all: Arc::clone(&self.executing),
             id: id.clone(),
             cancel,
         }

@@ -1,6 +1,7 @@
 //! The wire on standard input and output: headers and a body, as in the Language Server Protocol.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,15 +9,19 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, Stream, stream};
-use sandglass_core::Limits;
+use sandglass_core::{Error, Limits};
 use sandglass_host::Settings;
 use sandglass_host::args::GuestArgs;
+use sandglass_host::notebook::Notebook;
 use sandglass_host::sandbox::{ExecuteOptions, Execution, Sandbox, SandboxBuilder};
+use sandglass_host::workspace::Workspace;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::connection::{Connection, Held, Home, Keeper, Made, Message, Outbox};
 use crate::messages::{MAX_JSON_BYTES, MAX_PIECE_BYTES, RpcError};
+use crate::notebook::Cells;
 use crate::options::{Bounds, Local, Options};
 
 /// The most bytes of a header line.
@@ -205,13 +210,19 @@ impl Home for OwnProcess {
                 image,
                 runtime,
                 workspace,
+                notebook,
             } = options.local;
             let settings = self.settings.clone();
+            let workspace = workspace.or(settings.workspace);
+            let claimed = match notebook {
+                true => Some(claim(workspace.clone()).await?),
+                false => None,
+            };
             let settings = Settings {
                 python: python.or(settings.python),
                 image: image.or(settings.image),
                 runtime: runtime.or(settings.runtime),
-                workspace: workspace.or(settings.workspace),
+                workspace,
                 resources: options.resources,
                 ahead: options.ahead,
                 ..settings
@@ -225,21 +236,51 @@ impl Home for OwnProcess {
                 .budget(options.budget)
                 .predictions(options.predictions)
                 .without_context();
-            let sandbox = client(builder).build().await?;
+            let builder = client(builder);
+            let (sandbox, cells) = match claimed {
+                Some(workspace) => {
+                    let mut notebook = Notebook::new(workspace, builder)?;
+                    (notebook.sandbox().await?, Some(Cells::new(notebook, keep)))
+                }
+                None => (builder.build().await?, None),
+            };
             Ok(Made {
                 id: (self.last.fetch_add(1, Ordering::Relaxed) + 1).to_string(),
-                keeper: Box::new(Own(sandbox.clone())),
+                keeper: keep(sandbox.clone()),
                 sandbox,
+                cells,
             })
         }
         .boxed()
     }
 }
 
+/// Claims the folder of a notebook.
+async fn claim(folder: Option<PathBuf>) -> Result<Workspace, RpcError> {
+    let folder = folder.ok_or_else(|| {
+        let problem = "needs \"workspace\", the folder for the files of its cells";
+        Error::invalid("notebook", problem)
+    })?;
+    let claimed = spawn_blocking(move || Workspace::open(&folder)).await;
+    let claimed = claimed.map_err(|error| Error::File(error.to_string()))?;
+    claimed.map_err(|error| RpcError::Refused {
+        code: error.code().to_owned(),
+        message: format!("workspace: {error}"),
+    })
+}
+
+fn keep(sandbox: Sandbox) -> Box<dyn Keeper> {
+    Box::new(Own(sandbox))
+}
+
 /// The keeper of a sandbox of this program.
 struct Own(Sandbox);
 
 impl Keeper for Own {
+    fn room(&self) -> BoxFuture<'_, Result<(), RpcError>> {
+        async { Ok(()) }.boxed()
+    }
+
     fn execute(&self, code: String, options: ExecuteOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
         async move { Ok(self.0.execute_with(code, options).await?) }.boxed()
     }

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,14 +13,16 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use proptest::prelude::*;
 use sandglass_core::Limits;
+use sandglass_host::notebook::Notebook;
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
+use sandglass_host::workspace::Workspace;
 use sandglass_host::{BackendKind, Resources, Sandbox};
 use sandglass_rpc::options::{Bounds, Options};
 use sandglass_rpc::stdio::{headers, read_message};
-use sandglass_rpc::{Connection, Held, Home, Keeper, Made, Message, Outbox, RpcError};
+use sandglass_rpc::{Cells, Connection, Held, Home, Keeper, Made, Message, Outbox, RpcError};
 use serde_json::{Value as Json, json};
 use tokio::io::BufReader;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -29,11 +32,27 @@ const LONG: Duration = Duration::from_secs(90);
 struct Plain {
     bounds: Bounds,
     last: AtomicU64,
+    /// The permits to run code, where code has to wait for its folder.
+    room: Option<Arc<Semaphore>>,
 }
 
-struct Kept(Sandbox);
+struct Kept(Sandbox, Option<Arc<Semaphore>>);
+
+fn keep(sandbox: Sandbox) -> Box<dyn Keeper> {
+    Box::new(Kept(sandbox, None))
+}
 
 impl Keeper for Kept {
+    fn room(&self) -> BoxFuture<'_, Result<(), RpcError>> {
+        async {
+            if let Some(room) = &self.1 {
+                room.acquire().await.unwrap().forget();
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
     fn execute(&self, code: String, options: ExecuteOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
         async move { Ok(self.0.execute_with(code, options).await?) }.boxed()
     }
@@ -72,19 +91,27 @@ impl Home for Plain {
                 .output_fields(options.output_fields)
                 .profile(options.profile)
                 .without_context();
-            let sandbox = client(builder).build().await?;
+            let builder = client(builder);
+            let (sandbox, cells) = match options.local.workspace {
+                Some(folder) if options.local.notebook => {
+                    let mut notebook = Notebook::new(Workspace::open(&folder).unwrap(), builder)?;
+                    (notebook.sandbox().await?, Some(Cells::new(notebook, keep)))
+                }
+                _ => (builder.build().await?, None),
+            };
             Ok(Made {
                 id: format!("s{}", self.last.fetch_add(1, Ordering::Relaxed)),
-                keeper: Box::new(Kept(sandbox.clone())),
+                keeper: Box::new(Kept(sandbox.clone(), self.room.clone())),
                 sandbox,
+                cells,
             })
         }
         .boxed()
     }
 }
 
-fn home() -> Arc<Plain> {
-    Arc::new(Plain {
+fn home() -> Plain {
+    Plain {
         bounds: Bounds {
             backend: BackendKind::Subprocess,
             allow_subprocess: true,
@@ -97,7 +124,8 @@ fn home() -> Arc<Plain> {
             is_local: false,
         },
         last: AtomicU64::new(0),
-    })
+        room: None,
+    }
 }
 
 /// A client of a connection.
@@ -112,7 +140,11 @@ struct Client {
 
 impl Client {
     fn silent() -> Self {
-        let connection = Connection::new(home());
+        Self::of(home())
+    }
+
+    fn of(home: Plain) -> Self {
+        let connection = Connection::new(Arc::new(home));
         let outbox = connection.outbox();
         let (to, from) = mpsc::unbounded_channel();
         let incoming = stream::unfold(from, async |mut from| Some((from.recv().await?, from)));
@@ -128,7 +160,11 @@ impl Client {
     }
 
     async fn greeted() -> Self {
-        let mut client = Self::silent();
+        Self::greeted_by(home()).await
+    }
+
+    async fn greeted_by(home: Plain) -> Self {
+        let mut client = Self::of(home);
         let welcome = client.ask("hello", json!({ "version": 1 })).await.unwrap();
         assert_eq!(welcome["version"], 1);
         client
@@ -377,6 +413,232 @@ async fn a_call_that_nobody_waits_for_is_cancelled() {
     client.leave().await.unwrap();
 }
 
+/// Waits until as many bytes wait to be sent as is right.
+async fn waiting(outbox: &Outbox, is_right: impl Fn(usize) -> bool) {
+    let looking = async {
+        while !is_right(outbox.bytes()) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(LONG, looking).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_waits_of_a_call_that_nobody_awaits_is_not_sent() {
+    let mut client = Client::greeted().await;
+    let sandbox = client.create(json!({ "hostFunctions": ["f"] })).await;
+    let call = json!({ "sandbox": sandbox, "code": "f('x' * 5_000_000)" });
+    for is_begun in [false, true] {
+        let asked = client.request("execute", call.clone());
+        waiting(&client.outbox, |bytes| bytes > 5_000_000).await;
+        let mut blob = None;
+        if is_begun {
+            let Message::Binary(piece) = client.next().await else {
+                panic!("no blob")
+            };
+            blob = Some(u32::from_le_bytes(piece[..4].try_into().unwrap()));
+        }
+        client.send(&json!({ "jsonrpc": "2.0", "method": "cancel", "params": { "id": asked } }));
+        waiting(&client.outbox, |bytes| (1..5_000).contains(&bytes)).await;
+        if is_begun {
+            let dropped = client.next_json().await;
+            assert_eq!(dropped["method"], "drop");
+            assert_eq!(dropped["params"]["blob"], json!(blob));
+        }
+        let run = client.next_json().await;
+        assert_eq!(
+            (&run["id"], &run["result"]["outcome"]),
+            (&json!(asked), &json!("interrupted"))
+        );
+        assert_eq!(client.outbox.bytes(), 0);
+    }
+    assert_eq!(client.execute(&sandbox, "1").await["value"], 1);
+    client.leave().await.unwrap();
+}
+
+/// Two calls have the same time. The one for which a person is asked outlives the other.
+#[tokio::test]
+async fn the_time_of_an_approval_is_none_of_the_call() {
+    let mut client = Client::greeted().await;
+    let options = json!({ "hostFunctions": ["f"], "hostCallTimeout": 2_000 });
+    let (first, second) = (client.create(options.clone()).await, client.create(options).await);
+    let approval = |call: &Json, pending: bool| json!({ "jsonrpc": "2.0", "method": "approval", "params": { "id": call["id"], "pending": pending } });
+    let asked = client.request("execute", json!({ "sandbox": first, "code": "x = 1\nf(x)" }));
+    let call = client.next_json().await;
+    let line = json!({ "execution": 1, "number": 2, "text": "f(x)" });
+    assert_eq!(call["params"]["line"], line);
+    client.send(&approval(&call, true));
+    let other = client.request("execute", json!({ "sandbox": second, "code": "f()" }));
+    assert_eq!(client.next_json().await["method"], "call");
+    assert_eq!(client.next_json().await["method"], "cancel");
+    let late = client.answer(other).await.unwrap();
+    assert!(late["error"].as_str().unwrap().contains("hostCallTimeout"), "{late}");
+    client.send(&approval(&call, true)); // once more does no harm
+    client.send(&json!({ "jsonrpc": "2.0", "id": call["id"], "result": { "value": 7 } }));
+    assert_eq!(client.answer(asked).await.unwrap()["value"], 7);
+    // After the approval, the time counts.
+    let asked = client.request("execute", json!({ "sandbox": first, "code": "f(2)" }));
+    let call = client.next_json().await;
+    client.send(&approval(&call, true));
+    client.send(&approval(&call, false));
+    client.send(&approval(&json!({ "id": 999 }), true));
+    let late = client.answer(asked).await.unwrap();
+    assert!(late["error"].as_str().unwrap().contains("hostCallTimeout"), "{late}");
+    client.leave().await.unwrap();
+}
+
+/// A server measures a sandbox's folder before code runs there.
+#[tokio::test]
+async fn code_that_waits_for_its_folder_is_not_overtaken() {
+    let room = Arc::new(Semaphore::new(1));
+    let home = Plain {
+        room: Some(Arc::clone(&room)),
+        ..home()
+    };
+    let mut client = Client::greeted_by(home).await;
+    let (sandbox, other) = (client.create(json!({})).await, client.create(json!({})).await);
+    client.execute(&sandbox, "x = 1").await;
+    let asked = client.request("execute", json!({ "sandbox": sandbox, "code": "x" }));
+    let set = client.request("setVariable", json!({ "sandbox": sandbox, "name": "x", "value": 2 }));
+    let cancelled = client.request("execute", json!({ "sandbox": sandbox, "code": "x = 3" }));
+    let get = client.request("getVariable", json!({ "sandbox": sandbox, "name": "x" }));
+    // Other sandboxes do not wait.
+    let y = json!({ "sandbox": other, "name": "y", "value": 2 });
+    client.ask("setVariable", y).await.unwrap();
+    client.send(&json!({ "jsonrpc": "2.0", "method": "cancel", "params": { "id": cancelled } }));
+    room.add_permits(2);
+    let mut answers = HashMap::new();
+    while answers.len() < 4 {
+        let message = client.next_json().await;
+        answers.insert(message["id"].as_i64().unwrap(), message["result"].clone());
+    }
+    assert_eq!(answers[&asked]["value"], 1);
+    assert_eq!(answers[&set], json!({}));
+    assert_eq!(answers[&cancelled]["outcome"], "interrupted");
+    assert_eq!(answers[&get]["value"], 2);
+    client.leave().await.unwrap();
+}
+
+#[tokio::test]
+async fn notebooks_have_cells_with_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut home = home();
+    home.bounds.is_local = true;
+    let mut client = Client::greeted_by(home).await;
+    let options = json!({ "notebook": true, "workspace": folder.path(), "hostFunctions": ["f"] });
+    let sandbox = client.create(options).await;
+    let of = |fields: Json| {
+        let mut all = json!({ "sandbox": sandbox });
+        all.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        all
+    };
+    let ran = client
+        .ask("notebook.run", of(json!({ "code": "x = f(1)[0]\nx" })))
+        .await
+        .unwrap();
+    assert_eq!(
+        (&ran["cell"]["id"], &ran["cell"]["runs"], &ran["cell"]["missing"]),
+        (&json!("cell_1"), &json!(1), &json!([]))
+    );
+    assert_eq!(ran["execution"]["value"], json!([1]));
+    let named = json!({ "cell": "more", "code": "x.append(2)\nprint('hi')\n1 / 0", "stream": true });
+    let asked = client.request("notebook.run", of(named));
+    let output = client.next_json().await;
+    assert_eq!(
+        (&output["method"], &output["params"]["request"]),
+        (&json!("output"), &json!(asked))
+    );
+    let ran = client.answer(asked).await.unwrap();
+    assert_eq!(
+        (&ran["cell"]["outcome"], &ran["execution"]["outcome"]),
+        (&json!("error"), &json!("error"))
+    );
+    let again = client.ask("notebook.run", of(json!({ "cell": "more" }))).await.unwrap();
+    assert_eq!(
+        (&again["cell"]["runs"], &again["cell"]["code"]),
+        (&json!(2), &ran["cell"]["code"])
+    );
+    assert_eq!(client.execute(&sandbox, "x").await["value"], json!([1, 2, 2]));
+    let cells = client.ask("notebook.cells", of(json!({}))).await.unwrap();
+    let ids: Vec<_> = cells["cells"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|cell| cell["id"].clone())
+        .collect();
+    assert_eq!(ids, ["cell_1", "more"]);
+    for file in ["input", "output"] {
+        let read = client
+            .ask("notebook.file", of(json!({ "cell": "more", "file": file })))
+            .await
+            .unwrap();
+        let there = std::fs::read(folder.path().join(format!(".repl/more_{file}.pkl"))).unwrap();
+        assert_eq!(
+            read["value"]["$bytes"].as_str().map(str::len),
+            Some(there.len().div_ceil(3) * 4)
+        );
+    }
+    // A run can be cancelled, and later commands wait for it.
+    let endless = client.request(
+        "notebook.run",
+        of(json!({ "code": "print(1, flush=True)\nwhile True: pass", "stream": true })),
+    );
+    assert_eq!(client.next_json().await["method"], "output");
+    let get = client.request("getVariable", of(json!({ "name": "x" })));
+    client.send(&json!({ "jsonrpc": "2.0", "method": "cancel", "params": { "id": endless } }));
+    assert_eq!(client.answer(endless).await.unwrap()["cell"]["outcome"], "interrupted");
+    assert_eq!(client.answer(get).await.unwrap()["found"], true);
+    for (method, params, code) in [
+        ("notebook.run", json!({ "cell": "../x", "code": "1" }), "invalid_option"),
+        ("notebook.run", json!({ "cell": "none" }), "invalid_option"),
+        ("notebook.run", json!({}), "invalid_option"),
+        (
+            "notebook.file",
+            json!({ "cell": "none", "file": "input" }),
+            "file_not_found",
+        ),
+        (
+            "notebook.file",
+            json!({ "cell": "../../x", "file": "input" }),
+            "invalid_option",
+        ),
+        ("notebook.delete", json!({ "cell": "none" }), "invalid_option"),
+    ] {
+        let error = client.ask(method, of(params)).await.unwrap_err();
+        assert_eq!(error["data"]["code"], code, "{method}: {error}");
+    }
+    client
+        .ask("notebook.delete", of(json!({ "cell": "cell_1" })))
+        .await
+        .unwrap();
+    let gone = client
+        .ask("notebook.file", of(json!({ "cell": "cell_1", "file": "input" })))
+        .await
+        .unwrap_err();
+    assert_eq!(gone["data"]["code"], "file_not_found");
+    // Everything but the other files is gone, and the sandbox has its id and functions. Requests keep their order.
+    std::fs::write(folder.path().join("kept.txt"), "kept").unwrap();
+    let clear = client.request("notebook.clear", of(json!({})));
+    let run = client.request(
+        "notebook.run",
+        of(json!({ "code": "'x' in globals(), open('kept.txt').read(), f(2)[0]" })),
+    );
+    client.answer(clear).await.unwrap();
+    let ran = client.answer(run).await.unwrap();
+    assert_eq!(ran["cell"]["id"], "cell_1");
+    assert_eq!(ran["execution"]["value"], json!([false, "kept", [2]]));
+    assert_eq!(std::fs::read_dir(folder.path().join(".repl")).unwrap().count(), 2);
+    client.ask("destroy", of(json!({}))).await.unwrap();
+    assert!(Workspace::open(folder.path()).is_ok(), "others may use the folder");
+    let plain = client.create(json!({})).await;
+    let error = client
+        .ask("notebook.clear", json!({ "sandbox": plain }))
+        .await
+        .unwrap_err();
+    assert_eq!(error["data"]["code"], "invalid_option");
+    client.leave().await.unwrap();
+}
+
 #[tokio::test]
 async fn wrong_messages_are_refused_and_the_connection_goes_on() {
     let mut client = Client::silent();
@@ -589,7 +851,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let ended = runtime.block_on(async {
             let incoming = stream::iter(sent.into_iter().map(Ok::<_, String>)).chain(stream::empty());
-            timeout(LONG, Connection::new(home()).serve(incoming)).await
+            timeout(LONG, Connection::new(Arc::new(home())).serve(incoming)).await
         });
         prop_assert!(ended.is_ok(), "it hangs");
     }

@@ -69,7 +69,7 @@ pub async fn execute(
     bodies::json(StatusCode::OK, size_of(&execution), execution).await
 }
 
-/// Runs code in a session of this key, within the server's limits.
+/// Runs code in a session of this key, within the server's limits. The session's folder was measured before, if there is one.
 pub async fn run(
     app: App,
     account: &Account,
@@ -80,9 +80,6 @@ pub async fn run(
     let (_, in_use) = session.sandbox()?;
     let place = account.execution()?;
     check_timeout(&app, options.timeout_ms)?;
-    if let Some(folder) = session.folder() {
-        folder.room().await?;
-    }
     let timeout = options.timeout_ms;
     let execution = Running {
         app,

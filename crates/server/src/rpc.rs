@@ -193,6 +193,7 @@ impl Home for OfKey {
                     session: Arc::clone(&session),
                     _in_use: in_use,
                 }),
+                cells: None,
             })
         }
         .boxed()
@@ -209,6 +210,16 @@ struct OfSession {
 }
 
 impl Keeper for OfSession {
+    fn room(&self) -> BoxFuture<'_, Result<(), RpcError>> {
+        async move {
+            match self.session.folder() {
+                Some(folder) => folder.room().await.map_err(told),
+                None => Ok(()),
+            }
+        }
+        .boxed()
+    }
+
     fn execute(&self, code: String, options: ExecuteOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
         let session = Arc::clone(&self.session);
         let execution = execute::run(self.app.clone(), &self.account, session, code, options);

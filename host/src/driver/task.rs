@@ -24,6 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
+use super::host_calls::{approval_of, line_of};
 use super::receive::output_bytes;
 use super::slots::{Happened, HeldGuest, Slots};
 use super::{Answered, Callbacks, Message, Watch, instant, lock, now};
@@ -164,6 +165,7 @@ impl SandboxTask {
             }
             Message::Functions(functions) => self.functions.extend(functions),
             Message::Input(input) => self.tell(input),
+            Message::Line(execution, number, answer) => drop(answer.send(self.session.line(execution, number))),
             Message::Predictions(answer) => drop(answer.send(self.session.predictions())),
             Message::Stats(answer) => drop(answer.send(self.session.stats())),
             Message::Destroy(gone) => {
@@ -516,6 +518,10 @@ impl SandboxTask {
                 let function = function.ok_or_else(|| "there is no such function".to_owned())?;
                 let args = Value::decode(&args).map_err(|error| error.to_string())?;
                 let (args, kwargs, line) = arguments(args)?;
+                let line = match line {
+                    Some((execution, number)) => Some(line_of(&messages, execution, number).await),
+                    None => None,
+                };
                 let call = HostCall {
                     name,
                     args,
@@ -523,6 +529,7 @@ impl SandboxTask {
                     line,
                     request,
                     budget,
+                    approval: approval_of(&messages, call),
                 };
                 let (value, usage) = function(call).await?;
                 let value = value.encode(&what, most).map_err(|error| error.to_string())?;

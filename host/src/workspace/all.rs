@@ -1,5 +1,6 @@
 //! All workspaces of a server.
 
+use std::ffi::OsStr;
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -132,6 +133,37 @@ impl Workspaces {
             }
         }
         Ok(())
+    }
+}
+
+impl Workspace {
+    /// Claims a folder of the host's own user as a workspace, and makes it if it is missing. Other claims fail until the returned value
+    /// is dropped. The name of its user is empty.
+    ///
+    /// # Errors
+    /// [`WorkspaceError::InUse`] when the folder is claimed; [`WorkspaceError::System`] when it cannot be used.
+    pub fn open(path: &Path) -> Result<Self, WorkspaceError> {
+        let label = path.display().to_string();
+        let fail = |error: io::Error| WorkspaceError::system(&label, error);
+        std::fs::create_dir_all(path).map_err(fail)?;
+        let path = path.canonicalize().map_err(fail)?;
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name().and_then(OsStr::to_str)) else {
+            return Err(WorkspaceError::refused(&label, "must be a folder with a name in UTF-8"));
+        };
+        let folder: OwnedFd = File::open(&path).map_err(fail)?.into();
+        match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::AGAIN) => return Err(WorkspaceError::InUse(label)),
+            locked => locked.map_err(|error| WorkspaceError::at(&label, error))?,
+        }
+        Ok(Self {
+            user: String::new(),
+            session: name.to_owned(),
+            parent: File::open(parent).map_err(fail)?.into(),
+            path,
+            folder,
+            owner: None,
+            quota: None,
+        })
     }
 }
 

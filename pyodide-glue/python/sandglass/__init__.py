@@ -47,10 +47,13 @@ __all__ = ["Bridge", "HostCallError", "LimitError", "NotSerializable", "Runtime"
 
 if TYPE_CHECKING:
     from sandglass.client import Answer as Answer
+    from sandglass.client import AsyncNotebook as AsyncNotebook
     from sandglass.client import AsyncSandbox as AsyncSandbox
+    from sandglass.client import Cell as Cell
     from sandglass.client import CodeExecution as CodeExecution
     from sandglass.client import Display as Display
     from sandglass.client import HostCall as HostCall
+    from sandglass.client import Notebook as Notebook
     from sandglass.client import Sandbox as Sandbox
     from sandglass.client import SandboxError as SandboxError
     from sandglass.client import Usage as Usage
@@ -58,7 +61,20 @@ if TYPE_CHECKING:
     from sandglass.jupyter import JupyterREPL as JupyterREPL
 
 _OF_CLIENT = frozenset(
-    ("Answer", "AsyncSandbox", "CodeExecution", "Display", "HostCall", "Sandbox", "SandboxError", "Usage", "approve")
+    (
+        "Answer",
+        "AsyncNotebook",
+        "AsyncSandbox",
+        "Cell",
+        "CodeExecution",
+        "Display",
+        "HostCall",
+        "Notebook",
+        "Sandbox",
+        "SandboxError",
+        "Usage",
+        "approve",
+    )
 )
 
 

@@ -21,7 +21,7 @@ impl<B: Body> Interpreter<B> {
         if let Job::Execute(execution) = &mut job {
             execution.budget = self.budget.scope(execution.budget.limits(), now);
         }
-        self.checkpoints.begins(&job);
+        self.checkpoints.begins(&job, ticket.is_none(), &self.contexts);
         let number = begun.unwrap_or(self.last_exchange);
         if begun.is_none() {
             self.checkpoints.overtaken();
@@ -60,7 +60,7 @@ impl<B: Body> Interpreter<B> {
             Ending::Refused(message) if self.exchange.as_ref().is_some_and(is_own) => {
                 return self.not_restored(now, &Error::GuestLost(message));
             }
-            Ending::Restored(lost) => return self.restored(now, lost),
+            Ending::Restored(lost, names) => return self.restored(now, lost, names),
             _ => {}
         }
         let Some(exchange) = self.finish_exchange(now) else {
@@ -73,7 +73,7 @@ impl<B: Body> Interpreter<B> {
         let reply = match (ending, job) {
             (Ending::Executed(report, last), Job::Execute(execution)) => {
                 let state = self.untold_loss.take().unwrap_or_else(StateReport::kept);
-                self.checkpoints.execution = execution.id;
+                self.checkpoints.executed(&execution, report.mark);
                 self.notes.push_back(Note::Ran {
                     code: execution.code.clone(),
                     ms: deadline.guest_ms(now),

@@ -325,9 +325,9 @@ impl<B> Calls<B> {
 /// The message to Python about a function that the host does not have. It is for those who make the sandbox.
 fn nobody_answers(name: &str) -> String {
     let remedy = match name {
-        "llm_query" => "pass onLLMQuery, or on_llm_query in Rust",
-        "rlm_query" => "pass onRLMQuery, or on_rlm_query in Rust",
-        _ => "pass it in hostFunctions, or by host_function in Rust",
+        "llm_query" => "pass onLLMQuery, or on_llm_query in Python and Rust",
+        "rlm_query" => "pass onRLMQuery, or on_rlm_query in Python and Rust",
+        _ => "pass it in hostFunctions, or in host_functions in Python, or by host_function in Rust",
     };
     format!("the host has no function {name}: {remedy}, when you create the sandbox")
 }

@@ -6,6 +6,7 @@ use std::iter::successors;
 
 use super::Body;
 use super::contexts::Contexts;
+use super::journal::Origin;
 use crate::execution::LostVariable;
 
 /// Bytes by which a chain may exceed twice its first link, before a full checkpoint begins another chain.
@@ -30,8 +31,8 @@ pub(super) struct Link<B> {
     pub(super) lost: Vec<LostVariable>,
     /// The contexts that the host keeps for every guest, as they were then.
     pub(super) contexts: Contexts<B>,
-    /// The checkpoint from before its last execution, if there is one.
-    pub(super) before: Option<u32>,
+    /// The state before its last execution, if it can be had.
+    pub(super) before: Option<Origin<B>>,
     /// The checkpoint that the state came from, if there is one.
     pub(super) parent: Option<u32>,
     /// The variables that the host has set since the parent.
@@ -68,15 +69,15 @@ impl<B: Body> CheckpointChain<B> {
         executions
     }
 
-    /// The variables that the host has set since checkpoint `number`, up to the state that comes from `base`. If the two states are on
+    /// The variables that the host has set since checkpoint `number`, or since the beginning, up to the state that comes from `base`. If the two states are on
     /// different branches, those since they parted.
-    pub(super) fn set_since(&self, number: u32, base: Option<u32>) -> Vec<String> {
+    pub(super) fn set_since(&self, number: Option<u32>, base: Option<u32>) -> Vec<String> {
         let line = |from: Option<u32>| {
             successors(from.and_then(|number| self.find(number)), |link| {
                 link.parent.and_then(|number| self.find(number))
             })
         };
-        let kept: Vec<u32> = line(Some(number)).map(|link| link.number).collect();
+        let kept: Vec<u32> = line(number).map(|link| link.number).collect();
         let undone = line(base).take_while(|link| !kept.contains(&link.number));
         undone.flat_map(|link| link.set.iter().cloned()).collect()
     }
@@ -142,11 +143,15 @@ pub(super) enum Kept {
     No,
 }
 
-/// The bytes of a checkpoint, with the names and reasons that the guest told.
+/// The bytes of a checkpoint, with the names and reasons that the guest told, and the code to repeat for the state before.
 #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
 fn size<B: Body>(link: &Link<B>) -> f64 {
     let names = link.names.iter().chain(&link.set).map(String::len);
     let lost = link.lost.iter().map(|lost| lost.name.len() + lost.reason.len());
+    let steps: usize = match &link.before {
+        Some(Origin::Saved(_, steps)) => steps.code_bytes().map(|bytes| LEAST_BYTES + bytes).sum(),
+        _ => 0,
+    };
     let texts: usize = names.chain(lost).map(|bytes| LEAST_BYTES + bytes).sum();
-    (LEAST_BYTES + link.body.size() + texts) as f64
+    (LEAST_BYTES + link.body.size() + texts + steps) as f64
 }

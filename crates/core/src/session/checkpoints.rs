@@ -1,11 +1,14 @@
-//! Going back to a saved state, after a guest's death or at the user's request. `saves.rs` decides when the state is saved.
+//! The states that guests are given: a saved one, after a guest's death or at the user's request. `saves.rs` decides when the state is saved.
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use super::checkpoint_chain::{CheckpointChain, Link};
+use super::contexts::Contexts;
 use super::exchange::{Exchange, Job};
 use super::files::FileCommand;
+use super::going_back::Reverting;
 use super::interpreter::{Config, Guest, Interpreter};
+use super::journal::{Journal, Origin, Steps};
 use super::packages::Package;
 use super::saves::{LEAST_SAVE_MS, Saved, Saving};
 use super::{Body, Error, Reply, Ticket};
@@ -54,17 +57,21 @@ pub(super) struct Checkpoints<B> {
     pub(super) chain: CheckpointChain<B>,
     /// The checkpoint that the state came from, or was last saved as.
     pub(super) base: Option<u32>,
-    /// The checkpoint from before the last execution.
-    pub(super) before: Option<u32>,
+    /// The state before the last execution, if it can be had.
+    pub(super) before: Option<Origin<B>>,
+    /// True if guests mark executions that they can repeat.
+    pub(super) are_repeated: bool,
+    /// The executions since the state was that of `base`, or of a fresh guest.
+    pub(super) journal: Journal,
     pub(super) last_number: u32,
     /// The save under way.
     pub(super) saving: Option<Saving<B>>,
     /// True if the guest's next checkpoint can build upon its last one.
     pub(super) growing: bool,
     /// The user's request to go back that is under way.
-    reverting: Option<Reverting>,
+    pub(super) reverting: Option<Reverting<B>>,
     /// True if nobody was told yet which variables the restored checkpoint lacks.
-    tells: bool,
+    pub(super) tells: bool,
     /// True if the state is another session's, and not restored yet.
     forked: bool,
     /// True if the state may have changed since the last save began.
@@ -94,19 +101,6 @@ pub(super) struct Checkpoints<B> {
     pub(super) idle_since: f64,
 }
 
-/// A return to an earlier state that is under way.
-#[derive(Debug)]
-struct Reverting {
-    ticket: Ticket,
-    /// The checkpoint to go back to.
-    number: u32,
-    /// The variables that the host has set since that checkpoint.
-    dropped: Vec<String>,
-    /// The checkpoint that the state came from until now, and the loss if going back fails.
-    base: Option<u32>,
-    loss: Option<StateReport>,
-}
-
 impl<B> Checkpoints<B> {
     /// No checkpoints yet.
     pub(super) fn within(limits: &Limits) -> Self {
@@ -116,6 +110,8 @@ impl<B> Checkpoints<B> {
             chain: CheckpointChain::default(),
             base: None,
             before: None,
+            are_repeated: false,
+            journal: Journal::default(),
             last_number: 0,
             saving: None,
             growing: false,
@@ -140,11 +136,19 @@ impl<B> Checkpoints<B> {
 
 impl<B: Body> Checkpoints<B> {
     /// Records that an exchange with this job begins.
-    pub(super) fn begins(&mut self, job: &Job<B>) {
+    ///
+    /// `is_own`: the session itself asks for it.
+    pub(super) fn begins(&mut self, job: &Job<B>, is_own: bool, contexts: &Contexts<B>) {
+        if self.disturbs(job, is_own) {
+            self.end_journal();
+        }
         match job {
-            Job::Execute(_) => self.touched(true),
-            Job::Set { .. } | Job::OpenState(..) => self.touched(false),
-            Job::File(command) if command.changes().is_some() => self.touched(false),
+            Job::Execute(_) => {
+                self.before = self.origin(contexts);
+                self.touched();
+            }
+            Job::Set { .. } | Job::OpenState(..) => self.touched(),
+            Job::File(command) if command.changes().is_some() => self.touched(),
             Job::Get(_) | Job::CaptureState(_) => self.looked_at = true,
             Job::File(FileCommand::Cell { .. } | FileCommand::Look { .. }) => self.looked_at = true,
             Job::Configure { .. } | Job::File(_) | Job::List | Job::Install(_) | Job::Restore { .. } => {}
@@ -152,16 +156,13 @@ impl<B: Body> Checkpoints<B> {
     }
 
     /// Records that the state may change.
-    fn touched(&mut self, executes: bool) {
-        if executes {
-            self.before = self.at();
-        }
+    fn touched(&mut self) {
         self.dirty = true;
         self.vain = false;
     }
 
     /// The checkpoint that holds the state exactly as it is.
-    fn at(&self) -> Option<u32> {
+    pub(super) fn at(&self) -> Option<u32> {
         let saves_changes = self.saving.as_ref().is_some_and(|saving| !saving.again);
         self.base.filter(|_| !self.dirty && !saves_changes)
     }
@@ -174,9 +175,19 @@ impl<B: Body> Checkpoints<B> {
 
     /// The checkpoint whose state the next guest gets.
     fn wanted(&self) -> Option<u32> {
-        self.reverting
-            .as_ref()
-            .map_or(self.base, |reverting| Some(reverting.number))
+        match self.reverting.as_ref().map(|reverting| &reverting.origin) {
+            Some(Origin::Saved(number, _)) => Some(*number),
+            Some(Origin::Fresh(_)) => None,
+            None => self.base,
+        }
+    }
+
+    /// The executions that the next guest repeats after that.
+    fn wanted_steps(&self) -> Steps {
+        match self.reverting.as_ref().map(|reverting| &reverting.origin) {
+            Some(Origin::Saved(_, steps)) => steps.clone(),
+            _ => Steps::default(),
+        }
     }
 
     /// Returns true if there is a checkpoint for the next guest.
@@ -192,7 +203,7 @@ impl<B: Body> Checkpoints<B> {
     }
 
     /// The variables that the host has set since the last complete checkpoint.
-    fn news(&self) -> impl Iterator<Item = &String> {
+    pub(super) fn news(&self) -> impl Iterator<Item = &String> {
         let saving = self.saving.iter().flat_map(|saving| &saving.news);
         self.set_since.iter().chain(saving)
     }
@@ -207,6 +218,7 @@ impl<B: Body> Checkpoints<B> {
     /// Records that the guest is gone, with its unsaved state.
     pub(super) fn guest_ended(&mut self) {
         self.saving = None;
+        self.journal = Journal::default();
         self.growing = false;
         self.set_since.clear();
         self.dirty = false;
@@ -237,13 +249,19 @@ impl<B: Body> Checkpoints<B> {
     }
 
     /// The checkpoint that a request asks for.
-    fn target(&self, ask: Ask) -> Result<u32, Error> {
+    fn target(&self, ask: Ask) -> Result<Origin<B>, Error> {
         let found = match ask {
-            Ask::Undo => self.before.and_then(|number| self.chain.find(number)),
-            Ask::Restore(execution) => self.chain.newest(execution),
+            Ask::Undo => self.before.clone().filter(|origin| match origin {
+                Origin::Saved(number, _) => self.chain.find(*number).is_some(),
+                Origin::Fresh(_) => true,
+            }),
+            Ask::Restore(execution) => {
+                let link = self.chain.newest(execution);
+                link.map(|link| Origin::Saved(link.number, Steps::default()))
+            }
             Ask::Checkpoint | Ask::Fork => None,
         };
-        found.map(|link| link.number).ok_or_else(|| {
+        found.ok_or_else(|| {
             let wanted = match ask {
                 Ask::Restore(Some(execution)) => format!("of execution {execution}"),
                 Ask::Restore(None) => "yet".to_owned(),
@@ -329,12 +347,15 @@ impl<B: Body> Interpreter<B> {
                 .map(|link| Reply::Fork(Box::new(self.fork_of(link)))),
             Ask::Restore(_) | Ask::Undo => match self.checkpoints.target(ask) {
                 // After an execution that crashed, for example, the state is already the one to go back to.
-                Ok(number) if self.checkpoints.at() == Some(number) => {
-                    let link = self.checkpoints.chain.find(number);
-                    self.checkpoints.before = link.and_then(|link| link.before);
+                Ok(origin) if self.checkpoints.is_at(&origin) => {
+                    let link = self
+                        .checkpoints
+                        .at()
+                        .and_then(|number| self.checkpoints.chain.find(number));
+                    self.checkpoints.before = link.and_then(|link| link.before.clone());
                     Ok(Reply::State(self.checkpoints.execution))
                 }
-                Ok(number) => return self.revert(now, ticket, number),
+                Ok(origin) => return self.revert(now, ticket, origin),
                 Err(error) => Err(error),
             },
         };
@@ -384,35 +405,6 @@ impl<B: Body> Interpreter<B> {
         self.is_at_rest() && (self.forks || is_before_save) // a fork copies the memory at any time
     }
 
-    /// Boots another guest with an earlier state.
-    fn revert(&mut self, now: f64, ticket: Ticket, number: u32) {
-        let (base, is_new) = (self.checkpoints.base, self.checkpoints.at().is_none());
-        let mut dropped = self.checkpoints.chain.set_since(number, base);
-        dropped.extend(self.checkpoints.news().cloned());
-        // The guest does not end of its own here. A save that this interrupts has not failed.
-        let failed = self.checkpoints.failed;
-        let loss = is_new.then(|| self.loss("going back failed", false));
-        self.checkpoints.failed = failed;
-        self.checkpoints.reverting = Some(Reverting {
-            ticket,
-            number,
-            dropped,
-            base,
-            loss,
-        });
-        self.checkpoints.tells = true;
-        self.end_guest(Guest::Down);
-        self.boot(now);
-    }
-
-    /// Gives up going back, and returns the ticket of the request. Its user gets another answer.
-    pub(super) fn take_reverting(&mut self) -> Option<Ticket> {
-        let Reverting { ticket, base, loss, .. } = self.checkpoints.reverting.take()?;
-        self.checkpoints.base = base;
-        self.tell_later(loss);
-        Some(ticket)
-    }
-
     /// Has the next execution report a loss.
     pub(super) fn tell_later(&mut self, loss: Option<StateReport>) {
         if let Some(mut loss) = loss {
@@ -440,9 +432,10 @@ impl<B: Body> Interpreter<B> {
                 ..
             })
         );
-        if !executed || checkpoints.before != checkpoints.base {
-            checkpoints.before = None;
-        }
+        let before = checkpoints.before.take().filter(|before| match before {
+            Origin::Saved(number, _) => executed && Some(*number) == checkpoints.base,
+            Origin::Fresh(_) => executed && checkpoints.base.is_none(),
+        });
         let names = std::mem::take(&mut self.names).into_iter();
         let mut news = self.checkpoints.take_news();
         let contexts = &self.contexts;
@@ -458,9 +451,11 @@ impl<B: Body> Interpreter<B> {
         let Some(saved) = base.and_then(|number| self.checkpoints.chain.find(number)) else {
             let restored = |name: &String| self.contexts.has(name);
             self.checkpoints.forget();
+            self.checkpoints.before = before;
             let files = news.into_iter().filter(|name| is_file(name));
             return StateReport::lost(names.filter(|name| !restored(name)).chain(files), &reason);
         };
+        self.checkpoints.before = before;
         let reason = format!("it was made after execution {}, and {reason}", saved.execution);
         let newer = names.filter(|name| !(saved.names.contains(name) || self.contexts.has(name)));
         let mut state = StateReport::restored(saved.execution, newer, &reason);
@@ -482,7 +477,13 @@ impl<B: Body> Interpreter<B> {
             return false;
         };
         let chain = self.checkpoints.bodies(checkpoint);
-        self.begin(now, None, Job::Restore { checkpoint, chain }, None);
+        let steps = self.checkpoints.wanted_steps().to_repeat();
+        let job = Job::Restore {
+            checkpoint,
+            chain,
+            steps,
+        };
+        self.begin(now, None, job, None);
         true
     }
 
@@ -507,7 +508,9 @@ impl<B: Body> Interpreter<B> {
     }
 
     /// Takes the message that the guest has the saved state.
-    pub(super) fn restored(&mut self, now: f64, lost: Vec<LostVariable>) {
+    ///
+    /// `names`: those of the user's variables, if executions were repeated and changed them.
+    pub(super) fn restored(&mut self, now: f64, lost: Vec<LostVariable>, names: Option<Vec<String>>) {
         self.finish_exchange(now);
         let checkpoints = &mut self.checkpoints;
         checkpoints.unsaved_ms = 0.0;
@@ -516,22 +519,31 @@ impl<B: Body> Interpreter<B> {
         checkpoints.forked = false;
         let tells = std::mem::take(&mut checkpoints.tells);
         let reverted = checkpoints.reverting.take();
-        if let Some(reverted) = &reverted {
-            checkpoints.base = Some(reverted.number);
+        let mut steps = Steps::default();
+        if let Some(Reverting {
+            origin: Origin::Saved(number, repeated),
+            ..
+        }) = &reverted
+        {
+            checkpoints.base = Some(*number);
+            checkpoints.dirty = !repeated.is_empty();
+            steps = repeated.clone();
         }
+        checkpoints.journal = Journal::of(steps.clone());
         let mut state = None;
         if let Some(link) = checkpoints.base.and_then(|number| checkpoints.chain.find(number)) {
-            checkpoints.execution = link.execution;
+            checkpoints.execution = steps.last().unwrap_or(link.execution);
             if tells {
-                checkpoints.before = link.before;
+                let earlier = steps.before_last().map(|steps| Origin::Saved(link.number, steps));
+                checkpoints.before = earlier.or_else(|| link.before.clone());
             }
-            self.names.clone_from(&link.names);
+            self.names = names.unwrap_or_else(|| link.names.clone());
             if reverted.is_some() {
                 self.contexts = link.contexts.clone();
             }
             // The variables that the guest could not restore, and those that the checkpoint lacks, if nobody was told of them.
             let untold = link.lost.iter().filter(|_| tells).cloned().chain(lost);
-            let mut report = StateReport::restored(link.execution, [], "");
+            let mut report = StateReport::restored(checkpoints.execution, [], "");
             report.add(untold);
             state = report.lost.is_some().then_some(report);
         }
@@ -543,21 +555,6 @@ impl<B: Body> Interpreter<B> {
         }
         self.tell_later(state);
         self.restore_contexts(now); // contexts that came after the checkpoint
-    }
-
-    /// The loss to report after going back: the variables that the checkpoint lacks, and those that the host had set since.
-    fn reverted_loss(&self, loss: Option<StateReport>, mut dropped: Vec<String>) -> Option<StateReport> {
-        dropped.sort_unstable();
-        dropped.dedup();
-        if dropped.is_empty() {
-            return loss;
-        }
-        let execution = self.checkpoints.execution;
-        let reason =
-            format!("it was set or written after execution {execution}, and the state is as it was before that");
-        let mut report = loss.unwrap_or_else(|| StateReport::restored(execution, [], ""));
-        report.add_lost(dropped, &reason);
-        Some(report)
     }
 
     /// Handles a failed restore, which would always fail. A user who asked to go back gets an error, and the earlier state is restored.

@@ -20,7 +20,7 @@ use crate::limits::{
     OUTPUT_PER_SECOND_PER_CHAR, VALUE_TIMEOUT_MS,
 };
 use crate::output::omission_notice;
-use crate::protocol::{Encoding, Event, ExecutionReport, Request, Stream};
+use crate::protocol::{Encoding, Event, ExecutionReport, Request, Step, Stream};
 
 /// A task for a guest, done in one exchange.
 #[derive(Debug)]
@@ -45,6 +45,8 @@ pub(super) enum Job<B> {
         checkpoint: u32,
         /// The bodies of the checkpoint's chain, the full one first. Empty once they are sent.
         chain: Vec<B>,
+        /// The executions to repeat after that. Empty once they are sent.
+        steps: Vec<Step>,
     },
 }
 
@@ -70,7 +72,8 @@ pub(super) enum Ending<B> {
     /// The requested variable or file does not exist.
     Missing,
     Done,
-    Restored(Vec<LostVariable>),
+    /// The state is restored, without these variables. The names of the user's variables, if steps changed them.
+    Restored(Vec<LostVariable>, Option<Vec<String>>),
     Refused(String),
 }
 
@@ -160,12 +163,17 @@ impl<B: Body> Job<B> {
     pub(super) fn request(&mut self, exchange: u32, config: &Config, contexts: &Contexts<B>) -> GuestEffect<B> {
         let timeout_ms = self.timeout_ms(config);
         let (request, body) = match self {
-            Self::Restore { checkpoint, chain } => {
+            Self::Restore {
+                checkpoint,
+                chain,
+                steps,
+            } => {
                 let checkpoint = *checkpoint;
                 let request = Request::Restore {
                     exchange,
                     checkpoint,
                     timeout_ms,
+                    steps: std::mem::take(steps),
                 };
                 return GuestEffect::Restore(request, std::mem::take(chain));
             }
@@ -372,7 +380,7 @@ impl<B: Body> Job<B> {
                 Event::Done { .. },
                 Self::Set { .. } | Self::Configure { .. } | Self::OpenState(..) | Self::Install(_),
             ) => Ending::Done,
-            (Event::Restored { lost, .. }, Self::Restore { .. }) => Ending::Restored(lost),
+            (Event::Restored { lost, names, .. }, Self::Restore { .. }) => Ending::Restored(lost, names),
             (Event::Refused { message, .. }, job) if !matches!(job, Self::Execute(_)) => Ending::Refused(message),
             (event, _) => return Err(format!("{} does not fit what was asked", kind(&event))),
         })

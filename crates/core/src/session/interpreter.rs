@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 
-use super::checkpoints::{Ask, Checkpoints};
+use super::checkpoints::Checkpoints;
 use super::commands::Queued;
 use super::contexts::Contexts;
 use super::exchange::{Exchange, Job};
@@ -245,6 +245,7 @@ impl<B: Body> Interpreter<B> {
     /// Gives a fresh guest, which has its packages, the session's state.
     pub(super) fn settle(&mut self, now: f64) {
         if !self.restore(now) {
+            self.begun_anew();
             self.lacking = self.contexts.names().collect();
             self.restore_contexts(now);
         }
@@ -409,7 +410,8 @@ impl<B: Body> Interpreter<B> {
         Demand {
             is_free: self.is_free(),
             is_awaited: !self.queue.is_empty(),
-            asks: matches!(self.front(), Some(Queued::State(Ask::Checkpoint | Ask::Fork))),
+            asks: matches!(self.front(), Some(Queued::State(ask)) if self.checkpoints.needs_save(*ask)),
+            executes: matches!(self.front(), Some(Queued::Job(Job::Execute(_)))),
             copies,
         }
     }

@@ -1,6 +1,7 @@
 //! The first check of a guest's event: its name, its exchange and its size.
 
 use super::files::oversized_report;
+use crate::execution::LostVariable;
 use crate::limits::{
     MAX_MESSAGE_BYTES, MAX_NAME_BYTES, MAX_NAMES, MAX_OUTPUT_EVENT_BYTES, MAX_SAMPLED_TEXTS, MAX_SURVEYED,
     MAX_SURVEYED_COLUMNS, MAX_SURVEYED_NAME_BYTES,
@@ -78,13 +79,11 @@ pub(super) fn oversized(event: &Event) -> Option<&'static str> {
             texts.iter().any(|text| text.len() > MAX_NAME_BYTES)
         }
         Event::Executed { execution, .. } => {
-            let names = execution.names.as_deref().unwrap_or_default();
             execution
                 .error_type
                 .as_ref()
                 .is_some_and(|name| name.len() > MAX_NAME_BYTES)
-                || names.len() > MAX_NAMES
-                || names.iter().any(|name| name.len() > MAX_NAME_BYTES)
+                || are_oversized(execution.names.as_deref())
                 || oversized_report(&execution.files)
         }
         Event::Value { .. }
@@ -100,14 +99,22 @@ pub(super) fn oversized(event: &Event) -> Option<&'static str> {
         Event::Surveyed { variables, .. } => {
             variables.len() > MAX_SURVEYED || variables.iter().any(is_oversized_variable)
         }
-        Event::Saved { lost, .. } | Event::Restored { lost, .. } => {
-            lost.len() > MAX_NAMES
-                || lost
-                    .iter()
-                    .any(|lost| lost.name.len() > MAX_NAME_BYTES || lost.reason.len() > MAX_NAME_BYTES)
-        }
+        Event::Saved { lost, .. } => are_oversized_losses(lost),
+        Event::Restored { lost, names, .. } => are_oversized_losses(lost) || are_oversized(names.as_deref()),
     };
     too_long.then_some("an oversized event")
+}
+
+fn are_oversized(names: Option<&[String]>) -> bool {
+    let names = names.unwrap_or_default();
+    names.len() > MAX_NAMES || names.iter().any(|name| name.len() > MAX_NAME_BYTES)
+}
+
+fn are_oversized_losses(lost: &[LostVariable]) -> bool {
+    lost.len() > MAX_NAMES
+        || lost
+            .iter()
+            .any(|lost| lost.name.len() > MAX_NAME_BYTES || lost.reason.len() > MAX_NAME_BYTES)
 }
 
 fn is_oversized_variable(variable: &SurveyedVariable) -> bool {

@@ -2,12 +2,14 @@
 //!
 //! A save is no exchange. The guest works at it while it has nothing else to do, and gives up when a request comes in. A command waits for
 //! a save only if much work is at stake: [`WORTH`] times the time of a save. So saving takes at most a twentieth of the time, and a guest
-//! that is never idle is saved as well.
+//! that is never idle is saved as well. An execution also waits if nothing else could bring the state before it back, and the state is
+//! not large.
 
 use super::Body;
 use super::checkpoint_chain::{Kept, Link};
 use super::checkpoints::Checkpoints;
 use super::contexts::Contexts;
+use super::journal::{Journal, Origin};
 use crate::execution::LostVariable;
 use crate::protocol::Request;
 
@@ -15,6 +17,8 @@ use crate::protocol::Request;
 const WORTH: f64 = 20.0;
 /// The least time that a save counts, in milliseconds. It also counts before the first save.
 pub(super) const LEAST_SAVE_MS: f64 = 20.0;
+/// The largest state for whose save an execution waits so that it can be undone, in bytes.
+const PROMPT_BYTES: f64 = 256.0 * 1024.0 * 1024.0;
 /// The idle time before a save begins, in milliseconds.
 const IDLE_MS: f64 = 50.0;
 /// The time that a command may wait for a save, in milliseconds.
@@ -31,6 +35,8 @@ pub(super) struct Demand {
     pub(super) is_awaited: bool,
     /// True if that command asks for a save.
     pub(super) asks: bool,
+    /// True if that command is an execution.
+    pub(super) executes: bool,
     /// True if somebody waits for a copy of the state, which should come soon.
     pub(super) copies: bool,
 }
@@ -55,7 +61,9 @@ pub(super) struct Saving<B> {
     execution: u32,
     names: Vec<String>,
     contexts: Contexts<B>,
-    before: Option<u32>,
+    before: Option<Origin<B>>,
+    /// The executions since the save began.
+    pub(super) journal: Journal,
     /// Variables that the host had set since the last save.
     pub(super) news: Vec<String>,
     begun_at: f64,
@@ -81,7 +89,13 @@ impl<B: Body> Checkpoints<B> {
     /// Returns true if the next command must wait for a save.
     pub(super) fn holds_up(&self, demand: Demand) -> bool {
         let unsaved = self.dirty || self.saving.is_some();
-        self.are_saved() && !self.failed && unsaved && (demand.asks || self.is_worth_waiting())
+        let is_due = demand.asks || (demand.executes && self.could_not_be_undone()) || self.is_worth_waiting();
+        self.are_saved() && !self.failed && unsaved && is_due
+    }
+
+    /// Returns true if only a save makes the next execution one that can be undone, and the state is not too large to be saved for that.
+    fn could_not_be_undone(&self) -> bool {
+        self.are_repeated && self.journal.steps().is_none() && self.chain.bytes() <= PROMPT_BYTES
     }
 
     fn is_worth_waiting(&self) -> bool {
@@ -124,7 +138,8 @@ impl<B: Body> Checkpoints<B> {
             execution: self.execution,
             names: names.to_vec(),
             contexts: contexts.clone(),
-            before: self.before,
+            before: self.before.clone(),
+            journal: Journal::default(),
             news: std::mem::take(&mut self.set_since),
             begun_at: now,
             awaited_since: None,
@@ -213,6 +228,7 @@ impl<B: Body> Checkpoints<B> {
         }
         self.unsavable = None;
         self.base = Some(number);
+        self.journal = saving.journal;
         self.growing = true;
         self.save_ms = LEAST_SAVE_MS.max(took);
         self.failed = false;

@@ -34,6 +34,7 @@ enum Step {
         ended: Ended,
         stopped: Option<StopReason>,
         names: Option<Vec<String>>,
+        mark: Option<u32>,
     },
     /// The guest says something about the exchange that is `ahead` of its own.
     Says {
@@ -125,7 +126,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0..4_u32, prop::bool::weighted(0.8)).prop_map(|(back, well)| Step::Arrives { back, well }),
         2 => Just(Step::Interrupt),
         1 => prop_oneof![9 => Just(Step::Wake), 1 => Just(Step::Destroy)],
-        20 => (ended(), reason(), names()).prop_map(|(ended, stopped, names)| Step::Answers { ended, stopped, names }),
+        20 => (ended(), reason(), names(), prop::option::of(any::<u32>()))
+            .prop_map(|(ended, stopped, names, mark)| Step::Answers { ended, stopped, names, mark }),
         20 => saying().prop_map(|what| Step::Says { ahead: 0, what }),
         1 => (-2..3, saying()).prop_map(|(ahead, what)| Step::Says { ahead, what }),
         2 => aside().prop_map(|(event, body)| Step::Sends(event, body)),
@@ -163,7 +165,7 @@ fn step_ahead() -> impl Strategy<Value = Step> {
         1 => command().prop_map(Step::Command),
         1 => (0..3_u32).prop_map(|back| Step::Cancel { back }),
         1 => Just(Step::Interrupt),
-        8 => Just(Step::Answers { ended: Ended::Ok, stopped: None, names: None }),
+        8 => Just(Step::Answers { ended: Ended::Ok, stopped: None, names: None, mark: Some(1) }),
         8 => Just(Step::Rests),
         4 => Just(Step::Sends(ready(PROTOCOL_VERSION), None)),
         6 => (0..7_usize).prop_map(Step::Writes),
@@ -318,6 +320,7 @@ fn aside() -> impl Strategy<Value = (Event, Option<Bytes>)> {
         Event::Restored {
             exchange: 1,
             lost: Vec::new(),
+            names: None,
         },
         Event::NotSaved {
             checkpoint: 1,
@@ -395,7 +398,12 @@ impl World {
             }
             Step::Interrupt => self.feed(Input::Interrupt),
             Step::Destroy => self.feed(Input::Destroy),
-            Step::Answers { ended, stopped, names } => self.answers_its_turn(ended, stopped, names),
+            Step::Answers {
+                ended,
+                stopped,
+                names,
+                mark,
+            } => self.answers_its_turn(ended, stopped, names, mark),
             Step::Says { ahead, what } => self.says(ahead, what),
             // A guest that is ready says so once; what happens if it does not is in `violations`.
             Step::Sends(Event::Ready { .. }, _) if self.guest.as_ref().is_none_or(|guest| guest.ready) => {}
@@ -476,6 +484,7 @@ impl World {
             (Shadow::Helps, Some(Request::Restore { .. })) => Event::Restored {
                 exchange,
                 lost: Vec::new(),
+                names: None,
             },
             (Shadow::Helps, Some(Request::Install { .. })) => Event::Done { exchange },
             (Shadow::Helps, _) if guest.promoting => Event::Promoted { exchange },
@@ -509,7 +518,13 @@ impl World {
     }
 
     /// The guest ends its exchange, as ours would.
-    fn answers_its_turn(&mut self, ended: Ended, stopped: Option<StopReason>, names: Option<Vec<String>>) {
+    fn answers_its_turn(
+        &mut self,
+        ended: Ended,
+        stopped: Option<StopReason>,
+        names: Option<Vec<String>>,
+        mark: Option<u32>,
+    ) {
         let Some(guest) = &self.guest else { return };
         let asked = guest.inbox.iter().rev().map(|(request, _)| request);
         let asked = asked.clone().find(|request| {
@@ -535,6 +550,7 @@ impl World {
                     error_type,
                     stopped,
                     names,
+                    mark,
                     ..ok()
                 };
                 (
@@ -568,6 +584,7 @@ impl World {
                 Event::Restored {
                     exchange,
                     lost: Vec::new(),
+                    names: None,
                 },
                 None,
             ),
@@ -666,6 +683,7 @@ impl World {
                     ended: Ended::Ok,
                     stopped: None,
                     names: None,
+                    mark: None,
                 });
             }
             let awaited = self.awaited.first().copied();
@@ -690,11 +708,15 @@ proptest! {
         guest_helps in any::<bool>(),
         checkpoints in any::<bool>(),
         guesses in any::<bool>(),
+        repeats in any::<bool>(),
     ) {
         let limits = sandglass_core::Limits { wall_timeout_ms, checkpoints, max_shadows: Some(3), ..limits() };
         let mut session = Session::new(limits.clone(), ["ask", "look", "llm_query", "rlm_query"].map(str::to_owned).to_vec());
         if guesses {
             session = session.with_guesses();
+        }
+        if repeats {
+            session = session.with_repeats();
         }
         let mut world = World::with(limits, session.with_shadows_on(2, f64::INFINITY));
         world.most = (3, 2);
@@ -714,7 +736,7 @@ proptest! {
     #[test]
     fn what_runs_ahead_is_in_nobodys_way(steps in prop::collection::vec(step_ahead(), 0..80), guest_helps in any::<bool>()) {
         let limits = sandglass_core::Limits { checkpoints: true, ..limits() };
-        let session = Session::new(limits.clone(), vec!["ask".to_owned()]).with_guesses();
+        let session = Session::new(limits.clone(), vec!["ask".to_owned()]).with_guesses().with_repeats();
         let mut world = World::with(limits, session.with_shadows_on(2, f64::INFINITY)).begun();
         world.most.1 = 2;
         world.saves(true);

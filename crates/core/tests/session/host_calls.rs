@@ -138,12 +138,12 @@ fn the_time_of_an_approval_does_not_count_for_a_call() {
 #[test]
 fn the_line_that_calls_is_known_while_its_code_runs() {
     let mut world = World::ready();
-    world.execute("a\r\nb\rc\n\nd");
+    world.execute(&format!("a\r\nb\rc\n\nd\n{}", "é".repeat(2_000)));
     let lines = |world: &World, execution| {
         let lines = (0..=6).filter_map(|number| world.session.line(execution, number));
-        lines.map(str::to_owned).collect::<Vec<_>>()
+        lines.collect::<Vec<_>>()
     };
-    assert_eq!(lines(&world, 1), ["a", "b", "c", "", "d"]);
+    assert_eq!(lines(&world, 1), ["a", "b", "c", "", "d", &*"é".repeat(1_000)]);
     assert!(lines(&world, 2).is_empty());
     world.ends(ok());
     assert!(lines(&world, 1).is_empty());
@@ -158,7 +158,7 @@ fn a_function_that_does_not_exist_is_refused() {
         world.reply(call),
         Some((
             ReplyStatus::Error,
-            "the host has no function rm: pass it in hostFunctions, or by host_function in Rust, when you create the sandbox"
+            "the host has no function rm: pass it in hostFunctions, or in host_functions in Python, or by host_function in Rust, when you create the sandbox"
         ))
     );
     assert!(world.calls.is_empty());

@@ -16,5 +16,6 @@ mod packages;
 mod several;
 mod shadows;
 mod stopping;
+mod undo;
 mod violations;
 mod world;

@@ -452,6 +452,7 @@ impl Model {
                 Event::Restored {
                     exchange,
                     lost: Vec::new(),
+                    names: None,
                 },
                 None,
             ),

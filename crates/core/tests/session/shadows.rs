@@ -568,6 +568,7 @@ fn a_guest_without_a_bridge_is_not_asked_at_work() {
         Event::Restored {
             exchange,
             lost: Vec::new(),
+            names: None,
         },
         None,
     );

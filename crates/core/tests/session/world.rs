@@ -294,6 +294,7 @@ impl World {
         self.event(Event::Restored {
             exchange: self.exchange(),
             lost: unsaved(lost),
+            names: None,
         });
     }
 
@@ -441,6 +442,7 @@ impl World {
             Event::Restored {
                 exchange,
                 lost: Vec::new(),
+                names: None,
             },
             None,
         );
@@ -889,6 +891,7 @@ pub(crate) fn ok() -> ExecutionReport {
         omitted_displays: 0,
         files: Vec::new(),
         omitted_files: 0,
+        mark: None,
     }
 }
 

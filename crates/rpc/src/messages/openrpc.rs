@@ -6,7 +6,9 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Value as Json, json};
 
-use super::{Answered, Call, Cancelled, Displayed, Empty, LlmQuery, NoParams, Output, Returned, RlmQuery, VERSION};
+use super::{
+    Answered, Call, Cancelled, Displayed, Dropped, Empty, LlmQuery, NoParams, Output, Returned, RlmQuery, VERSION,
+};
 use crate::methods;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openrpc.json");
@@ -66,6 +68,7 @@ fn document() -> Json {
         of_server::<Output<'_>, Empty>("output", &mut generator),
         of_server::<Displayed<'_>, Empty>("display", &mut generator),
         of_server::<Cancelled, Empty>("cancel", &mut generator),
+        of_server::<Dropped, Empty>("drop", &mut generator),
     ];
     json!({
         "openrpc": "1.3.2",

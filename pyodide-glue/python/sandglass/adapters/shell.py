@@ -1,35 +1,69 @@
-"""The guest's part of `DeepAgentsBackend`: shell commands and files of any path.
+"""The guest's part of `DeepAgentsBackend` and `OpenAIAgentsSandboxClient`: programs, and files of any path.
 
-It runs in the sandbox, where `deepagents.py` sends its source. So it imports nothing of this package.
+It runs in the sandbox, where the adapters send its source. So it imports nothing of this package.
 """
 
+import io
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 from shutil import which
+from typing import IO
 
 
 def run_command(command: str, most_bytes: int) -> tuple[int, bytes, bool]:
-    """Runs a command. Returns its exit code, the beginning of its output, and true if that is not all of it."""
-    with tempfile.TemporaryFile() as output:  # not a pipe: what stays in the background would keep it open
-        shell = subprocess.Popen(
-            [which("bash") or "sh", "-c", command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PATH": search_path()},
-            start_new_session=True,
-        )
+    """Runs a shell command. Returns its exit code, the beginning of its output, and true if that is not all of it."""
+    with tempfile.TemporaryFile() as output:
+        code = ended([which("bash") or "sh", "-c", command], output, output)
+        return code, *beginning(output, most_bytes)
+
+
+def run_program(
+    command: list[str], folder: str, variables: dict[str, str], most_bytes: int
+) -> tuple[int, bytes, bytes, bool]:
+    """Runs a program. Returns its exit code, the beginnings of its two outputs, and true if they are not all."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:
-            code = shell.wait()
-        except BaseException:  # the time is over
-            os.killpg(shell.pid, 9)
-            shell.wait()
-            raise
-        size = output.seek(0, os.SEEK_END)
-        output.seek(0)
-        return code, output.read(most_bytes), size > most_bytes
+            code = ended(command, output, errors, folder, variables)
+        except OSError as error:  # as shells do
+            code = 127 if isinstance(error, FileNotFoundError) else 126
+            errors.write(f"{error}\n".encode())
+        (told, is_cut), (wrong, is_wrong_cut) = beginning(output, most_bytes), beginning(errors, most_bytes)
+        return code, told, wrong, is_cut or is_wrong_cut
+
+
+def ended(
+    command: list[str],
+    output: IO[bytes],
+    errors: IO[bytes],
+    folder: str | None = None,
+    variables: dict[str, str] | None = None,
+) -> int:
+    """Runs a program to its end. Returns its exit code. The outputs are files: children would keep pipes open."""
+    program = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        cwd=folder,
+        env={**os.environ, "PATH": search_path(), **(variables or {})},
+        start_new_session=True,
+    )
+    try:
+        return program.wait()
+    except BaseException:  # the time is over
+        os.killpg(program.pid, 9)
+        program.wait()
+        raise
+
+
+def beginning(output: IO[bytes], most_bytes: int) -> tuple[bytes, bool]:
+    """The beginning of a file, and true if that is not all of it."""
+    size = output.seek(0, os.SEEK_END)
+    output.seek(0)
+    return output.read(most_bytes), size > most_bytes
 
 
 def search_path() -> str:
@@ -43,11 +77,11 @@ def search_path() -> str:
     return f"{os.environ.get('PATH', os.defpath)}:{folder}"
 
 
-def read_path(path: str) -> bytes | str:
-    """The content of a file, or the code of an error."""
+def read_path(path: str, most_bytes: int = -1) -> bytes | str:
+    """The content of a file, or its beginning, or the code of an error."""
     try:
         with open(path, "rb") as file:
-            return file.read()
+            return file.read(most_bytes)
     except OSError as error:
         return error_code(error)
 
@@ -61,6 +95,40 @@ def write_path(path: str, data: bytes) -> str | None:
     except OSError as error:
         return error_code(error)
     return None
+
+
+def make_folder(path: str) -> str | None:
+    """Makes a folder and those that it needs. Returns the code of an error."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        return error_code(error)
+    return None
+
+
+def pack_folder(folder: str, left_out: list[str]) -> bytes:
+    """A tar archive of a folder. `left_out` are paths in it. A file with two names is there twice, not as a link."""
+
+    def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        path = os.path.normpath(member.name)
+        if any(path == other or path.startswith(f"{other}/") for other in left_out):
+            return None
+        if member.islnk():
+            member.type, member.linkname = tarfile.REGTYPE, ""
+            member.size = os.lstat(os.path.join(folder, path)).st_size
+        return member if member.isreg() or member.isdir() or member.issym() else None
+
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.add(folder, arcname=".", filter=kept)
+    return packed.getvalue()
+
+
+def unpack_folder(folder: str, packed: bytes) -> None:
+    """Writes the files of a tar archive, which the adapter has checked, into a folder."""
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extraction_filter = lambda member, _: member
+        archive.extractall(folder)
 
 
 def error_code(error: OSError) -> str:

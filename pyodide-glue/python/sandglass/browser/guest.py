@@ -11,6 +11,7 @@ import time
 import zipimport
 from codecs import getincrementaldecoder
 from contextlib import suppress
+from functools import partial
 from importlib import invalidate_caches
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,14 @@ _PACKAGE_HINT = (
 _MOST_NAMED = 10_000
 _LIBRARY = f"/lib/python{sys.version_info.major}{sys.version_info.minor}.zip"
 _load_tzdata = time_zones.load_tzdata
+#: The runtime's own clock, `OWN_CLOCK` of `nondeterminism.js`: that of a thread. No look at it counts as the code's.
+_OWN_CLOCK = time.CLOCK_THREAD_CPUTIME_ID
+#: Names of that clock, and those that code gets instead. A guest has only one thread.
+_THREAD_CLOCK = {
+    "CLOCK_THREAD_CPUTIME_ID": "CLOCK_PROCESS_CPUTIME_ID",
+    "thread_time": "process_time",
+    "thread_time_ns": "process_time_ns",
+}
 
 
 class Guest:
@@ -57,6 +66,9 @@ class Guest:
     def __init__(self) -> None:
         self._bridge = BrowserBridge()
         self.runtime = Runtime(self._bridge)
+        self.runtime.clock = partial(time.clock_gettime, _OWN_CLOCK)
+        for name, instead in _THREAD_CLOCK.items():
+            self.runtime.own(vars(time), name, vars(time)[instead])
         self._state = State(self.runtime)
         self._pieces: list[Any] = []
         self._is_too_much = False  # true when a value needs more memory than there is; the rest of it is dropped

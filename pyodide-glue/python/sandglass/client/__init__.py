@@ -2,7 +2,8 @@
 
 - `sandbox.py`       `Sandbox`
 - `asynchronous.py`  `AsyncSandbox`
-- `session.py`       what both ask the host for
+- `notebook.py`      `Notebook` and `AsyncNotebook`
+- `session.py`       what all ask the host for
 - `options.py`       options, and how they are written in the wire
 - `calls.py`         host functions, their approval, and the threads and context variables in which they run
 - `execution.py`     results
@@ -22,6 +23,7 @@ from sandglass.client.errors import SandboxError
 from sandglass.client.execution import (
     BudgetLeft,
     BudgetState,
+    Cell,
     CodeExecution,
     CodeLine,
     Display,
@@ -34,6 +36,7 @@ from sandglass.client.execution import (
     Usage,
     Variable,
 )
+from sandglass.client.notebook import AsyncNotebook, Notebook
 from sandglass.client.options import Budget, SandboxOptions
 from sandglass.client.sandbox import Files, Sandbox
 from sandglass.client.values import Array, Opaque, Table
@@ -43,10 +46,12 @@ __all__ = [
     "Approved",
     "Array",
     "AsyncFiles",
+    "AsyncNotebook",
     "AsyncSandbox",
     "Budget",
     "BudgetLeft",
     "BudgetState",
+    "Cell",
     "CodeExecution",
     "CodeLine",
     "Display",
@@ -56,6 +61,7 @@ __all__ = [
     "HostCall",
     "HostFunction",
     "Lost",
+    "Notebook",
     "Opaque",
     "Sandbox",
     "SandboxError",

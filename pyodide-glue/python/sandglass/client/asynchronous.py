@@ -14,7 +14,7 @@ from sandglass.client.connection import Answer, Asked, Connection
 from sandglass.client.errors import SandboxError
 from sandglass.client.execution import BudgetState, CodeExecution, Display, FileInfo, Variable
 from sandglass.client.options import Budget, SandboxOptions
-from sandglass.client.session import Ask, Heard, Session, ignore
+from sandglass.client.session import Ask, Execution, Heard, Listeners, Session, ignore
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class AsyncSandbox:
         await self.destroy()
 
     def __repr__(self) -> str:
-        return f"<AsyncSandbox on {self.backend or 'nothing yet'}>"
+        return f"<{type(self).__name__} on {self.backend or 'nothing yet'}>"
 
     @property
     def backend(self) -> str:
@@ -102,15 +102,19 @@ class AsyncSandbox:
         `timeout` is in milliseconds of Python's own time; waiting for host functions does not count. Listeners are
         called in the task that awaits, and may be `async`; what they raise interrupts the code.
         """
+        listeners = {"stdout": on_stdout, "stderr": on_stderr, "display": on_display}
+        return await self._heard(listeners, lambda execution: self._session.execute(code, timeout, budget, execution))
+
+    async def _heard(self, listeners: Listeners, make_ask: Callable[[Execution], Ask[T]]) -> T:
+        """Runs code, and calls the listeners meanwhile."""
         await self._open()
         configure = self._session.configure()
         if configure is not None:
             await self._run(configure)
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[Heard] = asyncio.Queue()
-        listeners = {"stdout": on_stdout, "stderr": on_stderr, "display": on_display}
         execution = self._session.execution(listeners, _to_loop(loop, inbox.put_nowait), loop)
-        ask = self._session.execute(code, timeout, budget, execution)
+        ask = make_ask(execution)
         connection, number = self._session.begin(ask, execution)
         try:
             while (heard := await inbox.get()).answer is None:

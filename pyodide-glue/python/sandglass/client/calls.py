@@ -261,7 +261,12 @@ class _Call:
     def _ask(self, record: HostCall) -> None:
         """Asks for approval. Raises unless the call may run; only clear words allow it."""
         assert self._callbacks.on_approve
-        verdict = self._finished(self._callbacks.on_approve(record))
+        number = self._message.json["id"]
+        self._connection.approval(number, True)  # no time limit counts while a person decides
+        try:
+            verdict = self._finished(self._callbacks.on_approve(record))
+        finally:
+            self._connection.approval(number, False)
         if verdict is True:
             return
         match verdict:

@@ -158,6 +158,10 @@ class Connection:
         reason = reason.encode(errors="backslashreplace").decode()
         self._send({"jsonrpc": "2.0", "id": number, "error": {"code": _FAILED, "message": reason}})
 
+    def approval(self, number: int, is_pending: bool) -> None:
+        """Tells the other side that a person is asked before its call is answered, or has decided."""
+        self._notify("approval", {"id": number, "pending": is_pending})
+
     def encoded(self, value: Any, name: str) -> Any:
         """The structure that stands for a value in a message. A large value is sent before, as a blob."""
         if isinstance(value, Path):
@@ -259,6 +263,10 @@ class Connection:
                 asked.answered(Answer(message, _error(fields.get("error"))))
             return
         params = fields["params"]
+        if method == "drop":
+            self._blobs.pop(params["blob"], None)
+            self._pieces.pop(params["blob"], None)
+            return
         if method == "cancel":
             for asked in list(self._asked.values()):
                 asked.cancelled(params["id"])

@@ -183,6 +183,21 @@ class CodeExecution:
     truncated: Truncated = field(default_factory=Truncated)
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a notebook.
+
+    `execution` is the result of the last run, and None if the sandbox could not run the cell. `missing` names those of
+    the cell's files that could not be made, each with the reason.
+    """
+
+    id: str
+    code: str
+    runs: int
+    missing: list[str] = field(default_factory=list)
+    execution: CodeExecution | None = None
+
+
 def read_execution(result: dict[str, Any], value: Any, final: Any, calls: list[HostCall]) -> CodeExecution:
     """Makes a result of JSON. A newer host's fields are left out."""
     plain = snake_keys({key: item for key, item in result.items() if key not in ("value", "final")})

@@ -13,7 +13,7 @@ from sandglass.client.connection import Answer, Asked
 from sandglass.client.errors import SandboxError
 from sandglass.client.execution import BudgetState, CodeExecution, Display, FileInfo, Variable
 from sandglass.client.options import Budget, SandboxOptions
-from sandglass.client.session import Ask, Execution, Heard, Session, ignore
+from sandglass.client.session import Ask, Execution, Heard, Listeners, Session, ignore
 
 T = TypeVar("T")
 _LOOK_SECONDS = 0.1
@@ -35,7 +35,10 @@ class Sandbox:
     def __init__(
         self, *, url: str | None = None, api_key: str | None = None, **options: Unpack[SandboxOptions]
     ) -> None:
-        self._session = Session("Sandbox", url, api_key, options)
+        self._begin(Session("Sandbox", url, api_key, options))
+
+    def _begin(self, session: Session) -> None:
+        self._session = session
         connection = self._session.connect()
         answers: SimpleQueue[Answer] = SimpleQueue()
         ask = self._session.create()
@@ -54,7 +57,7 @@ class Sandbox:
         self.destroy()
 
     def __repr__(self) -> str:
-        return f"<Sandbox on {self.backend}>"
+        return f"<{type(self).__name__} on {self.backend}>"
 
     @property
     def backend(self) -> str:
@@ -113,11 +116,15 @@ class Sandbox:
         the code, keeps its variables, and raises `KeyboardInterrupt` here. Listeners are called in this thread; what
         they raise interrupts the code, too.
         """
+        listeners = {"stdout": on_stdout, "stderr": on_stderr, "display": on_display}
+        return self._heard(listeners, lambda execution: self._session.execute(code, timeout, budget, execution))
+
+    def _heard(self, listeners: Listeners, make_ask: Callable[[Execution], Ask[T]]) -> T:
+        """Runs code, and calls the listeners meanwhile."""
         self._configure()
         inbox: SimpleQueue[Heard] = SimpleQueue()
-        listeners = {"stdout": on_stdout, "stderr": on_stderr, "display": on_display}
         execution = self._session.execution(listeners, inbox.put)
-        ask = self._session.execute(code, timeout, budget, execution)
+        ask = make_ask(execution)
         connection, number = self._session.begin(ask, execution)
         try:
             while (heard := inbox.get()).answer is None:

@@ -55,7 +55,7 @@ class Server:
         try:
             import websockets.sync.client  # noqa: F401
         except ImportError:
-            advice = 'pip install "sandglass-repl[server]"'
+            advice = 'pip install "websockets>=15"'
             raise SandboxError("invalid_option", f"url needs the package websockets: {advice}") from None
         scheme, host, path, query, _ = urlsplit(url)
         if scheme not in ("http", "https", "ws", "wss") or not host:

@@ -15,6 +15,7 @@ from sandglass.client.errors import SandboxError
 from sandglass.client.execution import (
     BudgetLeft,
     BudgetState,
+    Cell,
     CodeExecution,
     Display,
     FileInfo,
@@ -71,10 +72,14 @@ class Heard:
     answer: Answer | None = None
 
 
+Listeners = Mapping[str, Callable[..., Any] | None]
+"""Listeners by what they hear: `stdout`, `stderr` and `display`."""
+
+
 class Execution(Asked):
     """An `execute` that is under way. The thread that reads gives to `put`; the caller's thread or loop takes."""
 
-    def __init__(self, calls: Calls, listeners: Mapping[str, Callable[..., Any] | None], put: Callable[[Heard], None]):
+    def __init__(self, calls: Calls, listeners: Listeners, put: Callable[[Heard], None]):
         super().__init__(self._end)
         self.calls = calls
         self.answer: Answer | None = None
@@ -134,9 +139,15 @@ class Execution(Asked):
 class Session:
     """A sandbox of a host."""
 
-    def __init__(self, kind: str, url: str | None, api_key: str | None, options: SandboxOptions) -> None:
+    def __init__(
+        self, kind: str, url: str | None, api_key: str | None, options: SandboxOptions, *, has_cells: bool = False
+    ) -> None:
         given = cast("dict[str, Any]", options)
         self._written = write_options(given, kind)
+        if has_cells:
+            if not self._written.get("workspace"):
+                raise TypeError(f"{kind} needs workspace=: the folder for the files of its cells")
+            self._written["notebook"] = True
         if api_key is not None and url is None:
             raise TypeError("api_key is for a server: give its url, too")
         self._url, self._api_key = url, api_key
@@ -238,7 +249,7 @@ class Session:
 
     def execution(
         self,
-        listeners: Mapping[str, Callable[..., Any] | None],
+        listeners: Listeners,
         put: Callable[[Heard], None],
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> Execution:
@@ -249,21 +260,42 @@ class Session:
     def execute(
         self, code: str, timeout: float | None, budget: Budget | None, execution: Execution
     ) -> Ask[CodeExecution]:
-        params: dict[str, Any] = {"code": code}
-        if timeout is not None:
-            params["timeout"] = timeout
-        if budget:
-            params["budget"] = write_budget(budget)
-        if execution.listens:
-            params["stream"] = True
+        params = _run_params(timeout, budget, execution)
+        return Ask("execute", lambda message: _executed(message, _result(message), execution), {"code": code, **params})
 
-        def read(message: Message) -> CodeExecution:
+    def run_cell(
+        self, cell: str | None, code: str | None, timeout: float | None, budget: Budget | None, execution: Execution
+    ) -> Ask[Cell]:
+        params = {"cell": cell, "code": code, **_run_params(timeout, budget, execution)}
+
+        def read(message: Message) -> Cell:
             result = _result(message)
-            final = result.get("final") or {}
-            value, answer = message.value(result.get("value")), message.value(final.get("value"))
-            return read_execution(result, value, answer, execution.calls.made)
+            ran = result.get("execution")
+            return make(
+                Cell, {**result["cell"], "execution": _executed(message, ran, execution) if ran is not None else None}
+            )
 
-        return Ask("execute", read, params)
+        return Ask("notebook.run", read, {name: value for name, value in params.items() if value is not None})
+
+    def list_cells(self) -> Ask[list[Cell]]:
+        return Ask("notebook.cells", lambda message: [make(Cell, item) for item in _result(message)["cells"]])
+
+    def cell_file(self, cell: str, file: Literal["input", "output"]) -> Ask[bytes]:
+        return Ask(
+            "notebook.file",
+            lambda message: bytes(message.value(_result(message)["value"])),
+            {"cell": cell, "file": file},
+        )
+
+    def delete_cell(self, cell: str) -> Ask[None]:
+        return Ask("notebook.delete", _nothing, {"cell": cell})
+
+    def clear_cells(self) -> Ask[None]:
+        def read(_: Message) -> None:
+            # The new guest has the functions and fields of the beginning.
+            self.tools.is_changed = self._fields_changed = True
+
+        return Ask("notebook.clear", read)
 
     def hint(self, codes: str | Sequence[str]) -> Ask[None]:
         return Ask("hint", _nothing, {"codes": [codes] if isinstance(codes, str) else list(codes)})
@@ -323,6 +355,23 @@ class Session:
 
     def interrupt(self) -> Ask[None]:
         return Ask("interrupt", _nothing)
+
+
+def _run_params(timeout: float | None, budget: Budget | None, execution: Execution) -> dict[str, Any]:
+    params: dict[str, Any] = {}
+    if timeout is not None:
+        params["timeout"] = timeout
+    if budget:
+        params["budget"] = write_budget(budget)
+    if execution.listens:
+        params["stream"] = True
+    return params
+
+
+def _executed(message: Message, result: dict[str, Any], execution: Execution) -> CodeExecution:
+    final = result.get("final") or {}
+    value, answer = message.value(result.get("value")), message.value(final.get("value"))
+    return read_execution(result, value, answer, execution.calls.made)
 
 
 def _omitted(characters: int) -> str:

@@ -54,7 +54,7 @@ _Policy: Any = getattr(events, "_AbstractEventLoopPolicy", None) or events.Abstr
 
 
 def run_ahead(ahead: bool) -> None:
-    """Sets whether the running cell runs ahead."""
+    """Sets whether the running cell must not look at the clock without need."""
     global _ahead
     _ahead = ahead
 
@@ -156,9 +156,10 @@ class CellLoop(FinishedLoop):
     def time(self) -> float:
         """Returns the time of the clock, whatever became of the module `time`.
 
-        Code that runs ahead must not look at the clock, and asyncio needs no time while no timer is set.
+        Code that runs ahead must not look at the clock, nor must code that may have to be repeated. asyncio needs no
+        time while no timer is set, except to tell which callbacks are slow.
         """
-        if _ahead and not self._scheduled and _getframe(1).f_code is _RUN_ONCE:  # type: ignore[attr-defined]
+        if _ahead and not self._scheduled and not self._debug and _getframe(1).f_code is _RUN_ONCE:  # type: ignore[attr-defined]
             return 0.0
         return monotonic()
 

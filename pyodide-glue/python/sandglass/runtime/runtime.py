@@ -126,6 +126,8 @@ class Runtime:
             recursion=self._recursion,
         )
         self._clock_sleep_thread = get_ident()
+        #: The runtime's own clock. If it is not that of the code, the runtime leaves the code's clock alone.
+        self.clock: Callable[[], float] = monotonic
         self._prepared: tuple[str, list[CodeType] | BaseException] | None = None
         self._growing: compiling.Growing | None = None  # the cell whose text is still being written
         self._value: object = None  # the value of the expression that the cell ends with so far
@@ -327,8 +329,8 @@ class Runtime:
         self._is_ahead(False)
 
     def _is_ahead(self, ahead: bool) -> None:
-        self._output.now = no_time if ahead else monotonic
-        run_ahead(ahead)
+        self._output.now = no_time if ahead else self.clock
+        run_ahead(ahead or self.clock is not monotonic)
 
     def get_variable(self, name: str) -> tuple[Encoding, bytes]:
         """Returns a variable as `(encoding, body)`; `("missing", b"")` when there is none. Raises NotSerializable."""
@@ -614,7 +616,7 @@ class Runtime:
         self._output.flush()
         answers = self._bridge.host_call(name, encoded)
         if self._output.now is no_time:  # nobody answers calls that run ahead, so the cell was asked for by now
-            self._output.now = monotonic
+            self._output.now = self.clock
             self._output.flush()
         replies: list[tuple[bool, Any]] = []
         for status, encoding, body in answers:

@@ -1,0 +1,192 @@
+// npm run bench:rlm: the same model and tasks for Sandglass and other controllers of Recursive Language Models. Linux.
+//   node scripts/bench-rlm.mjs [--quick] [--seeds 20] [--sizes 13,16,20] [--kinds count,pairs] [--contestants sandglass-host,rlms]
+//     [--faults busy,cut] [--no-limits] [--out target/bench-rlm]
+//   OPENAI_BASE_URL=… OPENAI_API_KEY=… node scripts/bench-rlm.mjs --model large --sub-model small
+//     asks a real endpoint instead of the scripted model
+import {
+  appendFileSync,
+  chmodSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from "node:fs";
+import { cpus, loadavg, tmpdir } from "node:os";
+import { join } from "node:path";
+import { parseArgs } from "node:util";
+import { CONTESTANTS } from "./bench/rlm/contestants.mjs";
+import { LATE, measure } from "./bench/rlm/measure.mjs";
+import { FAULTS, startModel } from "./bench/rlm/model.mjs";
+import { faultTable, kindTable, limitTable, mainTable, sizeTable } from "./bench/rlm/report.mjs";
+import { prepare } from "./bench/rlm/prepare.mjs";
+import { picture } from "./bench/rlm/spread.mjs";
+import { KINDS, makeTask } from "./bench/rlm/tasks.mjs";
+import { root } from "./project.mjs";
+import { findProcess } from "./processes.mjs";
+
+/** @import { Running } from "./bench/rlm/contestants.mjs" */
+/** @import { Row } from "./bench/rlm/measure.mjs" */
+/** @import { Behaviour } from "./bench/rlm/model.mjs" */
+/** @import { Facts } from "./bench/rlm/report.mjs" */
+
+const { values } = parseArgs({
+  allowNegative: true,
+  options: {
+    quick: { type: "boolean", default: false },
+    seeds: { type: "string" },
+    sizes: { type: "string" },
+    kinds: { type: "string", default: KINDS.join(",") },
+    contestants: { type: "string" },
+    faults: { type: "string", default: Object.keys(FAULTS).join(",") },
+    limits: { type: "boolean", default: true },
+    out: { type: "string", default: join(root, "target/bench-rlm") },
+    model: { type: "string", default: "root" },
+    "sub-model": { type: "string", default: "sub" },
+  },
+});
+const list = (/** @type {string} */ text) => text.split(",").filter(Boolean);
+const { quick } = values;
+const real = process.env.OPENAI_BASE_URL;
+const seeds = Number(values.seeds ?? (quick ? 1 : 20));
+const sizes = list(values.sizes ?? (quick ? "13,16" : "13,16,20")).map((power) => 2 ** Number(power));
+const faults = real ? [] : /** @type {(keyof typeof FAULTS)[]} */ (list(values.faults));
+const names = { model: values.model, subModel: values["sub-model"] };
+/** A fast model, so that much of the time is the contestants'. @type {Behaviour} */
+const STANDARD = { firstToken: 150, readsPerSecond: 100_000, writesPerSecond: 400, errorRate: 0.02 };
+const FAULT_RATE = 0.25;
+/** Limits that a count of 2^15 tokens does not fit into. */
+const LIMITS = { calls: 10, seconds: 2 };
+/** Seconds after which a run is ended. */
+const TIMEOUT = quick ? 60 : 300;
+
+const contestants = await prepare(values.contestants ? list(values.contestants) : Object.keys(CONTESTANTS));
+mkdirSync(values.out, { recursive: true });
+const lines = join(values.out, "runs.jsonl");
+writeFileSync(lines, "");
+const data = mkdtempSync(join(tmpdir(), "bench-rlm-"));
+const model = await startModel(
+  real ? { endpoint: { url: real, key: process.env.OPENAI_API_KEY ?? "", subModel: values["sub-model"] } } : {},
+);
+/** @type {Row[]} */
+const rows = [];
+/** @type {Map<string, { running: Running, start: number, scratch: string, seen: Map<number, string> }>} */
+const started = new Map();
+
+console.log(
+  `The same model and tasks, side by side: ${cpus().length} × ${cpus()[0]?.model}, load ${loadavg()[0]?.toFixed(1)}`,
+);
+try {
+  for (const name of contestants) await begin(name);
+  for (let seed = 1; seed <= seeds; seed++) {
+    for (const kind of list(values.kinds))
+      for (const size of sizes) await compare("standard", kind, seed, size, STANDARD);
+  }
+  // The runs with faults and limits have seeds of their own.
+  for (let seed = 101; seed <= 100 + Math.ceil(seeds / 2); seed++) {
+    for (const kind of faults)
+      await compare(`fault ${kind}`, "count", seed, 2 ** 15, { ...STANDARD, fault: { kind, rate: FAULT_RATE } });
+  }
+  for (let seed = 201; seed <= (values.limits ? 200 : 0) + Math.ceil(seeds / 2); seed++) {
+    await compare("limit of calls", "count", seed, 2 ** 15, STANDARD, { calls: LIMITS.calls });
+    await compare(
+      "limit of time",
+      "count",
+      seed,
+      2 ** 15,
+      { ...STANDARD, firstToken: 1000 },
+      { seconds: LIMITS.seconds },
+    );
+  }
+} finally {
+  for (const { running } of started.values()) await running.end().catch(() => undefined);
+  await model.close();
+}
+/** @type {Facts[]} */
+const facts = [...started].map(([name, { running, start, scratch, seen }]) => ({
+  ...{ name, start, version: running.version, isolation: CONTESTANTS[name]?.isolation ?? "" },
+  left: leftBehind(scratch, seen),
+}));
+rmSync(data, { recursive: true });
+for (const { scratch } of started.values()) rmSync(scratch, { recursive: true, force: true });
+
+const tables = [
+  mainTable(rows, facts),
+  kindTable(rows, facts),
+  ...(sizes.length > 1 ? [sizeTable(rows, facts)] : []),
+  ...(faults.length ? [faultTable(rows, facts)] : []),
+  ...(values.limits ? [limitTable(rows, facts, LIMITS, (name) => CONTESTANTS[name] ?? {})] : []),
+];
+const versions = facts.map(({ name, version, isolation }) => `${name}: ${version}; code is isolated by: ${isolation}`);
+writeFileSync(join(values.out, "tables.md"), `${[...tables, versions.join("\n\n")].join("\n\n")}\n`);
+writeFileSync(join(values.out, "spread.svg"), picture(rows, contestants));
+console.log(`\n${tables.join("\n\n")}\n\n${versions.join("\n")}\n\nTables, picture and raw lines: ${values.out}`);
+
+/** @param {string} name */
+async function begin(name) {
+  const scratch = started.get(name)?.scratch ?? mkdtempSync(join(tmpdir(), `bench-rlm-${name}-`));
+  chmodSync(scratch, 0o755); // guests of the host run as users of their own
+  const before = performance.now();
+  const running = await CONTESTANTS[name]?.start(scratch);
+  if (!running) throw new Error(`unknown contestant ${name}: ${Object.keys(CONTESTANTS).join(", ")}`);
+  const { start = (performance.now() - before) / 1000, seen = new Map() } = started.get(name) ?? {};
+  started.set(name, { running, start, scratch, seen });
+}
+
+/**
+ * Gives all contestants the same task, one after the other. The order changes with the seed.
+ * @param {string} scenario @param {string} kind @param {number} seed @param {number} tokens @param {Behaviour} behaviour
+ * @param {{ calls?: number, seconds?: number }} [limits]
+ */
+async function compare(scenario, kind, seed, tokens, behaviour, limits = {}) {
+  const task = makeTask(kind, seed, tokens);
+  const file = join(data, "context.txt");
+  writeFileSync(file, task.context);
+  const turned = contestants.map((_, index) => contestants[(index + seed) % contestants.length] ?? "");
+  for (const name of turned) {
+    const contestant = CONTESTANTS[name];
+    const own = started.get(name);
+    if (!contestant || !own) continue;
+    if ((limits.calls && !contestant.calls) || (limits.seconds && !contestant.seconds)) continue;
+    const { running, seen } = own;
+    const how = {
+      name,
+      contestant,
+      running,
+      task,
+      file,
+      behaviour,
+      scenario,
+      model,
+      limits,
+      names,
+      timeout: TIMEOUT,
+      seen,
+    };
+    const { row, calls } = await measure(how);
+    rows.push(row);
+    appendFileSync(lines, `${JSON.stringify({ ...row, calls })}\n`);
+    const said = row.error ? `  ${row.error.slice(0, 120)}` : "";
+    console.log(
+      `${scenario.padEnd(15)} ${kind.padEnd(8)} ${String(tokens).padStart(7)} seed ${String(seed).padEnd(3)} ${name.padEnd(18)} ` +
+        `score ${row.score.toFixed(2)}  ${row.wall.toFixed(2).padStart(6)} s, the model's ${row.model.toFixed(2).padStart(6)} s${said}`,
+    );
+    if (row.error === LATE || row.error?.startsWith("it has ended")) {
+      await own.running.end().catch(() => undefined);
+      await begin(name);
+    }
+  }
+}
+
+/** Processes and files that a contestant left. @param {string} scratch @param {Map<number, string>} seen */
+function leftBehind(scratch, seen) {
+  const alive = [...seen].filter(([id, start]) => findProcess(id)?.started === start).length;
+  const files = readdirSync(scratch, { recursive: true, withFileTypes: true }).filter((entry) => entry.isFile());
+  const bytes = files.reduce((sum, entry) => sum + statSync(join(entry.parentPath, entry.name)).size, 0);
+  const parts = [
+    ...(alive ? [`${alive} processes`] : []),
+    ...(files.length ? [`${files.length} files, ${(bytes / 1e6).toFixed(1)} MB`] : []),
+  ];
+  return parts.join("; ") || "nothing";
+}

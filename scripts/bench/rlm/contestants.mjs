@@ -1,0 +1,182 @@
+// The contestants: how each is started, given a task, and ended.
+import { spawn } from "node:child_process";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { createInterface } from "node:readline";
+import { launch } from "../../browsers.mjs";
+import { root } from "../../project.mjs";
+import { serve } from "../../serve.mjs";
+
+/**
+ * A task for a contestant. A limit that it does not have is not given to it.
+ * @typedef {{ task: string, file: string, url: string, model: string, subModel: string, code: string[], calls?: number, seconds?: number }} Order
+ * @typedef {{ answer?: string, error?: string }} Outcome
+ * @typedef {object} Running  a started contestant
+ * @property {string} version
+ * @property {(order: Order) => Promise<Outcome>} ask
+ * @property {() => (number | undefined)} process  the process whose family is its own
+ * @property {() => Promise<void>} end
+ * @typedef {object} Contestant
+ * @property {keyof typeof import("./policies.mjs").CONVENTIONS} convention
+ * @property {"all calls" | "sub-calls"} [calls]  the limit that `calls` sets
+ * @property {boolean} [seconds]  has a limit of time
+ * @property {string} isolation  of the code that the model writes
+ * @property {(scratch: string) => Promise<Running>} start  `scratch`: a folder for its temporary files and its home
+ */
+
+/** Where pip installs the contestants in Python. */
+export const RIVALS = join(root, ".setup/rlm-rivals");
+/** The cache of Deno, which has what DSPy's interpreter imports. */
+export const DENO_CACHE = join(root, ".setup/rlm-deno");
+
+/** @type {Record<string, Contestant>} */
+export const CONTESTANTS = {
+  "map-reduce": { convention: "sandglass", isolation: "none, and no model writes code", start: python("map-reduce") },
+  "sandglass-host": {
+    ...{ convention: "sandglass", calls: "all calls", seconds: true },
+    isolation: "namespaces, seccomp, Landlock",
+    start: host,
+  },
+  "sandglass-browser": {
+    ...{ convention: "sandglass", calls: "all calls", seconds: true },
+    isolation: "WebAssembly in a worker of an opaque origin",
+    start: browser,
+  },
+  rlms: { convention: "rlms", seconds: true, isolation: "none", start: python("rlms") },
+  "rlms-docker": { convention: "rlms", seconds: true, isolation: "a container", start: python("rlms-docker") },
+  dspy: { convention: "dspy", calls: "sub-calls", isolation: "WebAssembly in Deno", start: python("dspy") },
+  minrlm: { convention: "minrlm", calls: "sub-calls", seconds: true, isolation: "none", start: python("minrlm") },
+};
+
+/** @param {string} scratch @returns {NodeJS.ProcessEnv} */
+function environment(scratch) {
+  return {
+    ...process.env,
+    PATH: `${join(RIVALS, "bin")}:${process.env.PATH}`,
+    HOME: scratch,
+    TMPDIR: scratch,
+    NO_COLOR: "1",
+    DENO_DIR: DENO_CACHE,
+    OPENAI_API_KEY: "no-key-is-needed",
+  };
+}
+
+/** @param {string} name @returns {Contestant["start"]} */
+function python(name) {
+  return async (scratch) => {
+    const command = join(RIVALS, "bin/python");
+    const child = spawn(command, [join(root, "scripts/bench/rlm/rivals.py"), name], {
+      env: environment(scratch),
+      cwd: scratch,
+      stdio: ["pipe", "pipe", "pipe"],
+    });
+    let said = "";
+    child.stderr.setEncoding("utf8").on("data", (text) => (said = (said + text).slice(-4000)));
+    child.stdin.on("error", () => undefined); // the child has ended, which `next` reports
+    const ended = new Promise((resolve) => child.once("close", resolve));
+    const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
+    const next = async () => {
+      const { value, done } = await lines.next();
+      return done ? { error: `it has ended: ${said.trim().split("\n").at(-1)}` } : JSON.parse(value);
+    };
+    const { ready, error } = await next();
+    if (error) throw new Error(error);
+    return {
+      version: ready,
+      ask: (order) => {
+        child.stdin.write(`${JSON.stringify(order)}\n`);
+        return next();
+      },
+      process: () => child.pid,
+      async end() {
+        child.stdin.end();
+        const timer = setTimeout(() => child.kill("SIGKILL"), 5000);
+        await ended;
+        clearTimeout(timer);
+      },
+    };
+  };
+}
+
+/** The command-line program. Each task starts it anew, and that time counts. @param {string} scratch @returns {Promise<Running>} */
+async function host(scratch) {
+  const program = process.env.SANDGLASS_HOST ?? join(root, "target/release/sandglass-host");
+  /** @type {import("node:child_process").ChildProcess | undefined} */
+  let child;
+  return {
+    version: await output(program, ["--version"]).then((text) => text.trim().split(" ").at(-1) ?? ""),
+    async ask({ task, file, url, model, subModel, calls, seconds }) {
+      const limits = [
+        ...(calls ? ["--budget-calls", `${calls}`] : []),
+        ...(seconds ? ["--budget-time", `${seconds}`] : []),
+      ];
+      const args = ["rlm", file, "--task", task, "--url", url, "--model", model, "--sub-model", subModel, ...limits];
+      let [answer, said] = ["", ""];
+      child = spawn(program, args, { env: environment(scratch), cwd: scratch, stdio: ["ignore", "pipe", "pipe"] });
+      child.stdout?.setEncoding("utf8").on("data", (text) => (answer += text));
+      child.stderr?.setEncoding("utf8").on("data", (text) => (said = (said + text).slice(-4000)));
+      const code = await new Promise((resolve) => child?.once("close", resolve));
+      return code === 0
+        ? { answer: answer.trimEnd() }
+        : { error: said.trim().split("\n").at(-1) ?? `exit status ${code}` };
+    },
+    process: () => child?.pid,
+    end: async () => void child?.kill("SIGKILL"),
+  };
+}
+
+/** `runRlm` in a page of Chromium. @param {string} scratch @returns {Promise<Running>} */
+async function browser(scratch) {
+  const site = await serve(root, { folders: { data: scratch, node_modules: join(root, "node_modules") } });
+  const chromium = await launch("chromium", { env: { TMPDIR: scratch } });
+  const page = await chromium.newPage();
+  await page.goto(`${site.url}/tests/e2e/page.html`);
+  await page.evaluate(async () => {
+    /** @type {any} */ (window).rlm = await import(/** @type {any} */ ("/pyodide-glue/rlm.js"));
+  });
+  const files = mkdtempSync(join(scratch, "files-"));
+  return {
+    version: `${JSON.parse(readFileSync(join(root, "package.json"), "utf8")).version}, ${await chromium.version()}`,
+    async ask({ task, file, url, model, subModel, calls, seconds }) {
+      const copy = join(files, "context.txt");
+      writeFileSync(copy, readFileSync(file));
+      const path = `/data/${copy.slice(scratch.length + 1)}`;
+      return page.evaluate(
+        async (order) => {
+          const context = await (await fetch(order.path, { cache: "no-store" })).text();
+          const endpoint = { baseUrl: order.url, apiKey: "no-key-is-needed" };
+          const run = await /** @type {any} */ (window).rlm.runRlm({
+            task: order.task,
+            context,
+            model: { ...endpoint, model: order.model },
+            subModel: { ...endpoint, model: order.subModel },
+            ...(order.budget && { budget: order.budget }),
+          });
+          return run.answer === undefined ? { error: `${run.outcome}: ${run.error}` } : { answer: String(run.answer) };
+        },
+        {
+          ...{ task, path, url, model, subModel },
+          budget:
+            calls || seconds
+              ? { ...(calls && { maxCalls: calls }), ...(seconds && { maxTime: seconds * 1000 }) }
+              : null,
+        },
+      );
+    },
+    process: () => chromium.process()?.pid,
+    async end() {
+      await chromium.close();
+      await site.close();
+      rmSync(files, { recursive: true });
+    },
+  };
+}
+
+/** @param {string} program @param {string[]} args @returns {Promise<string>} */
+async function output(program, args) {
+  const child = spawn(program, args, { stdio: ["ignore", "pipe", "inherit"] });
+  let text = "";
+  child.stdout.setEncoding("utf8").on("data", (piece) => (text += piece));
+  await new Promise((resolve, reject) => child.once("close", resolve).once("error", reject));
+  return text;
+}

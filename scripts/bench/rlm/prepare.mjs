@@ -1,0 +1,66 @@
+// Fetches the contestants, and says which cannot take part here, and why.
+import { execFileSync } from "node:child_process";
+import { existsSync, mkdirSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { pathToFileURL } from "node:url";
+import { mustRun, root, run } from "../../project.mjs";
+import { DENO_CACHE, RIVALS } from "./contestants.mjs";
+
+const logOf = (/** @type {string} */ name) => join(root, ".setup/logs", `bench-rlm-${name}.log`);
+/** The image of rlms' container, by its own default. */
+const RLMS_IMAGE = "python:3.11-slim";
+
+/** Returns those of the contestants that can take part. @param {string[]} wanted */
+export async function prepare(wanted) {
+  const ours = process.env.SANDGLASS_HOST ?? join(root, "target/release/sandglass-host");
+  if (wanted.includes("sandglass-host") && !existsSync(ours)) {
+    await mustRun(["cargo", "build", "--release", "-p", "sandglass-cli"], {
+      log: logOf("build"),
+      timeoutSeconds: 3600,
+    });
+  }
+  const inPython = wanted.filter((name) => !name.startsWith("sandglass"));
+  if (inPython.length > 0) {
+    const python = join(RIVALS, "bin/python");
+    if (!existsSync(python)) await mustRun(["python3", "-m", "venv", RIVALS], { log: logOf("venv") });
+    await mustRun([python, "-m", "pip", "install", "-q", "-r", "scripts/bench/rlm/rivals.txt"], { log: logOf("pip") });
+  }
+  /** @type {string[]} */
+  const here = [];
+  for (const name of wanted) {
+    const problem = name === "dspy" ? await dspy() : name === "rlms-docker" ? docker() : undefined;
+    if (problem) console.log(`${name} does not take part: ${problem}`);
+    else here.push(name);
+  }
+  return here;
+}
+
+/** Downloads what DSPy's interpreter imports. A part of its own host is replaced by ours where that host cannot be reached. */
+async function dspy() {
+  const deno = join(RIVALS, "bin/deno");
+  const find = "import importlib.util as u; print(u.find_spec('dspy').submodule_search_locations[0])";
+  const folder = execFileSync(join(RIVALS, "bin/python"), ["-c", find], { encoding: "utf8" }).trim();
+  const download = (/** @type {string[]} */ ...options) => {
+    const flags = ["--no-config", "--no-lock", "--node-modules-dir=false", ...options];
+    const how = { log: logOf("deno"), timeoutSeconds: 120, env: { DENO_DIR: DENO_CACHE } };
+    return run([deno, "cache", ...flags, join(folder, "primitives/runner.js")], how);
+  };
+  if ((await download()).ok) return undefined;
+  const lines = pathToFileURL(join(root, "scripts/bench/rlm/deno-lines.js")).href;
+  const map = join(DENO_CACHE, "imports.json");
+  mkdirSync(DENO_CACHE, { recursive: true });
+  writeFileSync(map, JSON.stringify({ imports: { "https://deno.land/std@0.186.0/io/mod.ts": lines } }));
+  if (!(await download(`--import-map=${map}`)).ok) return "what its interpreter imports cannot be downloaded";
+  process.env.DSPY_IMPORTS = map;
+  return undefined;
+}
+
+/** The reason for which containers cannot be had. */
+function docker() {
+  try {
+    execFileSync("docker", ["image", "inspect", RLMS_IMAGE], { stdio: "ignore" });
+    return undefined;
+  } catch {
+    return `there is no Docker engine here with the image ${RLMS_IMAGE}`;
+  }
+}

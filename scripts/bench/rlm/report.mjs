@@ -1,0 +1,147 @@
+// Tables for readers who have never seen this benchmark.
+
+import { quantile } from "../quantile.mjs";
+
+/** @import { Row } from "./measure.mjs" */
+/** @typedef {{ name: string, version: string, isolation: string, start: number, left: string }} Facts */
+
+/** @param {number[]} values */
+const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+/** @param {number[]} values */
+const deviation = (values) => Math.sqrt(mean(values.map((value) => (value - mean(values)) ** 2)));
+/** A mean and its spread. @param {number[]} values @param {number} [digits] */
+const spread = (values, digits = 1) =>
+  values.length === 0
+    ? "–"
+    : `${mean(values).toFixed(digits)}${values.length > 1 ? ` ± ${deviation(values).toFixed(digits)}` : ""}`;
+/** @param {number} part */
+const percent = (part) => `${(part * 100).toFixed(part < 1 && part > 0.995 ? 1 : 0)} %`;
+
+/** Seconds of a run in which no model was at work that had to be. @param {Row} row */
+export const overhead = ({ wall, model }) => wall - model;
+
+/** The main table. @param {Row[]} rows @param {Facts[]} all */
+export function mainTable(rows, all) {
+  return markdown(
+    [
+      "",
+      "right answers",
+      "time of a run, s",
+      "of it the model's own, s",
+      "added, s: median; mean",
+      "added per turn, ms",
+      "tokens of the code's model",
+      "of sub-models",
+      "sub-calls lost; doubled; after the end",
+      "memory, MB",
+      "ready after, s",
+      "left behind",
+    ],
+    all.map(({ name, start, left }) => {
+      const own = rows.filter(({ contestant, scenario }) => contestant === name && scenario === "standard");
+      const good = own.filter(({ error }) => error === undefined);
+      return [
+        name,
+        own.length
+          ? percent(mean(own.map(({ score }) => score))) +
+            (good.length < own.length ? `, ${own.length - good.length} without an answer` : "")
+          : "–",
+        spread(good.map(({ wall }) => wall)),
+        spread(good.map(({ model }) => model)),
+        good.length ? `${quantile(good.map(overhead), 0.5).toFixed(2)}; ${spread(good.map(overhead), 2)}` : "–",
+        spread(
+          good.filter(({ turns }) => turns > 0).map((row) => (overhead(row) / row.turns) * 1000),
+          0,
+        ),
+        spread(
+          good.map(({ rootTokens }) => rootTokens),
+          0,
+        ),
+        spread(
+          good.map(({ subTokens }) => subTokens),
+          0,
+        ),
+        ["lost", "doubled", "late"]
+          .map((key) => sum(own.map((row) => Number(row[/** @type {keyof Row} */ (key)]))))
+          .join("; "),
+        Math.max(0, ...own.map(({ memory }) => memory)).toFixed(0),
+        start.toFixed(1),
+        left,
+      ];
+    }),
+  );
+}
+
+/** Time added, by the size of the context. @param {Row[]} rows @param {Facts[]} all */
+export function sizeTable(rows, all) {
+  const sizes = [...new Set(rows.map(({ tokens }) => tokens))].sort((a, b) => a - b);
+  const own = (/** @type {string} */ name, /** @type {number} */ size) =>
+    rows.filter(
+      (row) => row.scenario === "standard" && row.contestant === name && row.tokens === size && row.error === undefined,
+    );
+  return markdown(
+    ["added, s, with a context of", ...sizes.map((size) => `${size.toLocaleString("en")} tokens`)],
+    all.map(({ name }) => [name, ...sizes.map((size) => spread(own(name, size).map(overhead), 2))]),
+  );
+}
+
+/** Right answers, by the kind of task. @param {Row[]} rows @param {Facts[]} all */
+export function kindTable(rows, all) {
+  const kinds = [...new Set(rows.map(({ kind }) => kind))];
+  const cell = (/** @type {string} */ name, /** @type {string} */ kind) => {
+    const own = rows.filter((row) => row.scenario === "standard" && row.contestant === name && row.kind === kind);
+    return own.length ? percent(mean(own.map(({ score }) => score))) : "–";
+  };
+  return markdown(
+    ["right answers", ...kinds],
+    all.map(({ name }) => [name, ...kinds.map((kind) => cell(name, kind))]),
+  );
+}
+
+/** Each kind of fault, compared with the same tasks without. @param {Row[]} rows @param {Facts[]} all */
+export function faultTable(rows, all) {
+  const faults = [
+    ...new Set(rows.flatMap(({ scenario }) => (scenario.startsWith("fault ") ? [scenario.slice(6)] : []))),
+  ];
+  const cell = (/** @type {string} */ name, /** @type {string} */ fault) => {
+    const own = rows.filter((row) => row.contestant === name && row.scenario === `fault ${fault}`);
+    if (own.length === 0) return "–";
+    const answered = own.filter(({ error }) => error === undefined);
+    const lost = sum(own.map(({ lost }) => lost));
+    const added = answered.length ? `, + ${mean(answered.map(overhead)).toFixed(1)} s` : "";
+    return `${percent(mean(own.map(({ score }) => score)))}${added}${lost ? `, ${lost} calls lost` : ""}`;
+  };
+  return markdown(
+    ["right answers, and time added", ...faults],
+    all.map(({ name }) => [name, ...faults.map((fault) => cell(name, fault))]),
+  );
+}
+
+/** Limits, and what came of them. @param {Row[]} rows @param {Facts[]} all @param {{ calls: number, seconds: number }} limits @param {(name: string) => { calls?: string, seconds?: boolean }} has */
+export function limitTable(rows, all, limits, has) {
+  const own = (/** @type {string} */ name, /** @type {string} */ scenario) =>
+    rows.filter((row) => row.contestant === name && row.scenario === scenario);
+  return markdown(
+    ["", `limit of ${limits.calls} calls: calls made`, `limit of ${limits.seconds} s: ended after, s`],
+    all.map(({ name }) => {
+      const { calls, seconds } = has(name);
+      const made = own(name, "limit of calls").map((row) => row.subCalls + (calls === "all calls" ? row.rootCalls : 0));
+      return [
+        name,
+        calls ? `${spread(made, 0)} (${calls})` : "no such limit",
+        seconds ? spread(own(name, "limit of time").map(({ wall }) => wall)) : "no such limit",
+      ];
+    }),
+  );
+}
+
+/** @param {number[]} values */
+function sum(values) {
+  return values.reduce((all, value) => all + value, 0);
+}
+
+/** @param {string[]} head @param {string[][]} lines */
+function markdown(head, lines) {
+  const row = (/** @type {string[]} */ cells) => `| ${cells.join(" | ")} |`;
+  return [row(head), row(head.map(() => "---")), ...lines.map(row)].join("\n");
+}

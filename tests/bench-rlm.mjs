@@ -1,0 +1,177 @@
+// Tests of `npm run bench:rlm` that need no contestant: its tasks, its model server and its figures.
+//   node tests/bench-rlm.mjs
+import { deepStrictEqual, ok, rejects } from "node:assert";
+import { spawn } from "node:child_process";
+import { criticalPath } from "../scripts/bench/rlm/measure.mjs";
+import { startModel } from "../scripts/bench/rlm/model.mjs";
+import { CONVENTIONS, codeOf, turnsDone } from "../scripts/bench/rlm/policies.mjs";
+import { mainTable } from "../scripts/bench/rlm/report.mjs";
+import { picture } from "../scripts/bench/rlm/spread.mjs";
+import { BEGIN, END, KINDS, makeTask, oracle, readPrompt } from "../scripts/bench/rlm/tasks.mjs";
+import { countAnswer } from "../scripts/bench/rlm/tasks/count.mjs";
+import { Score } from "./e2e/harness.mjs";
+
+/** @import { Behaviour, Call } from "../scripts/bench/rlm/model.mjs" */
+
+/** A model that takes no time. @type {Behaviour} */
+const QUICK = { firstToken: 0, readsPerSecond: 1e9, writesPerSecond: 1e9, errorRate: 0 };
+/** Runs code that the model would write, with the standard library of Python. Arguments: the address of the model. */
+const RUNNER = `
+import json, sys, urllib.request
+def query(prompt):
+    body = {"model": "sub", "messages": [{"role": "user", "content": prompt}]}
+    request = urllib.request.Request(sys.argv[1] + "/chat/completions", json.dumps(body).encode())
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+order, answers = json.load(sys.stdin), []
+space = {"context": order["context"], "FINAL": answers.append, "print": lambda *words: None,
+         "llm_query_batched": lambda prompts: [query(prompt) for prompt in prompts]}
+for code in order["code"]:
+    exec(code, space)
+sys.stdout.write(answers[0])
+`;
+/** A prompt that the oracle knows. */
+const PROMPT = `${countAnswer.question}\n\n${BEGIN}Ada Abel (Lyon): My receipt of May shows the wrong price.${END}`;
+
+const score = new Score();
+const model = await startModel();
+const task = makeTask("count", 1, 2 ** 13);
+
+await test("the code for each task finds the right answer when the oracle never errs", async () => {
+  for (const kind of KINDS) {
+    for (const [seed, tokens] of /** @type {const} */ ([
+      [1, 2 ** 13],
+      [2, 2 ** 15],
+    ])) {
+      const made = makeTask(kind, seed, tokens);
+      const run = model.begin({ task: made, convention: "sandglass", behaviour: QUICK });
+      const answer = await python(run.url, { context: made.context, code: codeOf(made.turns, CONVENTIONS.sandglass) });
+      deepStrictEqual([kind, seed, made.score(answer)], [kind, seed, 1], answer);
+      ok(run.calls.length <= 33, `${kind}: ${run.calls.length} calls`);
+      ok(run.calls.every(({ delivered, kind }) => delivered && kind === "sub"));
+      ok(made.score("") < 0.1 && made.score("nobody") < 0.1);
+      deepStrictEqual(makeTask(kind, seed, tokens).context, made.context);
+      ok(Math.abs(made.context.length / 4 / tokens - 1) < 0.1, `${made.context.length} characters`);
+      run.end();
+    }
+  }
+});
+
+await test("the oracle errs as often as it shall, and always on the same prompts", () => {
+  const prompts = Array.from({ length: 300 }, (_, at) => readPrompt(PROMPT.replace("Lyon", `City${at}`)));
+  const wrong = (/** @type {number} */ rate) =>
+    prompts.map((prompt) => prompt && oracle(prompt, rate) !== oracle(prompt, 0));
+  deepStrictEqual(wrong(0.2), wrong(0.2));
+  const times = wrong(0.2).filter(Boolean).length;
+  ok(times > 30 && times < 90, `${times} of 300`);
+  deepStrictEqual(readPrompt(`Please: ${PROMPT}`), undefined);
+});
+
+await test("a model that writes code goes on after the turns that went well", async () => {
+  deepStrictEqual(turnsDone(["print('step', 1, 'done')", "Output:\nstep 1 done\n"]), 1);
+  for (const convention of /** @type {(keyof typeof CONVENTIONS)[]} */ (Object.keys(CONVENTIONS))) {
+    const run = model.begin({ task, convention, behaviour: QUICK });
+    const first = await reply(run.url, "a task");
+    const last = await reply(run.url, "step 1 done\nstep 2 done");
+    ok(first.includes("def ask(") && first.includes(`${CONVENTIONS[convention].context}.splitlines()`), first);
+    ok(
+      CONVENTIONS[convention].answer.every((line) => last.includes(line)),
+      last,
+    );
+    deepStrictEqual(
+      run.calls.map(({ kind, turn }) => [kind, turn]),
+      [
+        ["root", 0],
+        ["root", 2],
+      ],
+    );
+    run.end();
+    await rejects(reply(run.url, "too late"), /404/);
+  }
+});
+
+await test("each fault comes once, and the second attempt is answered", async () => {
+  const faults = /** @type {const} */ ({ busy: /429/, failing: /503/, cut: /terminated/, malformed: /JSON/ });
+  for (const [kind, problem] of Object.entries(faults)) {
+    const fault = { kind: /** @type {keyof typeof faults} */ (kind), rate: 1 };
+    const run = model.begin({ task, convention: "sandglass", behaviour: { ...QUICK, fault } });
+    await rejects(reply(run.url, PROMPT), problem);
+    deepStrictEqual(await reply(run.url, PROMPT), "billing=1 delivery=0 account=0 repair=0");
+    deepStrictEqual(
+      run.calls.map(({ fault, delivered }) => [fault, delivered]),
+      [
+        [kind, false],
+        [undefined, true],
+      ],
+    );
+    run.end();
+  }
+});
+
+await test("a real endpoint behind the server is recorded as well", async () => {
+  const inner = model.begin({ task, convention: "sandglass", behaviour: QUICK });
+  const outer = await startModel({ endpoint: { url: inner.url, key: "a key", subModel: "sub" } });
+  const run = outer.begin({ task, convention: "sandglass", behaviour: QUICK });
+  deepStrictEqual(await reply(run.url, PROMPT), "billing=1 delivery=0 account=0 repair=0");
+  const [call] = run.calls;
+  deepStrictEqual([call?.kind, call?.delivered, call?.replyTokens], ["sub", true, inner.calls[0]?.replyTokens]);
+  await outer.close();
+  inner.end();
+});
+
+await test("the critical path has each reply, and the longest call of each batch", () => {
+  /** @param {Partial<Call>} call @returns {Call} */
+  const call = (call) => ({
+    ...{
+      kind: "sub",
+      turn: 0,
+      prompt: String(call.latency),
+      start: 0,
+      end: 0,
+      latency: 0,
+      promptTokens: 1,
+      replyTokens: 1,
+    },
+    ...{ delivered: true, ...call },
+  });
+  const replies = [call({ kind: "root", latency: 100 }), call({ kind: "root", turn: 1, latency: 50 })];
+  const batch = [call({ latency: 7 }), call({ latency: 9 }), call({ latency: 500, delivered: false })];
+  const again = call({ turn: 1, latency: 3, question: "q", prompt: "same" });
+  deepStrictEqual(criticalPath([...replies, ...batch, again, again]), 162);
+  const chain = [call({ latency: 7, chain: true }), call({ latency: 9, chain: true })];
+  deepStrictEqual(criticalPath([...replies, ...chain]), 166);
+});
+
+await test("tables and picture name all contestants", () => {
+  const row = { scenario: "standard", kind: "count", seed: 1, tokens: 1, score: 1, wall: 2, model: 1.5, turns: 2 };
+  const counts = { rootCalls: 2, subCalls: 3, rootTokens: 4, subTokens: 5, lost: 0, doubled: 1, late: 0, memory: 7 };
+  const rows = ["a", "b"].map((contestant) => ({ ...row, ...counts, contestant }));
+  const facts = rows.map(({ contestant: name }) => ({ name, version: "1", isolation: "", start: 1, left: "nothing" }));
+  ok(/\| a \| 100 % \| 2.0 ± 0.0|\| a \| 100 % \| 2.0 \|/.test(mainTable(rows, facts)));
+  ok(/\| b .*\| 0.50; 0.50 \| 250 \| 4 \| 5 \| 0; 1; 0 \|/.test(mainTable(rows, facts)), mainTable(rows, facts));
+  deepStrictEqual(picture(rows, ["a", "b"]).match(/<circle/g)?.length, 2);
+});
+
+await model.close();
+score.end();
+
+/** @param {string} name @param {() => void | Promise<void>} body */
+async function test(name, body) {
+  await score.test(name, async () => (await body(), []));
+}
+
+/** @param {string} url @param {string} content @returns {Promise<string>} */
+async function reply(url, content) {
+  const body = JSON.stringify({ model: "any", messages: [{ role: "user", content }] });
+  const response = await fetch(`${url}/chat/completions`, { method: "POST", body });
+  if (!response.ok) throw new Error(`${response.status}`);
+  return (await response.json()).choices[0].message.content;
+}
+
+/** @param {string} url @param {object} order @returns {Promise<string>} */
+async function python(url, order) {
+  const child = spawn("python3", ["-c", RUNNER, url], { stdio: ["pipe", "pipe", "inherit"] });
+  child.stdin.end(JSON.stringify(order));
+  let answer = "";
+  for await (const piece of child.stdout.setEncoding("utf8")) answer += piece;
+  return answer;
+}

@@ -1,4 +1,5 @@
 // The snapshot that the browser keeps for the next page, in its cache storage. See src/snapshot.rs.
+// Decisions: docs/internals/guest-in-a-browser.md.
 
 import { build } from "../dist/assets.js";
 

@@ -3,6 +3,7 @@
 // The first message brings a private port that only this file holds. The next ones bring the compiled module, the parts that
 // Python starts from (`Parts`), and later the library. The port speaks the protocol of crates/core/src/protocol.rs.
 // Python cannot end its own exchange: this file posts the end, after the interpreter has really returned.
+// Decisions: docs/internals/saving-and-restoring.md.
 
 import { createBridge } from "./bridge.js";
 import { plainBytes } from "./bytes.js";

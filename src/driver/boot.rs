@@ -3,6 +3,8 @@
 //! The sandbox's own guest is a spare if there is one, and is started from its files otherwise. A shadow uses a parked guest, then a spare,
 //! then a new guest. A guest is *adopted* when the driver begins to exchange messages with it. A spare or parked guest may turn out to be
 //! unusable: until its first answer, another guest can take its place.
+//!
+//! Decisions: `docs/internals/guest-in-a-browser.md`.
 
 use std::cell::Cell;
 use std::future::poll_fn;

@@ -450,8 +450,12 @@ impl<B: Body> Interpreter<B> {
         let base = self.checkpoints.base;
         let Some(saved) = base.and_then(|number| self.checkpoints.chain.find(number)) else {
             let restored = |name: &String| self.contexts.has(name);
-            self.checkpoints.forget();
-            self.checkpoints.before = before;
+            if base.is_some() {
+                self.checkpoints.forget();
+            }
+            // Without a base, checkpoints are of states from before the user went back to a fresh guest. They stay.
+            (self.checkpoints.before, self.checkpoints.execution) = (before, 0);
+            self.checkpoints.crashes = 0;
             let files = news.into_iter().filter(|name| is_file(name));
             return StateReport::lost(names.filter(|name| !restored(name)).chain(files), &reason);
         };

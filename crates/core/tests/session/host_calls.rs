@@ -138,12 +138,12 @@ fn the_time_of_an_approval_does_not_count_for_a_call() {
 #[test]
 fn the_line_that_calls_is_known_while_its_code_runs() {
     let mut world = World::ready();
-    world.execute(&format!("a\r\nb\rc\n\nd\n{}", "é".repeat(2_000)));
+    world.execute("a\r\nb\rc\n\nd");
     let lines = |world: &World, execution| {
         let lines = (0..=6).filter_map(|number| world.session.line(execution, number));
         lines.collect::<Vec<_>>()
     };
-    assert_eq!(lines(&world, 1), ["a", "b", "c", "", "d", &*"é".repeat(1_000)]);
+    assert_eq!(lines(&world, 1), ["a", "b", "c", "", "d"]);
     assert!(lines(&world, 2).is_empty());
     world.ends(ok());
     assert!(lines(&world, 1).is_empty());

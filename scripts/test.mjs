@@ -70,6 +70,13 @@ const onServer = (backend) => ({
   needs: ["build", "rust build"],
   processors: 0.5,
 });
+/** The suite of connections that break a thousand times. */
+const thousandCuts = () => ({
+  name: "a thousand cuts",
+  ...pytest(python("python"), "tests/client/test_reconnect.py", "-k", "nothing_is_lost"),
+  needs: ["rust build"],
+  env: { SANDGLASS_CUTS: "1000" },
+});
 /** The suite of the cases outside of browsers. @param {string} runtime */
 const onRuntime = (runtime) => ({
   name: `cases on ${runtime}`,
@@ -166,6 +173,7 @@ const SUITES = [
   ...inBrowsers(1, "rlm"),
   ...inBrowsers(0.5, "models"),
   ...(long ? [{ name: "a local model", ...e2e("local-model") }] : []),
+  ...(long ? [thousandCuts()] : []),
   ...inBrowsers(1, "speculate", ...either(["--rounds", "20"])),
   ...inBrowsers(1, "packages"),
   ...inBrowsers(1, "packages", "--shared", ...either(["--all"])),

@@ -43,6 +43,7 @@ mod remote;
 mod rlm;
 mod sandbox;
 mod snapshot;
+mod socket;
 mod source;
 mod spares;
 mod stop;

@@ -12,17 +12,18 @@ use js_sys::{ArrayBuffer, JsString};
 use serde::Deserialize;
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::spawn_local;
-use web_sys::{AbortController, MessageEvent, Url};
+use web_sys::{AbortController, Url};
 
 use super::arguments::entries;
 use super::glue::{get, global};
+use super::socket::Socket;
 use super::wire::{News, OnNews, Wire, guest_of};
 use sandglass_core::error::Error;
 use sandglass_core::execution::Killer;
 use sandglass_core::limits::Limits;
 use sandglass_rlm::query::without_key;
 
-use connect::{Opened, Socket};
+use connect::Opened;
 
 /// The longest text message, in UTF-16 units.
 const MAX_NOTICE: u32 = 1 << 16;
@@ -91,7 +92,8 @@ fn server_url(value: &JsValue) -> Result<String, Error> {
     Ok(if url.ends_with('/') { url } else { url + "/" })
 }
 
-/// A sandbox's session on a server. It lasts as long as its connection. The next guest after a lost connection begins a new session.
+/// A sandbox's session on a server. It lasts as long as its connection, which can go over to another WebSocket. The next guest after a lost
+/// connection begins a new session.
 pub(super) struct Server {
     backend: Backend,
     /// The session's options, as JSON.
@@ -220,9 +222,9 @@ impl Server {
             seat: RefCell::default(),
         });
         let this = Rc::downgrade(&line);
-        let on_message = move |event: MessageEvent| {
+        let on_message = move |data: &JsValue| {
             if let Some(line) = this.upgrade() {
-                line.receive(&event.data());
+                line.receive(data);
             }
         };
         let (server, this) = (Rc::downgrade(self), Rc::downgrade(&line));
@@ -284,7 +286,7 @@ impl Line {
         let text = data.dyn_ref::<JsString>().filter(|text| text.length() <= MAX_NOTICE);
         match text.and_then(|text| serde_json::from_str(&String::from(text)).ok()) {
             Some(Notice::Booted { guest }) if guest == seat.number.get() && !seat.has_booted.replace(true) => {
-                let wire = Wire::new(self.socket.raw(), guest, seat.on_news.clone());
+                let wire = Wire::new(self.socket.sender(), guest, seat.on_news.clone());
                 (seat.on_news)(News::Booted(wire));
             }
             Some(Notice::Lost { guest, message, killer }) if guest == seat.number.get() => {

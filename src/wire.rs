@@ -1,5 +1,7 @@
 //! Frames on the socket: `u32` number of the guest, `u32` length of the header, the header, and for each body its `u32` length and bytes.
 //! Numbers are little-endian.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::rc::Rc;
 
@@ -7,15 +9,13 @@ use gloo_timers::callback::Timeout;
 use js_sys::{Array, ArrayBuffer, Promise, Uint8Array};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
-use web_sys::WebSocket;
 
 use super::glue::bytes;
+use super::socket::Sender;
 use sandglass_core::error::Error;
 use sandglass_core::execution::Killer;
 use sandglass_core::protocol::Request;
 
-/// The most bytes that wait in the socket. More of a body is added below this.
-const HIGH_WATER: u32 = 4 << 20;
 /// The time between two looks at the socket, in milliseconds. A socket has no event for data that it has sent.
 const POLL_MS: u32 = 5;
 /// The most bytes of a header from the server.
@@ -46,14 +46,14 @@ pub(super) type Frame = (String, Array);
 /// The wire to one guest.
 #[derive(Clone)]
 pub(super) struct Wire {
-    socket: WebSocket,
+    sender: Sender,
     guest: u32,
     on_news: OnNews,
 }
 
 impl Wire {
-    pub(super) fn new(socket: WebSocket, guest: u32, on_news: OnNews) -> Self {
-        Self { socket, guest, on_news }
+    pub(super) fn new(sender: Sender, guest: u32, on_news: OnNews) -> Self {
+        Self { sender, guest, on_news }
     }
 
     /// Sends a frame. Does nothing when the socket is closed, because its owner hears of that anyway.
@@ -64,19 +64,21 @@ impl Wire {
         head.extend(length(header.len())?.to_le_bytes());
         head.extend(header.as_bytes());
         let Some(body) = body else {
-            return self.socket.send_with_u8_array(&head);
+            self.sender.send(bytes(&head));
+            return Ok(());
         };
         head.extend(body.length().to_le_bytes());
         let start = length(head.len())?;
         let frame = Uint8Array::new_with_length(start + body.length());
         frame.set(&bytes(&head), 0);
         frame.set(body, start);
-        self.socket.send_with_js_u8_array(&frame)
+        self.sender.send(frame);
+        Ok(())
     }
 
     /// Waits until the socket has room, or is closed.
     pub(super) async fn has_room(&self) {
-        while self.socket.ready_state() == WebSocket::OPEN && self.socket.buffered_amount() > HIGH_WATER {
+        while self.sender.is_full() {
             let later = Promise::new(&mut |resolve, _| {
                 Timeout::new(POLL_MS, move || drop(resolve.call0(&JsValue::UNDEFINED))).forget();
             });

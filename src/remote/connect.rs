@@ -1,17 +1,17 @@
 //! Opens a session on a server, and the session's channel.
 
-use std::cell::RefCell;
-
-use js_sys::{Array, Object, Promise, Reflect};
+use js_sys::{Array, Object, Reflect};
 use serde::Deserialize;
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, spawn_local};
-use web_sys::{AbortSignal, BinaryType, CloseEvent, MessageEvent, Response, WebSocket};
+use web_sys::{AbortSignal, Response};
 
 use super::Backend;
 use crate::glue::{base64, bytes, describe, fetch, get, global, object};
+use crate::socket::{Socket, last_words};
 use sandglass_core::SUBPROTOCOL;
 use sandglass_core::error::Error;
+use sandglass_core::resumable::SUFFIX;
 
 /// The backends that can run guests on a server.
 const BACKENDS: [&str; 4] = ["bubblewrap", "docker", "subprocess", "jupyter"];
@@ -23,14 +23,6 @@ pub(super) struct Opened {
     pub(super) socket: Socket,
     pub(super) isolation: &'static str,
 }
-
-/// A WebSocket; dropping it closes it.
-pub(super) struct Socket {
-    socket: WebSocket,
-    listeners: RefCell<Option<Listeners>>,
-}
-
-type Listeners = (Closure<dyn FnMut(MessageEvent)>, Closure<dyn FnMut(CloseEvent)>);
 
 /// The server's answer to `POST /v1/sessions`.
 #[derive(Deserialize)]
@@ -97,37 +89,25 @@ async fn channel(backend: &Backend, id: &str) -> Result<Socket, Error> {
     let url = &backend.url;
     // The scheme http becomes ws, and https becomes wss.
     let address = format!("ws{}v1/sessions/{id}/channel", url.trim_start_matches("http"));
-    let protocols = Array::of1(&SUBPROTOCOL.into());
+    let protocols = Array::of2(&SUBPROTOCOL.into(), &format!("{SUBPROTOCOL}{SUFFIX}").into());
     if let Some(key) = &backend.api_key {
         let key = String::from(base64(&bytes(key.as_bytes())));
         let key = key.trim_end_matches('=').replace('+', "-").replace('/', "_");
         protocols.push(&format!("sandglass.key.{key}").into());
     }
-    let socket =
-        WebSocket::new_with_str_sequence(&address, &protocols).map_err(|error| unreachable(url, &describe(&error)))?;
-    socket.set_binary_type(BinaryType::Arraybuffer);
-    let opened = Promise::new(&mut |resolve, reject| {
-        socket.set_onopen(Some(&resolve));
-        socket.set_onclose(Some(&reject));
-    });
-    let socket = Socket {
-        socket,
-        listeners: RefCell::default(),
+    let error = match Socket::open(address, protocols).await {
+        Ok(socket) => return Ok(socket),
+        Err(error) => error,
     };
-    let opened = JsFuture::from(opened).await;
-    socket.socket.set_onopen(None);
-    socket.socket.set_onclose(None);
-    match opened {
-        Ok(_) => Ok(socket),
-        Err(event) => {
-            give_back(backend, id);
-            let why = backend.without_key(event.dyn_ref().map(last_words).unwrap_or_default());
-            Err(Error::BackendUnavailable(format!(
-                "the sandglass-host server at {url} made a session and did not open its channel{why}: does what is between \
-                 here and there (a proxy, the page's Content-Security-Policy) let WebSockets through?"
-            )))
-        }
-    }
+    give_back(backend, id);
+    let why = match error.dyn_ref() {
+        Some(event) => backend.without_key(last_words(event)),
+        None => return Err(unreachable(url, &describe(&error))),
+    };
+    Err(Error::BackendUnavailable(format!(
+        "the sandglass-host server at {url} made a session and did not open its channel{why}: does what is between \
+         here and there (a proxy, the page's Content-Security-Policy) let WebSockets through?"
+    )))
 }
 
 /// Ends a session whose channel could not be opened. The server may not hear this.
@@ -150,48 +130,6 @@ fn headers(backend: &Backend) -> Object {
         let _ = Reflect::set(&headers, &"authorization".into(), &format!("Bearer {key}").into());
     }
     headers
-}
-
-impl Socket {
-    /// Begins to report messages and the end of the connection.
-    pub(super) fn listen(&self, on_message: impl Fn(MessageEvent) + 'static, on_close: impl Fn(String) + 'static) {
-        let on_message = Closure::<dyn FnMut(_)>::new(on_message);
-        let on_close = Closure::<dyn FnMut(_)>::new(move |event: CloseEvent| on_close(last_words(&event)));
-        self.socket.set_onmessage(Some(on_message.as_ref().unchecked_ref()));
-        self.socket.set_onclose(Some(on_close.as_ref().unchecked_ref()));
-        self.listeners.replace(Some((on_message, on_close)));
-    }
-
-    pub(super) fn is_open(&self) -> bool {
-        self.socket.ready_state() == WebSocket::OPEN
-    }
-
-    pub(super) fn raw(&self) -> WebSocket {
-        self.socket.clone()
-    }
-
-    /// Sends a text. Does nothing when the socket is closed.
-    pub(super) fn send_text(&self, text: &str) {
-        if let Err(error) = self.socket.send_with_str(text) {
-            web_sys::console::error_1(&error);
-        }
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        self.socket.set_onmessage(None);
-        self.socket.set_onclose(None);
-        let _ = self.socket.close(); // cannot fail without a code
-    }
-}
-
-/// The reason that the server gave for closing a socket, such as ` (code 1013: too many guests)`.
-fn last_words(event: &CloseEvent) -> String {
-    match (event.code(), event.reason()) {
-        (code, reason) if reason.is_empty() => format!(" (code {code})"),
-        (code, reason) => format!(" (code {code}: {reason})"),
-    }
 }
 
 fn unreachable(url: &str, why: &str) -> Error {

@@ -1,8 +1,13 @@
 // Sandboxes with guests on a server, while the server is absent, refuses, or goes away.
 import { createServer } from "node:net";
+import { startProxy } from "./cutting.mjs";
 import { KEY, startHost } from "./host.mjs";
 import { listen } from "../../scripts/serve.mjs";
 
+/** Connections that break in the test of that: SANDGLASS_CUTS=1000 for the long form. */
+const CUTS = Number(process.env.SANDGLASS_CUTS ?? 60);
+/** Lines of one execution there. */
+const LINES = 20;
 /** Time in which the server must notice that a page has gone. */
 const IN_TIME_MS = 60_000;
 
@@ -142,9 +147,58 @@ export async function testBackend({ backend, origin, page, score, only }) {
     }
   });
 
+  await check("nothing is lost or doubled when connections break", async () => {
+    if (backend !== "subprocess") return []; // the connection is the same for all
+    const host = await startHost({ backend, origin, settings: ["--requests-per-second", "10000"] });
+    const proxy = await startProxy(host.url);
+    try {
+      await page.evaluate(
+        async (backend) => {
+          const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+          /** @type {number[]} */
+          const effects = [];
+          const hostFunctions = {
+            effect: (/** @type {number} */ number) => {
+              effects.push(number);
+              return 2 * number;
+            },
+          };
+          const sandbox = await createSandbox({ backend, hostFunctions, timeout: 60_000 });
+          await sandbox.initialize("the context");
+          Object.assign(window, { sandbox, effects });
+        },
+        { url: proxy.url, apiKey: KEY },
+      );
+      proxy.isOn = true;
+      /** @type {string[]} */
+      const problems = [];
+      for (let begin = 0; proxy.cuts < CUTS && !problems.length; begin += LINES) {
+        const told = await page.evaluate(runLines, begin, LINES);
+        const numbers = Array.from({ length: LINES }, (_, index) => begin + index);
+        const wanted = {
+          effects: numbers,
+          stdout: numbers.map((number) => `line ${number}\n`).join(""),
+          heard: numbers.map((number) => `line ${number}\n`).join(""),
+          shown: numbers.map(String),
+          outcome: "ok",
+          isSame: true,
+        };
+        if (JSON.stringify(told) !== JSON.stringify(wanted)) problems.push(JSON.stringify(told));
+      }
+      proxy.isOn = false;
+      const last = await page.evaluate(() => /** @type {any} */ (window).sandbox.execute("context"));
+      await page.evaluate(() => /** @type {any} */ (window).sandbox.destroy());
+      return [...problems, ...differs(last.result ?? "", "'the context'")];
+    } finally {
+      await proxy.stop();
+      await host.stop();
+    }
+  });
+
   await check("a server that dies takes the state along, and the next one goes on", async () => {
     const port = await freePort();
-    let host = await startHost({ backend, origin, port });
+    const settings = ["--reconnect-within", "0.5"];
+    let host = await startHost({ backend, origin, port, settings });
     try {
       const begun = page.evaluate(
         async (backend) => {
@@ -168,7 +222,7 @@ export async function testBackend({ backend, origin, page, score, only }) {
         const { sandbox } = /** @type {any} */ (window);
         return sandbox.getVariable("x").catch((/** @type {any} */ error) => `${error.code}: ${error.message}`);
       });
-      host = await startHost({ backend, origin, port });
+      host = await startHost({ backend, origin, port, settings });
       const after = /** @type {Run} */ (
         await page.evaluate(async () => {
           const { sandbox } = /** @type {any} */ (window);
@@ -189,6 +243,35 @@ export async function testBackend({ backend, origin, page, score, only }) {
       await host.stop();
     }
   });
+}
+
+/**
+ * Runs code with output, displays, calls and a file. Runs in a page.
+ * @param {number} begin @param {number} count
+ */
+async function runLines(begin, count) {
+  const { sandbox, effects } = /** @type {any} */ (window);
+  effects.length = 0;
+  let heard = "";
+  /** @type {string[]} */
+  const shown = [];
+  const code = `
+for number in range(${begin}, ${begin + count}):
+    print("line", number)
+    assert effect(number) == 2 * number
+    display({"text/plain": str(number)}, raw=True)
+`;
+  const run = await sandbox.execute(code, {
+    onStdout: (/** @type {string} */ text) => (heard += text),
+    onDisplay: (/** @type {{ data: string }} */ { data }) => shown.push(data),
+  });
+  const data = new Uint8Array((begin % 7) * 100_000).fill(begin);
+  await sandbox.writeFile("data", data);
+  const read = await sandbox.readFile("data");
+  const isSame =
+    read.length === data.length &&
+    data.every((/** @type {number} */ byte, /** @type {number} */ at) => byte === read[at]);
+  return { effects: [...effects], stdout: run.stdout, heard, shown, outcome: run.error ?? run.outcome, isSame };
 }
 
 /**

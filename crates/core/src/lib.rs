@@ -5,6 +5,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`protocol`] | the messages between host and guest |
+//! | [`resumable`] | conversations that outlive their connections |
 //! | [`session`] | the state machine of one sandbox |
 //! | [`deadline`] | the time at which an execution is interrupted, and at which its guest is ended |
 //! | [`budget`] | limits of calls of models, tokens, cost, time and depth |
@@ -36,6 +37,7 @@ mod prometheus;
     reason = "the fields of messages are named after what the variants' docs explain"
 )]
 pub mod protocol;
+pub mod resumable;
 pub mod session;
 pub mod stats;
 pub mod value;

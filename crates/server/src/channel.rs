@@ -12,24 +12,23 @@
 //! guest takes nothing, the relay stops reading from the socket. A long body travels in pieces (`part` events), because a page
 //! that receives one large message can do nothing else meanwhile.
 //!
+//! In the resumable form of the subprotocol, all of this goes on when the client comes back with another WebSocket.
+//!
 //! Decisions: `docs/internals/server.md`.
 
-use std::collections::VecDeque;
-use std::future::{pending, poll_fn};
-use std::pin::Pin;
+use std::future::pending;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
+use axum::extract::ws::{Message, WebSocketUpgrade, close_code};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use futures_util::stream::{SplitSink, SplitStream};
-use futures_util::{Sink, StreamExt};
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
 use sandglass_core::SUBPROTOCOL;
 use sandglass_core::protocol::{Event, Request};
 use serde::Deserialize;
@@ -45,6 +44,7 @@ use super::exchanges::{ended_exchange, exchange_of};
 use super::pieces::messages;
 use super::quotas::{Account, Held};
 use super::sessions::{Attached, Kind, OwnSession, Session};
+use super::sockets::{self, Form, Outgoing, Permits, Socket};
 use super::storage::{Excess, Fate};
 use futures_util::future::BoxFuture;
 use sandglass_host::Killer;
@@ -62,8 +62,6 @@ const MOST_WAITING: usize = 256;
 const LAST_FRAMES: Duration = Duration::from_secs(2);
 /// The time for a guest to end.
 const ENDING: Duration = Duration::from_secs(10);
-/// The time for a close message to be sent.
-const FAREWELL: Duration = Duration::from_secs(2);
 
 /// `GET /v1/sessions/{id}/channel`.
 pub async fn channel(
@@ -86,33 +84,34 @@ pub async fn channel(
         Ok(upgrade) => upgrade,
         Err(rejection) => return Ok(rejection.into_response()),
     };
-    if !upgrade.requested_protocols().any(|protocol| protocol == SUBPROTOCOL) {
-        return Err(ApiError::invalid(format!(
-            "the client must offer the subprotocol {SUBPROTOCOL}"
-        )));
+    let (upgrade, form) = sockets::negotiate(&app, upgrade, SUBPROTOCOL)?;
+    let attached = session.attach();
+    if attached.is_none() && form == Form::Plain {
+        return Err(ApiError::new(StatusCode::CONFLICT, "channel_taken", TAKEN));
     }
-    let attached = session.attach().ok_or_else(|| {
-        let message = "a session has one channel at a time, and this session's is open";
-        ApiError::new(StatusCode::CONFLICT, "channel_taken", message)
-    })?;
     let most_bytes = app.args.body_limits().most_bytes + SLACK_BYTES;
-    let (launcher, most_value_bytes) = (Arc::clone(launcher), *most_value_bytes);
-    let open = app.metrics.channels.up();
     let guests = Guests {
-        launcher,
-        most_value_bytes,
+        launcher: Arc::clone(launcher),
+        most_value_bytes: *most_value_bytes,
     };
-    // These end with the task: the permits of the connection and of the key's request, the gauge's count, and the session with
-    // its guest.
+    let permits = Permits {
+        connection,
+        request: held,
+        open: app.metrics.channels.up(),
+    };
     let failed = Arc::clone(&session);
     let upgrade = upgrade
-        .protocols([SUBPROTOCOL])
         .max_message_size(most_bytes)
         .max_frame_size(most_bytes)
         .on_failed_upgrade(move |error| tracing::debug!(session = failed.id, %error, "no WebSocket came of it"));
-    Ok(upgrade.on_upgrade(move |socket| async move {
-        let _kept = (connection, held, open);
-        Relay::new(app, account, session, socket, guests).run(attached).await;
+    Ok(upgrade.on_upgrade(async move |socket| {
+        let opened = sockets::open(&app, &account, &session.id, most_bytes, (socket, form), permits).await;
+        // A channel that is resumed is attached already.
+        match (opened, attached) {
+            (Some(socket), Some(attached)) => Relay::new(app, account, session, socket, guests).run(attached).await,
+            (Some(mut socket), None) => socket.outgoing.close(close_code::POLICY, TAKEN.to_owned()).await,
+            (None, _) => {}
+        }
     }))
 }
 
@@ -128,6 +127,8 @@ enum Command {
     Boot,
     Kill { guest: Option<u32> },
 }
+
+const TAKEN: &str = "a session has one channel at a time, and this session's is open";
 
 /// The WebSocket close code and reason that the client gets.
 struct Farewell(u16, &'static str);
@@ -146,8 +147,10 @@ struct Relay {
     account: Arc<Account>,
     session: Arc<Session>,
     guests: Guests,
-    incoming: SplitStream<WebSocket>,
+    incoming: BoxStream<'static, Result<Message, axum::Error>>,
     outgoing: Outgoing,
+    silence: Duration,
+    _permits: Option<Permits>,
     number: u32,
     booting: Option<BoxFuture<'static, Result<Guest, sandglass_core::Error>>>,
     guest: Option<Running>,
@@ -170,15 +173,16 @@ enum Happened {
 }
 
 impl Relay {
-    fn new(app: App, account: Arc<Account>, session: Arc<Session>, socket: WebSocket, guests: Guests) -> Self {
-        let (sink, incoming) = socket.split();
+    fn new(app: App, account: Arc<Account>, session: Arc<Session>, socket: Socket, guests: Guests) -> Self {
         Self {
             app,
             account,
             session,
             guests,
-            incoming,
-            outgoing: Outgoing::new(sink),
+            incoming: socket.incoming,
+            outgoing: socket.outgoing,
+            silence: socket.silence,
+            _permits: socket.permits,
             number: 0,
             booting: None,
             guest: None,
@@ -196,16 +200,12 @@ impl Relay {
         self.app.sessions.remove(&self.session.id, Fate::Kept).await;
         // A request that destroyed the session may have left this step to the relay.
         self.session.settle().await;
-        self.outgoing.push(Message::Close(Some(CloseFrame {
-            code,
-            reason: reason.into(),
-        })));
-        let _ = timeout(FAREWELL, self.outgoing.send()).await;
+        self.outgoing.close(code, reason.to_owned()).await;
         drop(attached);
     }
 
     async fn relay(&mut self) -> Farewell {
-        let silence = Duration::from_secs_f64(self.app.args.channel_silence_seconds);
+        let silence = self.silence;
         let idle = Duration::from_secs_f64(self.app.args.session_idle_seconds);
         let ending = self.app.ending.clone();
         let destroyed = self.session.destroyed();
@@ -216,7 +216,7 @@ impl Relay {
         loop {
             let is_busy = self.exchange.is_some() || self.booting.is_some();
             let socket_is_free = self.outgoing.is_empty();
-            let takes_more = Running::takes_more(self.guest.as_ref()) && self.outgoing.messages.len() < MOST_WAITING;
+            let takes_more = Running::takes_more(self.guest.as_ref()) && self.outgoing.len() < MOST_WAITING;
             let happened = tokio::select! {
                 () = destroyed.cancelled() => Happened::End(DESTROYED),
                 () = ending.cancelled(), if !is_busy => Happened::End(SHUTTING_DOWN),
@@ -504,55 +504,5 @@ async fn until(when: Option<Instant>) {
     match when {
         Some(when) => sleep_until(when).await,
         None => pending().await,
-    }
-}
-
-/// Messages that wait for the client.
-struct Outgoing {
-    sink: SplitSink<WebSocket, Message>,
-    messages: VecDeque<Message>,
-    is_flushed: bool,
-}
-
-impl Outgoing {
-    fn new(sink: SplitSink<WebSocket, Message>) -> Self {
-        Self {
-            sink,
-            messages: VecDeque::new(),
-            is_flushed: true,
-        }
-    }
-
-    fn push(&mut self, message: Message) {
-        self.messages.push_back(message);
-    }
-
-    /// Pings the client, unless earlier messages still wait.
-    fn ping(&mut self) {
-        if self.is_empty() {
-            self.push(Message::Ping(Bytes::new()));
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.messages.is_empty() && self.is_flushed
-    }
-
-    /// Sends all waiting messages. Can be dropped and called again.
-    async fn send(&mut self) -> Result<(), axum::Error> {
-        poll_fn(|context| self.poll(context)).await
-    }
-
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), axum::Error>> {
-        while !self.messages.is_empty() {
-            ready!(Pin::new(&mut self.sink).poll_ready(context))?;
-            if let Some(message) = self.messages.pop_front() {
-                self.is_flushed = false;
-                Pin::new(&mut self.sink).start_send(message)?;
-            }
-        }
-        ready!(Pin::new(&mut self.sink).poll_flush(context))?;
-        self.is_flushed = true;
-        Poll::Ready(Ok(()))
     }
 }

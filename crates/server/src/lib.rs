@@ -15,6 +15,7 @@
 //! | `create`, `execute`, `variables`, `files` | the routes of a session |
 //! | `channel`, `pieces`, `exchanges` | the WebSocket relay between a page's supervisor and a guest |
 //! | `rpc` | JSON-RPC on a WebSocket |
+//! | `sockets` | WebSockets, and conversations that outlive them |
 //! | `stateless` | runs that leave nothing behind |
 //! | `storage` | the folders of sessions on disk |
 //! | `warm` | the pool of spares, and cold starts |
@@ -41,6 +42,7 @@ pub mod routes;
 mod rpc;
 pub mod sessions;
 pub mod settings;
+mod sockets;
 mod stateless;
 mod storage;
 mod variables;
@@ -85,6 +87,7 @@ pub struct Shared {
     origins: Origins,
     quotas: Quotas,
     sessions: Sessions,
+    lines: sockets::Lines,
     metrics: Metrics,
     llm: Option<Llm>,
     health: health::Checks,
@@ -135,6 +138,7 @@ impl Server {
         let app = App(Arc::new(Shared {
             quotas: Quotas::new(owners, args.bounds()),
             sessions: Sessions::default(),
+            lines: sockets::Lines::default(),
             metrics: Metrics::default(),
             health: health::Checks::default(),
             warm,

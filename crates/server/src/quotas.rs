@@ -25,6 +25,7 @@ pub struct Bounds {
     /// Bytes of request bodies in memory, of one key.
     pub body_bytes_per_key: u64,
     /// Requests of one key at the same time, including open channels. Each takes a connection until its response was sent.
+    /// Resumable conversations have the same bound of their own.
     /// Requests that need no key have the same bound together.
     pub requests_per_key: u64,
     /// Requests of one key per second. A burst may have twice as many.
@@ -47,6 +48,7 @@ pub struct Account {
     sessions: [Arc<Counter>; 2],
     executions: Arc<Counter>,
     requests: Arc<Counter>,
+    conversations: Arc<Counter>,
     body_bytes: [Arc<Counter>; 2],
     bucket: Mutex<Bucket>,
 }
@@ -63,6 +65,7 @@ impl Quotas {
                 sessions: [Counter::new(bounds.sessions_per_key), Arc::clone(&sessions)],
                 executions: Counter::new(bounds.executions_per_key),
                 requests: Counter::new(bounds.requests_per_key),
+                conversations: Counter::new(bounds.requests_per_key),
                 body_bytes: [Counter::new(bounds.body_bytes_per_key), Arc::clone(&body_bytes)],
                 bucket: Mutex::new(Bucket::new(bounds.requests_per_second, now)),
             };
@@ -130,6 +133,18 @@ impl Account {
                 let message = format!("the server has {most} sessions, and no room for another; try again later");
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_full", message).retry_after(10)
             }
+        })
+    }
+
+    /// Takes the place of a resumable conversation, until the returned value is dropped. It may be without a connection meanwhile.
+    ///
+    /// # Errors
+    /// 429 when this key has too many.
+    pub fn conversation(&self) -> Result<Held, ApiError> {
+        self.conversations.take(1).map(|held| Held(vec![held])).ok_or_else(|| {
+            let most = self.conversations.most;
+            let message = format!("this key has {most} connections that can be taken up again, and may have no more");
+            refused("too_many_requests_at_once", message).retry_after(1)
         })
     }
 

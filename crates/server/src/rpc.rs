@@ -1,4 +1,5 @@
-//! JSON-RPC on a WebSocket. The sandboxes of a connection are sessions of its key, and end with the connection.
+//! JSON-RPC on a WebSocket. The sandboxes of a connection are sessions of its key, and end with the connection. A client can ask for one
+//! that it can take up again when its WebSocket breaks.
 
 use std::collections::VecDeque;
 use std::future::ready;
@@ -8,11 +9,11 @@ use std::time::Duration;
 use axum::Extension;
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::ws::{CloseFrame, Message as Frame, WebSocket, WebSocketUpgrade, close_code};
+use axum::extract::ws::{Message as Frame, WebSocketUpgrade, close_code};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::BoxFuture;
-use futures_util::stream::{SplitSink, SplitStream};
-use futures_util::{FutureExt, SinkExt, Stream, StreamExt, stream};
+use futures_util::stream::BoxStream;
+use futures_util::{FutureExt, Stream, StreamExt, stream};
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
 use sandglass_rpc::messages::{MAX_JSON_BYTES, SUBPROTOCOL};
 use sandglass_rpc::options::{Bounds, Options};
@@ -26,12 +27,11 @@ use super::errors::ApiError;
 use super::execute;
 use super::quotas::{self, Account};
 use super::sessions::{InUse, Session};
+use super::sockets::{self, FAREWELL, Outgoing, Permits, Socket};
 use super::storage::Fate;
 
-/// The time for a close message to be sent.
-const FAREWELL: Duration = Duration::from_secs(2);
-/// The most bytes of a close message's reason.
-const MAX_REASON_BYTES: usize = 120;
+/// The place of these conversations among those of the server.
+const PLACE: &str = "rpc";
 
 /// `GET /v1/rpc`.
 pub async fn rpc(
@@ -45,27 +45,31 @@ pub async fn rpc(
         Ok(upgrade) => upgrade,
         Err(rejection) => return Ok(rejection.into_response()),
     };
-    if !upgrade.requested_protocols().any(|protocol| protocol == SUBPROTOCOL) {
-        return Err(ApiError::invalid(format!(
-            "the client must offer the subprotocol {SUBPROTOCOL}"
-        )));
-    }
-    let open = app.metrics.channels.up();
+    let (upgrade, form) = sockets::negotiate(&app, upgrade, SUBPROTOCOL)?;
+    let permits = Permits {
+        connection,
+        request: held,
+        open: app.metrics.channels.up(),
+    };
     let most_bytes = MAX_JSON_BYTES.min(app.args.body_limits().most_bytes);
     let upgrade = upgrade
-        .protocols([SUBPROTOCOL])
         .max_message_size(most_bytes)
         .max_frame_size(most_bytes)
         .on_failed_upgrade(|error| tracing::debug!(%error, "no WebSocket came of it"));
-    Ok(upgrade.on_upgrade(move |socket| async move {
-        // The permits of the connection and of the key's request, and the gauge's count, end with the connection.
-        let _kept = (connection, held, open);
-        serve(app, account, socket).await;
+    Ok(upgrade.on_upgrade(async move |socket| {
+        if let Some(socket) = sockets::open(&app, &account, PLACE, most_bytes, (socket, form), permits).await {
+            serve(app, account, socket).await;
+        }
     }))
 }
 
-async fn serve(app: App, account: Arc<Account>, socket: WebSocket) {
-    let silence = Duration::from_secs_f64(app.args.channel_silence_seconds);
+async fn serve(app: App, account: Arc<Account>, socket: Socket) {
+    let Socket {
+        incoming,
+        mut outgoing,
+        silence,
+        permits: _permits,
+    } = socket;
     let ending = app.ending.clone();
     let connection = Connection::new(Arc::new(OfKey {
         bounds: create::bounds(&app),
@@ -73,15 +77,14 @@ async fn serve(app: App, account: Arc<Account>, socket: WebSocket) {
         account,
     }));
     let (outbox, broken) = (connection.outbox(), connection.broken());
-    let (mut sink, incoming) = socket.split();
     let closed = broken.clone();
     let mut writing = tokio::spawn(async move {
         tokio::select! {
-            () = write_all(&outbox, &mut sink, silence) => {}
+            () = write_all(&outbox, &mut outgoing, silence) => {}
             () = closed.cancelled() => {}
         }
         closed.cancel(); // the client has gone
-        sink
+        outgoing
     });
     let shut_down = broken.clone();
     let watch = ending.clone();
@@ -92,23 +95,19 @@ async fn serve(app: App, account: Arc<Account>, socket: WebSocket) {
     let ended = connection.serve(messages(incoming, silence)).await;
     watching.abort();
     broken.cancel();
-    let (code, mut reason) = match ended {
+    let (code, reason) = match ended {
         Ok(()) if ending.is_cancelled() => (close_code::RESTART, "the server is shutting down".to_owned()),
         Ok(()) => (close_code::NORMAL, String::new()),
         Err(reason) => (close_code::POLICY, reason),
     };
-    while reason.len() > MAX_REASON_BYTES {
-        reason.pop();
-    }
-    if let Ok(Ok(mut sink)) = timeout(FAREWELL, &mut writing).await {
-        let reason = reason.into();
-        let _ = timeout(FAREWELL, sink.send(Frame::Close(Some(CloseFrame { code, reason })))).await;
+    if let Ok(Ok(mut outgoing)) = timeout(FAREWELL, &mut writing).await {
+        outgoing.close(code, reason).await;
     }
     writing.abort();
 }
 
 /// Sends all messages, and pings in between. Ends when the socket fails.
-async fn write_all(outbox: &Outbox, sink: &mut SplitSink<WebSocket, Frame>, silence: Duration) {
+async fn write_all(outbox: &Outbox, outgoing: &mut Outgoing, silence: Duration) {
     let mut pings = interval((silence / 3).max(Duration::from_millis(1)));
     pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut waiting = VecDeque::new();
@@ -122,15 +121,15 @@ async fn write_all(outbox: &Outbox, sink: &mut SplitSink<WebSocket, Frame>, sile
             }
             () = ready(()), if !waiting.is_empty() => waiting.pop_front(),
         };
-        let frame = match &message {
-            None => Frame::Ping(axum::body::Bytes::new()),
+        match &message {
+            None => outgoing.ping(),
             Some(Message::Json(json)) => match json.clone().try_into() {
-                Ok(text) => Frame::Text(text),
+                Ok(text) => outgoing.push(Frame::Text(text)),
                 Err(_) => return, // messages are made by serde, so they are UTF-8
             },
-            Some(Message::Binary(piece)) => Frame::Binary(piece.clone()),
-        };
-        if sink.send(frame).await.is_err() {
+            Some(Message::Binary(piece)) => outgoing.push(Frame::Binary(piece.clone())),
+        }
+        if outgoing.send().await.is_err() {
             return;
         }
         if let Some(message) = message {
@@ -140,7 +139,10 @@ async fn write_all(outbox: &Outbox, sink: &mut SplitSink<WebSocket, Frame>, sile
 }
 
 /// The client's messages. Ends with an error if the client is silent for too long.
-fn messages(incoming: SplitStream<WebSocket>, silence: Duration) -> impl Stream<Item = Result<Message, String>> {
+fn messages(
+    incoming: BoxStream<'static, Result<Frame, axum::Error>>,
+    silence: Duration,
+) -> impl Stream<Item = Result<Message, String>> {
     stream::unfold(Some(incoming), move |incoming| async move {
         let mut incoming = incoming?;
         loop {

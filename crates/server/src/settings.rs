@@ -140,6 +140,10 @@ pub struct ServeArgs {
     /// Seconds for which a WebSocket may be silent. The server pings three times within them.
     #[arg(long, env = "SANDGLASS_CHANNEL_SILENCE_SECONDS", default_value = "90", value_parser = seconds, help_heading = "Times")]
     pub channel_silence_seconds: f64,
+    /// Seconds for which a client that has lost its WebSocket can take it up again. Its sandboxes go on meanwhile. 0 ends them at
+    /// once.
+    #[arg(long, env = "SANDGLASS_RECONNECT_WITHIN", default_value = "60", value_parser = seconds_or_none, value_name = "SECONDS", help_heading = "Times")]
+    pub reconnect_within: f64,
     /// Seconds for running requests to end after SIGTERM or SIGINT.
     #[arg(long, env = "SANDGLASS_SHUTDOWN_SECONDS", default_value = "20", value_parser = seconds, help_heading = "Times")]
     pub shutdown_seconds: f64,
@@ -197,6 +201,13 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+fn seconds_or_none(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(0.0) => Ok(0.0),
+        _ => seconds(text),
+    }
+}
+
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if (0.01..=1e9).contains(&rate) => Ok(rate),
@@ -236,6 +247,11 @@ impl ServeArgs {
             memory_bytes: self.max_memory_mib << 20,
             ..Resources::default()
         }
+    }
+
+    /// The time for which a client can reconnect; 0 if it cannot.
+    pub fn reconnect_within(&self) -> Duration {
+        Duration::from_secs_f64(self.reconnect_within)
     }
 
     /// The quotas.

@@ -11,6 +11,7 @@ mod access;
 mod attacks;
 mod forged;
 mod model;
+mod resuming;
 mod rpc;
 mod sessions;
 mod states;

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from sandglass.client import workers
 from sandglass.client.errors import SandboxError
 from sandglass.client.program import find_program
-from sandglass.client.transports import Program, Server, Transport, logger
+from sandglass.client.server import Server
+from sandglass.client.transports import Program, Transport, logger
 from sandglass.client.values import MAX_INLINE, Blobs, blobs_in, decode, dump, encode
 
 VERSION = 1

@@ -1,4 +1,4 @@
-"""The two ways to a `sandglass-host`: a program of this machine, and the WebSocket of a server."""
+"""The ways to a `sandglass-host`: what each can do, and the one to a program of this machine."""
 
 # Decisions: docs/internals/python-client.md.
 
@@ -9,16 +9,13 @@ import os
 import subprocess
 import sys
 from collections import deque
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from threading import Lock, Thread
-from typing import Any, Protocol
-from urllib.parse import urlsplit, urlunsplit
+from typing import Protocol
 
 from sandglass.client.errors import SandboxError
 from sandglass.client.program import environment
 
-SUBPROTOCOL = "sandglass.rpc.v1"
-PATH = "/v1/rpc"
 #: The most bytes of a JSON message, and of a piece of a blob with its header.
 MAX_MESSAGE = 64 << 20
 #: Writes of at most this many bytes are done at once or not at all (PIPE_BUF of Linux).
@@ -147,83 +144,6 @@ class Program:
                 level, text = _read_log(line.strip()[:_LINE_CHARS])
                 self._said.append(text)
                 logger.log(level, "%s", text)
-
-
-class Server:
-    """The WebSocket of a `sandglass-host serve`."""
-
-    atomic = 0
-
-    def __init__(self, url: str, api_key: str | None) -> None:
-        try:
-            from websockets.exceptions import InvalidStatus
-            from websockets.sync.client import connect
-            from websockets.typing import Subprotocol
-        except ImportError:
-            advice = 'pip install "websockets>=15"'
-            raise SandboxError("invalid_option", f"url needs the package websockets: {advice}") from None
-        scheme, host, path, query, _ = urlsplit(url)
-        if scheme not in ("http", "https", "ws", "wss") or not host:
-            raise SandboxError("invalid_option", f"url must be like https://python.example.com, not {url!r}")
-        scheme = {"http": "ws", "https": "wss"}.get(scheme, scheme)
-        self._url = urlunsplit((scheme, host, path.rstrip("/").removesuffix(PATH) + PATH, query, ""))
-        self._open = ExitStack()
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        try:
-            self._socket = self._open.enter_context(
-                connect(
-                    self._url,
-                    subprotocols=[Subprotocol(SUBPROTOCOL)],
-                    additional_headers=headers,
-                    max_size=MAX_MESSAGE + 1024,
-                    compression=None,
-                )
-            )
-        except InvalidStatus as error:
-            raise _refusal(url, error.response.status_code, bytes(error.response.body or b"")) from None
-        except (OSError, TimeoutError) as error:
-            advice = "is the server running, and the address right?"
-            raise SandboxError("backend_unavailable", f"{url} cannot be reached ({error}): {advice}") from error
-
-    def send(self, data: bytes | memoryview, is_binary: bool, head: bytes = b"") -> None:
-        from websockets.exceptions import ConnectionClosed
-
-        try:
-            self._socket.send(head + data, text=not is_binary)
-        except ConnectionClosed as error:
-            raise BrokenPipeError(str(error)) from error
-
-    def receive(self) -> tuple[bytes, bool] | None:
-        from websockets.exceptions import ConnectionClosed
-
-        try:
-            message: Any = self._socket.recv()
-        except ConnectionClosed:
-            return None
-        return (message.encode(), False) if isinstance(message, str) else (message, True)
-
-    def close(self) -> None:
-        self._open.close()
-
-    def abandon(self) -> None:
-        with suppress(OSError):
-            os.close(self._socket.socket.detach())
-
-    def why(self) -> str:
-        code, reason = self._socket.close_code, self._socket.close_reason
-        return f"the connection to {self._url} has ended ({code}{f', {reason}' if reason else ''}). "
-
-
-def _refusal(url: str, status: int, body: bytes) -> SandboxError:
-    import json
-
-    try:
-        error = json.loads(body)["error"]
-        return SandboxError(error["code"], f"{url} refused: {error['message']}")
-    except (ValueError, KeyError, TypeError):
-        advice = "api_key is missing or wrong" if status == 401 else "is it a sandglass-host of this version?"
-        code = "unauthorized" if status == 401 else "backend_unavailable"
-        return SandboxError(code, f"{url} refused with status {status}: {advice}")
 
 
 def _read_log(line: str) -> tuple[int, str]:

@@ -23,7 +23,6 @@ class ExecutionReport(TypedDict):
     errorType: NotRequired[str | None]
     files: NotRequired[list[FileChange]]
     final: bool
-    mark: NotRequired[int | None]
     names: NotRequired[list[str] | None]
     omittedDisplays: NotRequired[int]
     omittedFiles: NotRequired[int]
@@ -64,11 +63,6 @@ class LostVariable(TypedDict):
 Profile: TypeAlias = Literal["default", "rlm", "rlm-legacy", "rlm-core", "dspy"]
 
 ReplyStatus: TypeAlias = Literal["ok", "error", "timeout", "limit"]
-
-class Step(TypedDict):
-    code: str
-    execution: int
-    mark: int
 
 StopReason: TypeAlias = Literal["timeout", "wallTimeout", "budget", "interrupt"]
 
@@ -218,7 +212,6 @@ class SaveRequest(TypedDict):
 class RestoreRequest(TypedDict):
     checkpoint: int
     exchange: int
-    steps: NotRequired[list[Step]]
     timeoutMs: float
     type: Literal["restore"]
 
@@ -320,7 +313,6 @@ class DoneEvent(TypedDict):
 class RestoredEvent(TypedDict):
     exchange: int
     lost: list[LostVariable]
-    names: NotRequired[list[str] | None]
     type: Literal["restored"]
 
 class RefusedEvent(TypedDict):

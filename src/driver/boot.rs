@@ -241,11 +241,13 @@ async fn start(
     };
     both(both(launched, compiled), furnished).await?;
     if isolation.is_closed() {
+        let mut timer = None;
         let later = Promise::new(&mut |resolve, _| {
             let resolve = move || drop(resolve.call0(&JsValue::UNDEFINED));
-            Timeout::new(CHECK_AFTER_MS, resolve).forget();
+            timer = Some(Timeout::new(CHECK_AFTER_MS, resolve));
         });
         let _ = JsFuture::from(later).await;
+        drop(timer); // a timer that is forgotten keeps its closure
     }
     assets.verified().await
 }

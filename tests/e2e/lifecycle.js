@@ -910,11 +910,13 @@ const PIECES = {
 /** @type {Record<string, () => Promise<string[]>>} */
 const STATS = {
   "stats: they say what was done": async () => {
-    const sandbox = await createReady({ onLLMQuery: async () => "x", checkpoints: "off", maxCodeLength: 100 });
+    // Python hears an interrupt within the grace period, also on a machine that is busy.
+    const options = { onLLMQuery: async () => "x", checkpoints: "off", maxCodeLength: 100, gracePeriod: 3_000 };
+    const sandbox = await createReady(options);
     const fresh = JSON.stringify(sandbox.stats().executions);
     const runs = [];
     for (const code of ["llm_query('a')", "1/0", "x".repeat(101)]) runs.push(await sandbox.execute(code));
-    runs.push(await sandbox.execute("while True: pass", { timeout: 50, gracePeriod: 30_000 })); // is not killed
+    runs.push(await sandbox.execute("while True: pass", { timeout: 50 }));
     runs.push(await sandbox.execute(STUCK, STUCK_OPTIONS));
     runs.push(await sandbox.execute("1", { signal: AbortSignal.abort() }));
     const stats = sandbox.stats();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import itertools
 import linecache
 import re
@@ -73,6 +74,7 @@ def cuts(source: str) -> list[list[str]]:
 @pytest.mark.parametrize("source", CELLS.values(), ids=CELLS)
 def test_it_is_the_same_in_pieces(source: str) -> None:
     def come_to(pieces: list[str]) -> tuple[object, ...]:
+        gc.collect()  # earlier tests must not decide when Python collects garbage
         guest = new_guest()
         cell = guest.write(pieces)
         guest.write(["None; 0"])  # gives `_` another value, so that the old one is freed here

@@ -85,6 +85,7 @@ export function tendWorker(worker, port, control) {
  * @param {Blob} wasm
  */
 async function compile(worker, wasm) {
-  // Not streaming: the browser would do half of the work on the main thread, which the page and its frames share.
-  worker.postMessage(await WebAssembly.compile(await wasm.arrayBuffer()));
+  // Streaming: Chromium keeps a frame for good that is removed while `WebAssembly.compile` is at work in it.
+  const response = new Response(wasm, { headers: { "content-type": "application/wasm" } });
+  worker.postMessage(await WebAssembly.compileStreaming(response));
 }

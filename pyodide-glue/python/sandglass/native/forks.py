@@ -314,6 +314,9 @@ def _wait_for(guest: int, told: int) -> NoReturn:
         # The guest's copies are children of this process now, and the copies' own may become so later. Everything else
         # that the guest left ends with the boundary.
         alive = [pid for pid in copies if _is_child(pid, ended)]
+        for pid in copies:  # the guest may have ended while another copy was waited for
+            if pid in ended and (its_code := waitstatus_to_exitcode(ended[pid])) != -signal.SIGKILL:
+                code = its_code
         if not alive:
             break
         guest = alive[-1]

@@ -23,6 +23,7 @@ class ExecutionReport(TypedDict):
     errorType: NotRequired[str | None]
     files: NotRequired[list[FileChange]]
     final: bool
+    mark: NotRequired[int | None]
     names: NotRequired[list[str] | None]
     omittedDisplays: NotRequired[int]
     omittedFiles: NotRequired[int]
@@ -63,6 +64,11 @@ class LostVariable(TypedDict):
 Profile: TypeAlias = Literal["default", "rlm", "rlm-legacy", "rlm-core", "dspy"]
 
 ReplyStatus: TypeAlias = Literal["ok", "error", "timeout", "limit"]
+
+class Step(TypedDict):
+    code: str
+    execution: int
+    mark: int
 
 StopReason: TypeAlias = Literal["timeout", "wallTimeout", "budget", "interrupt"]
 
@@ -212,6 +218,7 @@ class SaveRequest(TypedDict):
 class RestoreRequest(TypedDict):
     checkpoint: int
     exchange: int
+    steps: NotRequired[list[Step]]
     timeoutMs: float
     type: Literal["restore"]
 
@@ -313,6 +320,7 @@ class DoneEvent(TypedDict):
 class RestoredEvent(TypedDict):
     exchange: int
     lost: list[LostVariable]
+    names: NotRequired[list[str] | None]
     type: Literal["restored"]
 
 class RefusedEvent(TypedDict):

@@ -31,7 +31,7 @@ use crate::spares::Claim;
 const SPARE_MS: u32 = 2_000;
 
 /// The time after which the files of a guest in a frame or process are checked, in milliseconds. Until then the processors are needed to
-/// compile the module. The guest is not ready before the check is over, since it takes longer to start.
+/// compile the module. No message is exchanged with the guest before the check is over.
 const CHECK_AFTER_MS: u32 = 70;
 
 impl Driver {

@@ -60,9 +60,9 @@ pub struct Socket {
 /// The part of the server that a WebSocket takes, until this is dropped.
 #[expect(dead_code, reason = "held for their drop")]
 pub struct Permits {
-    /// That of the TCP connection.
+    /// The permit of the TCP connection.
     pub connection: Arc<ConnectionPermit>,
-    /// That of the key's request.
+    /// The permit of the request, which counts among those of its key.
     pub request: Arc<Held>,
     /// Its count among the open WebSockets.
     pub open: Up,

@@ -52,9 +52,9 @@ impl Steps {
 /// A state that can be had again.
 #[derive(Debug, Clone)]
 pub(super) enum Origin<B> {
-    /// That of a checkpoint, after some executions are repeated.
+    /// The state of a checkpoint, after some executions are repeated.
     Saved(u32, Steps),
-    /// That of a fresh guest with these contexts.
+    /// The state of a fresh guest with these contexts.
     Fresh(Contexts<B>),
 }
 

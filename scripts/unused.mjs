@@ -60,7 +60,7 @@ export function leaveOutUnused(text, asked) {
   const ways = imports.init.properties.filter((way) => {
     if (way.type !== "Property" || way.key.type !== "Identifier" || way.value.type !== "Identifier") return true;
     if (!NEEDS_A_PAGE.test(way.key.name)) return true;
-    (left[signature(notes.get(way.value.name))] ??= []).push(way.key.name);
+    (left[signature(way.value.name, declared, notes)] ??= []).push(way.key.name);
     return false;
   });
   if (Object.keys(left).length === 0) throw new Error("Emscripten's script has no graphics: is it another release?");
@@ -126,13 +126,19 @@ function readAssignment(part) {
   return isShared || (object.name !== "Module" && isNote) ? { object: object.name, property: name } : { property: "" };
 }
 
-/** The signature among the assignments to a function's properties; empty where there is none. @param {Part[]} [notes] */
-function signature(notes = []) {
-  for (const note of notes)
+/**
+ * The signature of a function, or of the one that it is another name of; empty where there is none.
+ * @param {string} name @param {Map<string, Part>} declared @param {Map<string, Part[]>} notes
+ * @returns {string}
+ */
+function signature(name, declared, notes) {
+  for (const note of notes.get(name) ?? [])
     if (note.type === "ExpressionStatement" && note.expression.type === "AssignmentExpression")
       if (readAssignment(note).property === "sig" && note.expression.right.type === "Literal")
         return String(note.expression.right.value);
-  return "";
+  const part = declared.get(name);
+  const isAlias = part?.type === "VariableDeclarator" && part.init?.type === "Identifier";
+  return isAlias ? signature(part.init.name, declared, notes) : "";
 }
 
 /** Whether leaving the value out changes nothing else. @param {AnyNode | null | undefined} value */

@@ -93,17 +93,21 @@ impl Driver {
         let glue = self.glue.clone();
         spawn_local(async move {
             let assets = OnceCell::new();
-            let started = start(&base, &glue, isolation, given, &assets, &this).await;
+            let mut started = start(&base, &glue, isolation, given, &assets, &this).await;
+            let is_damaged = matches!(started, Err(Error::AssetFailed(_)));
+            // The browser's copy may be damaged: another guest gets the file from the network.
+            if is_damaged && assets.get().is_some_and(|assets| assets.forget_kept_module(&glue)) {
+                this(&|driver, held| {
+                    held.maker.take();
+                    held.with_guest(driver, |guest| {
+                        *guest = Guest::open(&glue, isolation, &base)?;
+                        Ok(())
+                    });
+                });
+                started = start(&base, &glue, isolation, None, &OnceCell::new(), &this).await;
+            }
             this(&|driver, held| match &started {
                 Ok(()) => driver.adopt(held),
-                // The browser's copy is damaged: the next attempt fetches the file.
-                Err(Error::AssetFailed(_))
-                    if assets
-                        .get()
-                        .is_some_and(|assets| assets.forget_kept_module(&driver.glue)) =>
-                {
-                    driver.start_another(Slot::Main, held);
-                }
                 Err(error) => driver.feed(Input::Guest(Slot::Main, GuestInput::Lost(error.clone()))),
             });
         });

@@ -151,7 +151,10 @@ def test_the_end_of_a_sandbox_that_is_being_made() -> None:
         async with AsyncSandbox(**PLAIN) as other:
             sandbox = AsyncSandbox(**PLAIN)
             start = asyncio.create_task(sandbox.start())
-            await asyncio.sleep(0)  # it has begun
+            connection = other._session._connection
+            assert connection
+            while not connection._asked and not sandbox._session.is_open:  # until the host has been asked for it
+                await asyncio.sleep(0)
             await sandbox.destroy()
             with pytest.raises(SandboxError) as ended:
                 await start

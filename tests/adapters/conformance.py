@@ -1,7 +1,8 @@
 """Runs the own tests of the libraries with the adapters in place of the libraries' classes. docs/python-adapters.md has the results.
 
 The tests are not in the libraries' wheels: clone the repositories at the same version. The source archives of rlms and
-openai-agents have them, too. Some of the tests also import docker, pandas and litellm.
+openai-agents have them, too. Some of the tests also import docker, pandas and litellm, and those of dspy look for a
+program of the name deno, which is never run.
 
     export PYTHONPATH=…/pyodide-glue/python:…/tests/adapters SANDGLASS_HOST=…/sandglass-host
     cd rlms-0.1.3/tests

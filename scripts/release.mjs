@@ -4,6 +4,7 @@
 import { createHash } from "node:crypto";
 import { copyFileSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join, relative } from "node:path";
+import { firstMinute } from "./first-minute.mjs";
 import { mustRun, root, run } from "./project.mjs";
 import { billOfPackage, billOfProgram } from "./sbom.mjs";
 
@@ -71,17 +72,8 @@ async function pythonPackage() {
   for (const file of readdirSync(made)) copyFileSync(join(made, file), join(folder, file));
   const built = readdirSync(folder).filter((file) => /\.whl$|\.tar\.gz$/.test(file));
   await must([python, "-m", "twine", "check", "--strict", ...built.map((file) => join(folder, file))]);
-  // A user's first minute: a new environment, and the example of the package's page.
-  const venv = join(root, ".setup/release-venv");
-  await must([python, "-m", "venv", "--clear", venv]);
   // pip takes the wheel with the program, because it fits this machine best.
-  const pip = [join(venv, "bin/python"), "-m", "pip", "install", "--no-index", "--disable-pip-version-check"];
-  await must([...pip, "--find-links", folder, "sandglass-repl"]);
-  const page = readFileSync(join(root, "pyodide-glue/python/README.md"), "utf8");
-  const [, example = "", expected = ""] =
-    /```python\n(.*?  # (.*?)\n)```/s.exec(page.replace(/# ask your.*/, "")) ?? [];
-  const { output } = await run([join(venv, "bin/python"), "-I", "-c", example], { log: log("example"), cwd: venv });
-  if (output.trim() !== expected) throw new Error(`the example of its README printed ${output}, and not ${expected}`);
+  await firstMinute(["--find-links", folder, "sandglass-repl"], "pyodide-glue/python/README.md");
 }
 
 async function crates() {

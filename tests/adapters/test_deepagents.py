@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -48,6 +49,17 @@ def test_a_command_has_its_exit_code_and_both_streams(backend: DeepAgentsBackend
     assert (done.output, done.exit_code, done.truncated) == ("/workspace\nwrong\n", 3, False)
     assert backend.execute("head -c 5000000 /dev/zero | tr '\\0' x").truncated
     assert backend.execute("kill -9 $$").exit_code == -9
+
+
+def test_tools_that_run_at_once_do_not_take_each_others_commands(backend: DeepAgentsBackend) -> None:
+    backend.upload_files([(f"/tmp/file-{number}", b"%d" % number) for number in range(8)])
+
+    def use(number: int) -> tuple[str, bytes | None]:
+        output = backend.execute(f"echo {number}").output
+        return output, backend.download_files([f"/tmp/file-{number}"])[0].content
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(use, range(8))) == [(f"{number}\n", b"%d" % number) for number in range(8)]
 
 
 def test_what_stays_in_the_background_holds_nothing_up(backend: DeepAgentsBackend) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import bz2
+import gzip
 import io
+import lzma
 import os
 import tarfile
 from collections.abc import AsyncIterator
@@ -35,7 +38,7 @@ from agents.sandbox.manifest import Environment
 from agents.sandbox.session import SandboxSession
 from agents.testing import ScriptedModel, assistant_message, function_call
 
-from sandglass.adapters import OpenAIAgentsSandboxClient
+from sandglass.adapters import OpenAIAgentsSandboxClient, openai_agents
 
 CLIENT = OpenAIAgentsSandboxClient(timeout=20_000)
 
@@ -191,6 +194,98 @@ async def test_a_hostile_archive_is_refused(session: SandboxSession) -> None:
         packed.seek(0)
         with pytest.raises(WorkspaceArchiveWriteError):
             await session.hydrate_workspace(packed)
+
+
+def tar(*members: tarfile.TarInfo, **options: Any) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", **options) as archive:
+        for member in members:
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+    return packed.getvalue()
+
+
+def named(name: str, size: int = 0) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    return member
+
+
+def with_size(size: bytes) -> bytes:
+    """An archive of one file, whose header says that it has another size."""
+    header = bytearray(tar(named("a")))
+    header[124:136] = size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header[:512])
+    return bytes(header)
+
+
+def tar_and_gzip(bomb: bytes) -> bytes:
+    """Bytes that are a tar archive for whoever looks for one, and a bomb for whoever looks for gzip first."""
+    # The header of tar is in a field of gzip's header that unpackers skip.
+    extra = 1024 - 12
+    header = bytearray(named("x").tobuf().ljust(1024, b"\0"))
+    header[:12] = b"\x1f\x8b\x08\x04" + bytes(6) + extra.to_bytes(2, "little")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header[:512])
+    return bytes(header) + gzip.compress(bomb)[10:]
+
+
+@pytest.mark.parametrize(
+    ("packed", "reason"),
+    [
+        (gzip.compress(tar(named("zeros", 50 << 20))), "it is compressed"),
+        (bz2.compress(tar(named("zeros", 5 << 20))), "it is compressed"),
+        (lzma.compress(tar(named("zeros", 5 << 20))), "it is compressed"),
+        (b"no archive" * 100, "it is compressed, or no tar archive"),
+        (with_size(b"\xff" * 12), "its size cannot be true"),  # -1: it leads back to itself
+        (with_size(b"77777777777\0"), "its size cannot be true"),
+        (tar(named("a"), named("b" * 200))[:1536], "it is damaged"),
+        (tar(named("a"), pax_headers={"comment": "x" * 100_000}), "a header for all its files"),
+        (tar(*(named(f"{number}") for number in range(12))), "more than 10 files"),
+        (tar(named("big", 60_000)), "more than 50000 bytes"),
+    ],
+    ids=["gzip", "bzip2", "xz", "text", "negative size", "holes", "cut", "global header", "many", "large"],
+)
+async def test_an_archive_that_could_harm_this_process_is_refused(
+    session: SandboxSession, packed: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_agents, "_MOST_MEMBERS", 10)
+    if "bytes" in reason:
+        monkeypatch.setattr(openai_agents, "_MOST_ARCHIVE", 50_000)
+    with pytest.raises(WorkspaceArchiveWriteError, match=reason):
+        await session.hydrate_workspace(io.BytesIO(packed))
+    assert await content(session, "letter.txt") == b"sand"
+
+
+async def test_an_archive_is_never_unpacked_in_this_process(
+    session: SandboxSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb = tar_and_gzip(b"no tar archive" * 100)
+    with tarfile.open(fileobj=io.BytesIO(bomb), mode="r:") as archive:
+        assert len(archive.getnames()) == 1
+    assert gzip.decompress(bomb).startswith(b"no tar")
+
+    def unpack(*_: Any, **__: Any) -> None:
+        raise AssertionError("unpacked")
+
+    monkeypatch.setattr(gzip.GzipFile, "read", unpack)
+    await session.hydrate_workspace(io.BytesIO(bomb))
+
+
+async def test_no_archive_of_a_harmed_guest_replaces_a_snapshot(tmp_path: Path) -> None:
+    session = await CLIENT.create(manifest=Manifest(), snapshot=LocalSnapshotSpec(base_path=tmp_path))
+    await session.start()
+    await session.write(Path("a"), io.BytesIO(b"1"))
+    await session.stop()
+    (snapshot,) = tmp_path.glob("*.tar")
+    good = snapshot.read_bytes()
+    inner: Any = session._inner
+    for code in ("b'' + b'x' * 1000", "__import__('gzip').compress(bytes(10_000))"):
+        await inner._sandbox.execute(f"def pack_folder(*_): return {code}")
+        with pytest.raises(WorkspaceArchiveReadError):
+            await session.stop()
+        assert snapshot.read_bytes() == good
+    await CLIENT.delete(session)
 
 
 async def test_a_sandbox_that_ends_leaves_its_last_snapshot(tmp_path: Path) -> None:

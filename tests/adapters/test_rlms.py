@@ -15,7 +15,7 @@ from rlm.core.types import ModelUsageSummary, RLMChatCompletion, UsageSummary
 from rlm.environments import SupportsCustomTools, SupportsPersistence
 from rlm.logger import RLMLogger
 
-from sandglass.adapters import rlm_environment
+from sandglass.adapters import rlm_environment, rlms
 from sandglass.adapters.rlms import SandboxEnv
 
 USAGE = ModelUsageSummary(total_calls=1, total_input_tokens=1, total_output_tokens=1)
@@ -89,6 +89,18 @@ def test_an_rlm_finds_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hello\nFIRST 8 7" in feedback and "ZeroDivisionError: division by zero" in feedback and "'part'" in feedback
     blocks = [b for i in done.metadata["iterations"] for b in i["code_blocks"]]
     assert [len(b["result"]["rlm_calls"]) for b in blocks] == [1, 0, 2]
+
+
+def test_functions_among_the_options_are_there_besides_the_tools() -> None:
+    with SandboxEnv(host_functions={"own": lambda: 1}, custom_tools={"tool": lambda: 2}) as env:
+        assert env.execute_code("print(own(), tool())").stdout == "1 2\n"
+
+
+def test_values_of_many_variables_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rlms, "_MOST_SHOWN", 3)
+    with SandboxEnv() as env:
+        shown = env.execute_code("for n in range(50): globals()[f'v{n}'] = n").locals
+        assert len(shown) >= 50 and sum(value == "<int>" for value in shown.values()) >= 47
 
 
 def test_an_rlm_within_an_rlm_has_a_sandbox_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import random
 import socket
 import struct
 from contextlib import suppress
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from urllib.parse import urlsplit
 
 #: Bytes after which connections break, on average: in their greeting, or later.
@@ -28,6 +28,9 @@ class Proxy:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.is_on = False
         self.is_shut = False
+        #: While it is not set, the proxy reads nothing, as a network that has stopped.
+        self.flows = Event()
+        self.flows.set()
         self.cuts = 0
         Thread(target=self._accept, daemon=True).start()
 
@@ -44,6 +47,7 @@ class Proxy:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.flows.set()
         self.cut()
 
     def _accept(self) -> None:
@@ -72,6 +76,7 @@ class Proxy:
     def _forward(self, pair: _Pair, one: socket.socket, other: socket.socket) -> None:
         with suppress(OSError):
             while data := one.recv(1 << 16):
+                self.flows.wait()
                 if self.is_on:
                     with self._lock:
                         keep, pair.left = pair.left, pair.left - len(data)

@@ -146,6 +146,28 @@ def test_streams() -> None:
     run(main())
 
 
+def test_the_end_of_a_sandbox_that_is_being_made() -> None:
+    async def main() -> None:
+        async with AsyncSandbox(**PLAIN) as other:
+            sandbox = AsyncSandbox(**PLAIN)
+            start = asyncio.create_task(sandbox.start())
+            connection = other._session._connection
+            assert connection
+            while not connection._asked and not sandbox._session.is_open:  # until the host has been asked for it
+                await asyncio.sleep(0)
+            await sandbox.destroy()
+            with pytest.raises(SandboxError) as ended:
+                await start
+            assert ended.value.code == "destroyed"
+            own, other._session._id = other._session._id, sandbox._session._id
+            with pytest.raises(SandboxError) as gone:
+                await other.execute("1")
+            assert gone.value.code == "no_sandbox"
+            other._session._id = own
+
+    run(main())
+
+
 def test_without_a_context_manager_the_first_call_makes_the_sandbox() -> None:
     async def main() -> None:
         sandbox = AsyncSandbox(**PLAIN)

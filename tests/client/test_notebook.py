@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from client_host import PLAIN, PROGRAM
 
 from sandglass import AsyncNotebook, Notebook, Sandbox, SandboxError
+from sandglass.client.connection import Answer, Asked
 
 
 def files(folder: Path) -> list[str]:
@@ -93,6 +97,78 @@ def test_asynchronous(tmp_path: Path) -> None:
             assert await notebook.get_variable("x") is None
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+class Driven:
+    """An `AsyncNotebook`, as if it were a `Notebook`."""
+
+    def __init__(self, notebook: AsyncNotebook) -> None:
+        self._notebook = notebook
+        self._loop = asyncio.new_event_loop()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._notebook, name)
+        return lambda *args, **kwargs: self._loop.run_until_complete(method(*args, **kwargs))
+
+
+@pytest.fixture(params=["Notebook", "AsyncNotebook"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    options: Any = {"workspace": tmp_path, **PLAIN}
+    if request.param == "Notebook":
+        with Notebook(**options) as notebook:
+            yield notebook
+    else:
+        driven = Driven(AsyncNotebook(**options))
+        yield driven
+        driven.destroy()
+        driven._loop.close()
+
+
+def interrupt(notebook: Any, *name: str) -> None:
+    """Runs a cell whose call does not get the result."""
+
+    def enough(text: str) -> None:
+        raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        notebook.run("print('on', flush=True)\nwhile True: pass", *name, on_stdout=enough)
+
+
+def test_a_cell_that_could_not_be_run_has_no_result(either: Any) -> None:
+    either.run("'old'", "a")
+    assert [(cell.execution.value, cell.outcome) for cell in either.cells()] == [("old", "ok")]
+    with pytest.raises(SandboxError, match="timeout"):
+        either.run("'wrong'", "a", timeout=-1)
+    assert [(cell.code, cell.execution, cell.outcome) for cell in either.cells()] == [("'wrong'", None, None)]
+    either.run("'new'", "a")
+    with pytest.raises(SandboxError):
+        either.rerun("b")
+    assert [cell.execution.value for cell in either.cells()] == ["new"]
+
+
+def test_a_cell_has_no_result_of_another_cell_of_its_name(either: Any) -> None:
+    for start_over in (lambda: either.delete_cell("a"), either.clear):
+        either.run("'old'", "a")
+        start_over()
+        interrupt(either, "a")
+        assert [(cell.runs, cell.execution, cell.outcome) for cell in either.cells()] == [(1, None, "interrupted")]
+        either.clear()
+    either.run("'old'")
+    either.clear()
+    interrupt(either)
+    assert [(cell.id, cell.runs, cell.execution) for cell in either.cells()] == [("cell_1", 1, None)]
+
+
+def test_a_clear_whose_answer_nobody_awaits_is_not_half_done(tmp_path: Path) -> None:
+    with Notebook(workspace=tmp_path, **PLAIN) as notebook:
+        notebook.tools["double"] = lambda n: 2 * n
+        notebook.run("double(1)")
+        answers: SimpleQueue[Answer] = SimpleQueue()
+        notebook._session.begin(notebook._session.clear_cells(), Asked(answers.put))
+        cell = notebook.run("double(2)")
+        assert cell.execution is not None
+        assert cell.execution.value == 4
+        answers.get().result()
 
 
 def test_guests_do_not_see_the_files() -> None:

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 from client_host import PACKAGE, PLAIN, PROGRAM
 
 from sandglass import Sandbox, SandboxError
-from sandglass.client import program
+from sandglass.client import program, workers
 from sandglass.client.connection import connect
 from sandglass.client.transports import Program
 
@@ -42,6 +44,10 @@ def test_the_end_of_the_program_is_told_and_the_next_sandbox_starts_another() ->
         sandbox.execute("while True: pass")
     assert gone.value.code == "backend_unavailable"
     assert "ended with code -9" in str(gone.value)
+    with pytest.raises(SandboxError) as again:
+        sandbox.execute("1")
+    assert str(again.value) == str(gone.value)
+    assert again.value is not gone.value  # or its traceback would grow
     sandbox.destroy()
     with Sandbox(**PLAIN) as another:
         assert another.execute("1").value == 1
@@ -103,6 +109,79 @@ if input() == "kill":
             signal.pidfd_send_signal(child, signal.SIGKILL)
             os.close(host)
             os.close(child)
+
+
+FORK = """
+import gc, multiprocessing, os, sys
+from sandglass import Sandbox, SandboxError
+
+def use(sandbox):
+    try:
+        sandbox["x"] = 2
+    except SandboxError as error:
+        assert error.code == "destroyed", error
+    sandbox.destroy()
+
+with Sandbox({options}) as sandbox:
+    sandbox["x"] = 1
+    # A child that leaves as programs do, one that forgets the sandbox, and one of multiprocessing.
+    if (child := os.fork()) == 0:
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    if (child := os.fork()) == 0:
+        del sandbox
+        gc.collect()
+        os._exit(8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8
+    process = multiprocessing.get_context("fork").Process(target=use, args=(sandbox,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, process.exitcode
+    assert sandbox.execute("x").value == 1
+print("fine")
+"""
+
+
+def test_a_forked_process_does_not_end_the_sandboxes_of_its_parent() -> None:
+    done = python(FORK.format(options="backend='subprocess'"))
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_a_closed_program_is_not_written_to(tmp_path: Path) -> None:
+    transport = Program(str(PROGRAM))
+    number = transport._input
+    transport.close()
+    file = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    os.dup2(file, number)  # another file of the user's has the number now
+    with pytest.raises(OSError, match="closed"):
+        transport.send(b"{}", False)
+    os.close(number)
+    os.close(file)
+    assert (tmp_path / "other").read_bytes() == b""
+
+
+def test_without_further_threads_work_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    own = workers.Workers()
+    begun, go_on, done = Event(), Event(), Event()
+
+    def first() -> None:
+        begun.set()
+        go_on.wait(60)
+
+    own.begin(first)
+    assert begun.wait(60)
+    with monkeypatch.context() as context:
+        context.setattr(workers, "Thread", refuse)
+        own.begin(done.set)
+        with pytest.raises(RuntimeError):
+            workers.Workers().begin(done.set)
+    assert not done.is_set()
+    go_on.set()
+    assert done.wait(60)
+    own.run(lambda: None)
 
 
 def test_a_callback_that_hangs_does_not_hold_up_the_end() -> None:

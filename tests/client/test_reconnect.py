@@ -8,13 +8,14 @@ import random
 import re
 import subprocess
 from collections.abc import Iterator
-from threading import Event, Thread
+from threading import Event, Thread, Timer
 
 import pytest
 from client_host import PROGRAM
 from proxy import Proxy
 
 from sandglass import AsyncSandbox, Sandbox, SandboxError
+from sandglass.client import server
 from sandglass.client.resumable import WINDOW, Resumable
 
 KEY = "a-key-for-tests-0123456789"
@@ -146,6 +147,38 @@ def test_what_runs_goes_on_without_a_connection(proxy: Proxy, url: str) -> None:
         proxy.is_shut = False
         thread.join(60)
         assert runs[0].value == 999  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("within", ["60", "0"])
+def test_a_network_that_has_stopped_does_not_stop_an_event_loop(within: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_UNCONFIRMED_MS", 600_000)
+
+    async def main(proxy: Proxy) -> None:
+        stopped: list[bool] = []
+
+        def go_on() -> None:
+            stopped.append(True)
+            proxy.flows.set()
+
+        async with AsyncSandbox(url=proxy.url, api_key=KEY) as sandbox:
+            await sandbox.execute("x = 1")
+            proxy.flows.clear()
+            late = Timer(60, go_on)
+            late.start()
+            for _ in range(3):
+                await sandbox.hint("#" * (15 << 20))  # together more than the system keeps
+            run = asyncio.create_task(sandbox.execute("x"))
+            await asyncio.sleep(0)
+            late.cancel()
+            assert not stopped
+            proxy.flows.set()
+            assert (await run).value == 1
+
+    for url in serve("--reconnect-within", within):
+        proxy = Proxy(url, seed=1)
+        asyncio.run(main(proxy))
+        assert proxy.cuts == 0
+        proxy.close()
 
 
 def test_when_the_time_is_over_calls_say_so() -> None:

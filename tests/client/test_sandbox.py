@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import math
 import re
 import signal
 import threading
 import time
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,33 @@ def test_variables() -> None:
         assert sandbox.add_context([], series="history") == "history_0"
 
 
+def test_numbers_of_numpy_that_others_do_not_have_are_refused(shared: Sandbox) -> None:
+    for value in (numpy.longdouble(1), numpy.datetime64(1, "ns"), numpy.timedelta64(1, "ns"), numpy.complex128(1)):
+        with pytest.raises(SandboxError) as refused:
+            shared["x"] = [value]
+        assert refused.value.code == "not_serializable"
+    shared["x"] = [numpy.float32(0.5), numpy.uint8(3), numpy.bool_(True)]
+    assert shared["x"] == [0.5, 3, True]
+
+
+def test_keys_that_are_chosen_to_collide_are_not_looked_up(shared: Sandbox) -> None:
+    shared.execute("numbers = [n * (2**61 - 1) for n in range(1, 2_000)]")
+    for code, kind in (("dict.fromkeys(numbers)", "dict"), ("{(n, 0) for n in numbers}", "set")):
+        value = shared.execute(code).value
+        assert isinstance(value, Opaque)
+        assert value.type == kind
+    assert shared.execute("set(numbers[:500])").value == {n * (2**61 - 1) for n in range(1, 501)}
+
+
+def test_values_that_no_message_names_are_dropped() -> None:
+    with Sandbox(**PLAIN) as sandbox:
+        text = "x" * 70_000  # a blob
+        for _ in range(1_001):  # as many as may wait for a message, and one
+            with pytest.raises(SandboxError, match="lone surrogates"):
+                sandbox["\ud800"] = text
+        assert sandbox.execute("1").value == 1
+
+
 def test_files(shared: Sandbox, tmp_path: Path) -> None:
     files = shared.files
     files["in/a.bin"] = bytes(range(256)) * 1000
@@ -142,6 +171,8 @@ def test_files(shared: Sandbox, tmp_path: Path) -> None:
     assert "d" not in files
     with pytest.raises(KeyError):
         files["d"]
+    for path, is_there in (("in", False), ("in/a.bin", True), ("./in//a.bin", True), ("in/b", False), ("no/b", False)):
+        assert (path in files) is is_there, path
 
 
 def test_a_file_that_cannot_be_read_changes_nothing(shared: Sandbox, tmp_path: Path) -> None:
@@ -212,6 +243,7 @@ def test_displays(shared: Sandbox) -> None:
     assert bundle["text/html"].startswith('<iframe sandbox=""')
     assert '"<script' not in bundle["text/html"]
     assert Display("image/png", "AA==")._repr_mimebundle_() == {"image/png": "AA=="}
+    assert "image/png" not in Display("image/png", 'AA" onerror="alert(1)')._repr_mimebundle_()
     assert Display("application/javascript", "alert(1)")._repr_mimebundle_() == {"text/plain": "alert(1)"}
     assert "<svg" not in str(Display("image/svg+xml", "<svg onload='x'>")._repr_mimebundle_()["text/html"])
 
@@ -260,6 +292,37 @@ def test_errors_of_host_functions_are_errors_in_python() -> None:
         assert run.outcome == "error"
 
 
+def test_an_answer_that_cannot_be_sent_is_an_error_in_python() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    def ask(prompt: str) -> Answer:
+        if prompt == "raise":
+            raise Silent
+        return Answer("ok", Usage(cost=Decimal("0.1") if prompt == "decimal" else math.nan))  # type: ignore[arg-type]
+
+    with Sandbox(on_llm_query=ask, host_call_timeout=60_000, **PLAIN) as sandbox:
+        for prompt, reason in (("nan", "cannot be sent"), ("decimal", "cannot be sent"), ("raise", "Silent")):
+            run = sandbox.execute(f"llm_query({prompt!r})")
+            assert run.error_type == "HostCallError"
+            assert reason in (run.error or "")
+            assert reason in (run.calls[0].error or "")
+
+
+def test_texts_that_a_guest_makes_large_do_not_end_the_connection() -> None:
+    def price(name: str) -> int:
+        raise KeyError(name * 7)  # as errors do, it quotes the argument
+
+    with Sandbox(host_functions={"price": price}, **PLAIN) as sandbox:
+        run = sandbox.execute("price('x' * 10_000_000)")  # together more than a message may have
+        assert (run.error_type, run.state.status) == ("HostCallError", "kept")
+        assert len(run.calls[0].error or "") <= 10_000
+        sandbox.execute("globals().update({letter * 35_000_000: 1 for letter in 'yz'})")
+        assert {variable.name[:1] for variable in sandbox.list_variables()} >= {"y", "z"}
+        assert sandbox.execute("1").value == 1
+
+
 def test_positional_and_keyword_arguments_stay_apart() -> None:
     seen: list[Any] = []
 
@@ -301,6 +364,17 @@ def test_tools_and_output_fields_change_between_executions() -> None:
         assert sandbox.execute("SUBMIT(first=1, second='b')").final == {"first": 1, "second": "b"}
         with pytest.raises(SandboxError, match="must be a function"):
             sandbox.tools["three"] = 3  # type: ignore[assignment]
+
+
+def test_functions_that_the_host_refuses_are_not_forgotten(shared: Sandbox) -> None:
+    with Sandbox(**PLAIN) as sandbox:
+        sandbox.tools["good"] = lambda: 1
+        sandbox.tools["not a name"] = lambda: 2
+        for _ in range(2):
+            with pytest.raises(SandboxError, match="not a name"):
+                sandbox.execute("good()")
+        del sandbox.tools["not a name"]
+        assert sandbox.execute("good()").value == 1
 
 
 def test_approval() -> None:
@@ -475,6 +549,10 @@ def test_options() -> None:
     with pytest.raises(SandboxError) as wrong:
         Sandbox(timeout=-1)
     assert wrong.value.code == "invalid_option"
+    for number in (math.nan, math.inf, Decimal(1)):
+        with pytest.raises(SandboxError, match="nothing was done") as unsent:
+            Sandbox(timeout=number, **PLAIN)  # type: ignore[arg-type]
+        assert unsent.value.code == "invalid_option"
     with pytest.raises(SandboxError) as unknown:
         Sandbox(backend="docked")  # type: ignore[arg-type]
     assert "docker" in str(unknown.value)

@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from client_host import PACKAGE, PROGRAM
+from client_host import PACKAGE, PLAIN, PROGRAM
+from test_program import FORK
+from websockets.sync.server import ServerConnection
+from websockets.sync.server import serve as ws_serve
+from websockets.typing import Subprotocol
 
 from sandglass import AsyncSandbox, Sandbox, SandboxError
+from sandglass.client import server
+from sandglass.client.resumable import SUFFIX
+from sandglass.client.server import SUBPROTOCOL
 
 KEY = "a-key-for-tests-0123456789"
 
@@ -76,6 +85,67 @@ def test_refusals(url: str) -> None:
         with pytest.raises(SandboxError) as address:
             Sandbox(url=wrong, api_key=KEY)
         assert address.value.code == "invalid_option"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ('#{"type":"ended","reason":"it is full"}', "it is full"),
+        ('#{"type":"begun","token":"a"}', "does not answer as it should"),
+        ("#[]", "does not answer as it should"),
+        ("#{", "does not answer as it should"),
+        ("hello", "does not answer as it should"),
+    ],
+)
+def test_a_greeting_that_fails_leaves_no_connection(answer: str, reason: str) -> None:
+    closed = threading.Event()
+
+    def greet(socket: ServerConnection) -> None:
+        socket.recv()
+        socket.send(answer)
+        for _ in socket:  # until the client closes it
+            pass
+        closed.set()
+
+    with ws_serve(greet, "127.0.0.1", 0, subprotocols=[Subprotocol(SUBPROTOCOL + SUFFIX)]) as greeter:
+        thread = threading.Thread(target=greeter.serve_forever)
+        thread.start()
+        with pytest.raises(SandboxError, match=reason) as refused:
+            Sandbox(url=f"http://127.0.0.1:{greeter.socket.getsockname()[1]}", api_key=KEY)
+        assert refused.value.code == "backend_unavailable"
+        assert closed.wait(60)
+    thread.join()
+
+
+def test_a_server_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_OPEN_SECONDS", 600.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        refused: list[BaseException] = []
+
+        def wait() -> None:
+            with pytest.raises(SandboxError) as error:
+                Sandbox(url=address)
+            refused.append(error.value)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        accepted, _ = silent.accept()
+        with Sandbox(**PLAIN) as sandbox:
+            assert sandbox.execute("1").value == 1
+        assert not refused
+        accepted.close()
+        thread.join()
+        assert refused
+
+
+def test_a_forked_process_does_not_end_the_sandboxes_of_its_parent(url: str) -> None:
+    code = FORK.format(options=f"url={url!r}, api_key={KEY!r}")
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "fine\n", done.stderr
 
 
 def test_without_websockets_the_extra_is_named() -> None:

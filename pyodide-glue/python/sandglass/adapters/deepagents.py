@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import RLock
 from typing import Any, Unpack, cast
 from uuid import uuid4
 
@@ -32,6 +33,8 @@ class DeepAgentsBackend(BaseSandbox):
         self.sandbox = Sandbox(url=url, api_key=api_key, **cast("SandboxOptions", {**own, **options}))
         self._id = f"sandglass-{uuid4().hex}"
         self._is_prepared = False
+        #: An agent's tools run at the same time, and share the variables of the guest's part.
+        self._turn = RLock()
 
     @property
     def id(self) -> str:
@@ -79,21 +82,23 @@ class DeepAgentsBackend(BaseSandbox):
     def _download(self, path: str) -> FileDownloadResponse:
         if not path.startswith("/"):
             return FileDownloadResponse(path, error="invalid_path")
-        run = self._run("data = read_path(path)", path=path)
-        try:
-            data = self.sandbox.get_variable("data") if run.error is None else run.error
-        except SandboxError as error:  # it is too large
-            data = str(error)
+        with self._turn:
+            run = self._run("data = read_path(path)", path=path)
+            try:
+                data = self.sandbox.get_variable("data") if run.error is None else run.error
+            except SandboxError as error:  # it is too large
+                data = str(error)
         if isinstance(data, bytes):
             return FileDownloadResponse(path, data)
         return FileDownloadResponse(path, error=str(data))
 
     def _run(self, code: str, timeout: float | None = None, **variables: Any) -> CodeExecution:
-        if not self._is_prepared:
-            self.sandbox.execute(Path(__file__).with_name("shell.py").read_text(encoding="utf-8"))
-            self._is_prepared = True
-        for name, value in variables.items():
-            self.sandbox[name] = value
-        run = self.sandbox.execute(code, timeout=timeout)
-        self._is_prepared = run.state.status == "kept"
-        return run
+        with self._turn:
+            if not self._is_prepared:
+                self.sandbox.execute(Path(__file__).with_name("shell.py").read_text(encoding="utf-8"))
+                self._is_prepared = True
+            for name, value in variables.items():
+                self.sandbox[name] = value
+            run = self.sandbox.execute(code, timeout=timeout)
+            self._is_prepared = run.state.status == "kept"
+            return run

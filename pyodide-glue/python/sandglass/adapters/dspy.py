@@ -106,7 +106,10 @@ class DspyInterpreter:
                 _checked(sandbox.__setitem__, target, _plain(value))
                 self._sent[name] = value if target != name else None
         if renamed:
-            _checked(sandbox.execute, "\n".join(f"{name} = {target}" for name, target in renamed.items()))
+            run = _checked(sandbox.execute, "\n".join(f"{name} = {target}" for name, target in renamed.items()))
+            if run.error is not None:  # code has deleted one
+                self._sent.clear()
+                raise CodeInterpreterError(f"the inputs could not be set, try again: {run.error}")
         return self._read(_checked(sandbox.execute, code))
 
     def __call__(self, code: str, variables: Mapping[str, Any] | None = None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import tarfile
 from pathlib import Path
 from typing import Any, Literal, Unpack, cast
 from uuid import uuid4
@@ -32,7 +33,7 @@ from agents.sandbox.session import (
 from agents.sandbox.session.runtime_helpers import RESOLVE_WORKSPACE_PATH_HELPER
 from agents.sandbox.session.workspace_payloads import coerce_write_payload
 from agents.sandbox.snapshot import SnapshotBase
-from agents.sandbox.util.tar_utils import UnsafeTarMemberError, validate_tar_bytes
+from agents.sandbox.util.tar_utils import UnsafeTarMemberError, validate_tarfile
 from agents.sandbox.workspace_paths import sandbox_path_str
 
 from sandglass.client import AsyncSandbox, SandboxError, SandboxOptions
@@ -41,6 +42,9 @@ from sandglass.client import AsyncSandbox, SandboxError, SandboxOptions
 _MOST_OUTPUT = 4 << 20
 #: The most characters of the guest's reason for a failure.
 _MOST_REASON = 200
+#: The most bytes of an archive of a workspace, and the most files and folders in it.
+_MOST_ARCHIVE = 1 << 30
+_MOST_MEMBERS = 100_000
 _SHELL = Path(__file__).with_name("shell.py")
 _DEFAULT_ROOT = Manifest.model_fields["root"].default
 
@@ -231,17 +235,24 @@ class SandglassSession(BaseSandboxSession):
     async def persist_workspace(self) -> io.IOBase:
         """The workspace as a tar archive."""
         left_out = sorted(path.as_posix() for path in self._persist_workspace_skip_relpaths())
-        return io.BytesIO(await self._bytes(self._root, "pack_folder", self._root.as_posix(), left_out))
+        packed = await self._bytes(self._root, "pack_folder", self._root.as_posix(), left_out)
+        try:  # what is no archive must not replace the last snapshot
+            await asyncio.to_thread(_check_archive, packed)
+        except UnsafeTarMemberError as error:
+            context = {"reason": error.reason, "member": error.member}
+            raise WorkspaceArchiveReadError(path=self._root, context=context, cause=error) from error
+        return io.BytesIO(packed)
 
     async def hydrate_workspace(self, data: io.IOBase) -> None:
         """Writes the files of such an archive. It is unpacked in the sandbox, and cannot lead out of there."""
-        packed = coerce_write_payload(path=self._root, data=data).stream.read()
+        packed = coerce_write_payload(path=self._root, data=data).stream.read(_MOST_ARCHIVE + 1)
         try:
-            await asyncio.to_thread(validate_tar_bytes, packed)
+            await asyncio.to_thread(_check_archive, packed)
             await self._ask("unpack_folder", self._root.as_posix(), data=packed)
         except UnsafeTarMemberError as error:
             context = {"reason": error.reason, "member": error.member}
-            raise WorkspaceArchiveWriteError(path=self._root, context=context, cause=error) from error
+            message = f"the archive is refused: {error.reason}"
+            raise WorkspaceArchiveWriteError(path=self._root, message=message, context=context, cause=error) from error
         except (TimeoutError, _Failed) as error:
             raise WorkspaceArchiveWriteError(path=self._root, message=str(error), cause=error) from error
 
@@ -306,6 +317,36 @@ def _check(manifest: Manifest) -> None:
     if any(manifest.mount_targets()):
         message = "a sandbox has no network, and can mount nothing: copy files by LocalDir"
         raise MountConfigError(message=message)
+
+
+def _check_archive(packed: bytes) -> None:
+    """Raises UnsafeTarMemberError unless this is a tar archive of a workspace. Unpacks nothing: a guest made it."""
+    if len(packed) > _MOST_ARCHIVE:
+        raise _unsafe(f"it has more than {_MOST_ARCHIVE} bytes")
+    try:
+        archive = tarfile.open(fileobj=io.BytesIO(packed), mode="r:")  # noqa: SIM115
+    except (tarfile.TarError, OSError) as error:
+        raise _unsafe("it is compressed, or no tar archive: give an uncompressed one") from error
+    try:
+        count = size = 0
+        while (member := archive.next()) is not None:
+            count, size = count + 1, size + member.size
+            if count > _MOST_MEMBERS:
+                raise _unsafe(f"it has more than {_MOST_MEMBERS} files and folders")
+            # Less than nothing would lead back in the archive; more than all is a file with holes.
+            if not 0 <= member.size <= size <= len(packed):
+                raise UnsafeTarMemberError(member=member.name, reason="its size cannot be true")
+            if archive.pax_headers:  # each member would get a copy
+                raise _unsafe("it has a header for all its files")
+        validate_tarfile(archive)
+    except UnsafeTarMemberError:
+        raise
+    except Exception as error:  # of any kind: a hostile header can bring tarfile to raise what it does not document
+        raise _unsafe("it is damaged") from error
+
+
+def _unsafe(reason: str) -> UnsafeTarMemberError:
+    return UnsafeTarMemberError(member="<archive>", reason=reason)
 
 
 def _shown(problem: object) -> str:

@@ -14,7 +14,7 @@ from rlm.core.comms_utils import LMRequest, send_lm_request, send_lm_request_bat
 from rlm.core.types import REPLResult
 from rlm.environments.base_env import IsolatedEnv, extract_tool_value, validate_custom_tools
 
-from sandglass.client import CodeExecution, Sandbox, SandboxOptions, Variable
+from sandglass.client import CodeExecution, Sandbox, SandboxOptions
 
 #: The package gives sub-RLMs, several turns and compaction only to environments of its own. This one has all of them.
 _LIKE = "docker"
@@ -24,6 +24,7 @@ _NO_MODEL = "No LM handler configured"
 #: The types of variables whose values a result has.
 _SHOWN = frozenset({"int", "float", "bool", "str", "NoneType"})
 _SHOWN_CHARS = 1000
+_MOST_SHOWN = 1000
 
 
 def rlm_environment(**options: Unpack[SandboxOptions]) -> dict[str, Any]:
@@ -74,6 +75,7 @@ class SandboxEnv(IsolatedEnv):
             "on_llm_query": self._ask,
             "on_rlm_query": self._recurse if subcall_fn is not None else None,
             "host_functions": {
+                **(options.get("host_functions") or {}),
                 **{name: tool for name, tool in tools.items() if callable(tool)},
                 "llm_query_batched": self._ask_all,
                 "rlm_query_batched": self._recurse_all,
@@ -137,7 +139,7 @@ class SandboxEnv(IsolatedEnv):
         return REPLResult(
             stdout=run.stdout,
             stderr=run.stderr if run.error is None else f"{run.stderr}\n{_explained(run)}",
-            locals={variable.name: self._shown(variable) for variable in self.sandbox.list_variables()},
+            locals=self._all_shown(),
             execution_time=run.duration / 1000,
             rlm_calls=self._completions,
             final_answer=run.final if run.is_final else None,
@@ -201,11 +203,16 @@ class SandboxEnv(IsolatedEnv):
         self._completions.append(completion)
         return str(completion.response)
 
-    def _shown(self, variable: Variable) -> Any:
-        is_short = variable.type in _SHOWN and (variable.length or 0) <= _SHOWN_CHARS
-        length = "" if variable.length is None else f" of length {variable.length}"
-        shown = f"<{variable.type}{length}>"
-        return self.sandbox.get_variable(variable.name, shown) if is_short else shown
+    def _all_shown(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {}
+        left = _MOST_SHOWN
+        for variable in self.sandbox.list_variables():
+            length = "" if variable.length is None else f" of length {variable.length}"
+            shown[variable.name] = f"<{variable.type}{length}>"
+            if left and variable.type in _SHOWN and (variable.length or 0) <= _SHOWN_CHARS:
+                left -= 1  # each costs a question
+                shown[variable.name] = self.sandbox.get_variable(variable.name, shown[variable.name])
+        return shown
 
 
 class _Variables(Mapping[str, Any]):

@@ -126,7 +126,7 @@ def pack_folder(folder: str, left_out: list[str]) -> bytes:
 
 def unpack_folder(folder: str, packed: bytes) -> None:
     """Writes the files of a tar archive, which the adapter has checked, into a folder."""
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as archive:
         archive.extraction_filter = lambda member, _: member
         archive.extractall(folder)
 

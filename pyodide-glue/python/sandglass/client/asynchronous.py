@@ -195,8 +195,9 @@ class AsyncSandbox:
     async def destroy(self) -> None:
         """Ends the sandbox. Nothing of it is left afterwards; later calls raise. Doing it twice is no error."""
         ask = self._session.destroy()
-        if not self._session.destroyed():
-            return
+        async with self._opening:  # a sandbox that is being made ends, too
+            if not self._session.destroyed():
+                return
         try:
             await self._run(ask)
         except SandboxError as error:
@@ -212,7 +213,10 @@ class AsyncSandbox:
             if not self._session.is_open:
                 connection = await asyncio.to_thread(self._session.connect)
                 ask = self._session.create()
-                answer = await _answer(lambda asked: (connection, connection.ask(ask.method, ask.params, asked)))
+                answer = await _answer(
+                    lambda asked: (connection, connection.ask(ask.method, ask.params, asked)),
+                    dropped=lambda answer: self._session.dropped(connection, answer),
+                )
                 self._session.created(connection, ask.result(answer))
 
     async def _run(self, ask: Ask[T]) -> T:
@@ -247,13 +251,19 @@ class AsyncFiles:
         return await self._run(self._session.list_files(folder))
 
 
-async def _answer(begin: Callable[[Asked], tuple[Connection, int]], is_heavy: bool = False) -> Answer:
-    """Begins a request, in a thread if that takes long, and awaits its answer."""
+async def _answer(
+    begin: Callable[[Asked], tuple[Connection, int]],
+    is_heavy: bool = False,
+    dropped: Callable[[Answer], object] = ignore,
+) -> Answer:
+    """Begins a request, in a thread if that takes long, and awaits its answer. If cancelled, `dropped` gets it."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Answer] = loop.create_future()
 
     def answered(answer: Answer) -> None:
-        if not future.done():  # it is cancelled
+        if future.done():  # it is cancelled
+            dropped(answer)
+        else:
             future.set_result(answer)
 
     asked = Asked(_to_loop(loop, answered))
@@ -262,6 +272,8 @@ async def _answer(begin: Callable[[Asked], tuple[Connection, int]], is_heavy: bo
         return await future
     except asyncio.CancelledError:
         connection.cancel(number)
+        if future.done() and not future.cancelled():  # the answer came before this task could take it
+            dropped(future.result())
         raise
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import Context, ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import update_wrapper
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: The most bytes of all arguments of an execution that its result keeps.
 _KEPT = 16 << 20
+#: The most characters of an error. It may quote an argument, and a message that is too long would end the connection.
+_MOST_ERROR = 10_000
 
 #: The sandboxes whose calls are being answered, innermost last.
 answering: ContextVar[tuple[int, ...]] = ContextVar("sandglass_answering", default=())
@@ -62,7 +65,6 @@ class Tools(MutableMapping[str, HostFunction]):
         self._can_ask = can_ask
         for name, function in functions.items():
             self[name] = function
-        self.is_changed = False
 
     def find(self, name: str) -> tuple[Callable[..., Any], bool] | None:
         """The function of a name, and true if its calls need approval."""
@@ -94,11 +96,9 @@ class Tools(MutableMapping[str, HostFunction]):
             else:
                 self._functions[name] = before
             raise SandboxError("invalid_option", f"{name}() needs approval, and nobody is asked: give on_approve")
-        self.is_changed = True
 
     def __delitem__(self, name: str) -> None:
         del self._functions[name]
-        self.is_changed = True
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._functions)
@@ -191,15 +191,11 @@ class _Call:
         number, record = self._message.json["id"], self._record
         begin = perf_counter()
         try:
-            try:
-                result = self._result()
-            except BaseException as error:  # also SystemExit and a cancelled task: Python must go on
-                record.error = str(error) or type(error).__name__
+            self._connection.answer(number, self._result())
+        except BaseException as error:  # also SystemExit and a cancelled task: Python must go on
+            record.error = _text_of(error)
+            with suppress(SandboxError):  # the connection has ended, and everybody knows
                 self._connection.refuse(number, record.error)
-            else:
-                self._connection.answer(number, result)
-        except SandboxError:
-            pass  # the connection has ended, and everybody knows
         finally:
             record.seconds = perf_counter() - begin
             if not self._is_kept:
@@ -291,6 +287,13 @@ class _Call:
         if self._is_cancelled:
             future.cancel()
         return future.result()
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)[:_MOST_ERROR] or type(error).__name__
+    except Exception:  # an error may fail to tell itself
+        return type(error).__name__
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:

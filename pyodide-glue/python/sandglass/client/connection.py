@@ -8,7 +8,8 @@ import atexit
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -65,7 +66,7 @@ class Asked:
 
     def call(self, connection: Connection, message: Message) -> None:
         """Answers a call of Python."""
-        connection.refuse(message.json["id"], "this request has no host functions")
+        connection.refuse_late(message.json["id"], "this request has no host functions")
 
     def cancelled(self, number: int) -> None:
         """Hears that nobody awaits the answer to a call any more."""
@@ -134,7 +135,7 @@ class Connection:
         message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
         with self._lock:
             if self._end is not None:
-                raise self._end
+                raise self._end.copy()
             self._asked[number] = asked
         try:
             self._send(message)
@@ -142,6 +143,7 @@ class Connection:
             # When an interrupt came, the request may have been sent, and it is not known to the caller.
             self._asked.pop(number, None)
             self.cancel(number)
+            self.drop(params)
             raise
         return number
 
@@ -158,9 +160,23 @@ class Connection:
         reason = reason.encode(errors="backslashreplace").decode()
         self._send({"jsonrpc": "2.0", "id": number, "error": {"code": _FAILED, "message": reason}})
 
+    def refuse_late(self, number: int, reason: str) -> None:
+        """As `refuse`, for the thread that reads: it must not wait for the other side, which may wait for it."""
+
+        def refuse() -> None:
+            with suppress(SandboxError):  # the connection has ended, and everybody knows
+                self.refuse(number, reason)
+
+        workers.begin(refuse)
+
     def approval(self, number: int, is_pending: bool) -> None:
         """Tells the other side that a person is asked before its call is answered, or has decided."""
         self._notify("approval", {"id": number, "pending": is_pending})
+
+    def drop(self, structure: Any) -> None:
+        """Tells the other side that no message names the blobs of this structure."""
+        for number in blobs_in(structure):
+            self._notify("drop", {"blob": number})
 
     def encoded(self, value: Any, name: str) -> Any:
         """The structure that stands for a value in a message. A large value is sent before, as a blob."""
@@ -178,32 +194,31 @@ class Connection:
         return structure if len(data) <= MAX_INLINE else self._blob(data, "json")
 
     def _blob(self, data: bytes | bytearray, kind: str) -> Any:
-        number = next(self._blob_numbers)
         view = memoryview(data)
-        for begin in range(0, len(view), _PIECE):
-            self._send_piece(number, begin + _PIECE >= len(view), view[begin : begin + _PIECE])
-        return {"$blob": {"id": number, "type": kind}}
+        return self._sent(kind, (view[begin : begin + _PIECE] for begin in range(0, len(view), _PIECE)))
 
     def _file(self, path: Path) -> Any:
-        number = next(self._blob_numbers)
-        try:
-            with path.open("rb") as file:
-                piece = file.read(_PIECE)
-                while following := file.read(_PIECE):
-                    self._send_piece(number, False, memoryview(piece))
-                    piece = following
-                self._send_piece(number, True, memoryview(piece))
-        except BaseException:
-            self._notify("drop", {"blob": number})
-            raise
-        return {"$blob": {"id": number, "type": "file"}}
+        with path.open("rb") as file:
+            return self._sent("file", iter(lambda: memoryview(file.read(_PIECE)), b""))
 
-    def _send_piece(self, number: int, is_last: bool, piece: memoryview) -> None:
-        self._write(piece, True, _HEAD.pack(number, is_last))
+    def _sent(self, kind: str, pieces: Iterator[memoryview]) -> Any:
+        number = next(self._blob_numbers)
+        structure = {"$blob": {"id": number, "type": kind}}
+        try:
+            piece = next(pieces, memoryview(b""))
+            for following in pieces:
+                self._write(piece, True, _HEAD.pack(number, False))
+                piece = following
+            self._write(piece, True, _HEAD.pack(number, True))
+        except BaseException:
+            self.drop(structure)
+            raise
+        return structure
 
     def _notify(self, method: str, params: dict[str, Any]) -> None:
-        if self._end is None:
-            self._send({"jsonrpc": "2.0", "method": method, "params": params})
+        with suppress(SandboxError):  # the connection has ended, and everybody knows
+            if self._end is None:
+                self._send({"jsonrpc": "2.0", "method": method, "params": params})
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
@@ -211,6 +226,8 @@ class Connection:
         except UnicodeEncodeError:
             problem = "a text has lone surrogates, which only values may have; nothing was done"
             raise SandboxError("invalid_option", problem) from None
+        except (TypeError, ValueError) as error:
+            raise SandboxError("invalid_option", f"an option cannot be sent ({error}); nothing was done") from None
         self._write(data, False)
 
     def _write(self, data: bytes | memoryview, is_binary: bool, head: bytes = b"") -> None:
@@ -223,7 +240,8 @@ class Connection:
         except OSError:
             if self._end is None:
                 self._finish()
-            raise self._end or SandboxError("backend_unavailable", "the connection has ended") from None
+            end = self._end or SandboxError("backend_unavailable", "the connection has ended")
+            raise end.copy() from None
 
     def _read(self) -> None:
         transport = self._transport
@@ -278,7 +296,7 @@ class Connection:
         elif asked is not None:
             asked.call(self, message)
         else:
-            self.refuse(fields["id"], "the execution that calls is not under way any more")
+            self.refuse_late(fields["id"], "the execution that calls is not under way any more")
 
     def _finish(self, reason: SandboxError | None = None) -> None:
         """Answers all requests: the other side is gone."""
@@ -287,7 +305,7 @@ class Connection:
             self._end = self._end or reason
             asked, self._asked = list(self._asked.values()), {}
         for request in asked:
-            request.answered(Answer(Message({}, {}, 0), self._end))
+            request.answered(Answer(Message({}, {}, 0), self._end.copy()))
 
 
 def _error(error: dict[str, Any] | None) -> SandboxError | None:
@@ -299,6 +317,8 @@ def _error(error: dict[str, Any] | None) -> SandboxError | None:
 
 
 _connections: dict[tuple[str, ...], Connection] = {}
+#: A server that does not answer must not hold up the others, so each has a lock. `_lock` guards the two dicts.
+_locks: dict[tuple[str, ...], Lock] = {}
 _lock = Lock()
 
 
@@ -306,12 +326,15 @@ def connect(url: str | None, api_key: str | None) -> Connection:
     """The connection of this process to a server, or to the program of this machine."""
     key = ("server", url, api_key or "") if url is not None else ("program", find_program())
     with _lock:
+        turn = _locks.setdefault(key, Lock())
+    with turn:
         connection = _connections.get(key)
         if connection is None or connection.has_ended:
             transport = Server(url, api_key) if url is not None else Program(key[1])
             connection = Connection(transport)
             connection.hello()
-            _connections[key] = connection
+            with _lock:
+                _connections[key] = connection
         return connection
 
 
@@ -326,6 +349,7 @@ def _close_all() -> None:
 def _after_fork() -> None:
     global _lock
     _lock = Lock()
+    _locks.clear()
     reason = "the sandbox belongs to the process that this one was forked from: make another here"
     for connection in _connections.values():
         connection.abandon(SandboxError("destroyed", reason))

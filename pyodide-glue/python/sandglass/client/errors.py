@@ -13,5 +13,9 @@ class SandboxError(Exception):
         super().__init__(message)
         self.code = code
 
+    def copy(self) -> SandboxError:
+        """The same error for another call, which raises it with a traceback of its own."""
+        return SandboxError(self.code, str(self))
+
     def __reduce__(self) -> tuple[type[SandboxError], tuple[str, str]]:
         return SandboxError, (self.code, str(self))

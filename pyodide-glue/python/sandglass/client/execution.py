@@ -13,8 +13,10 @@ Outcome = Literal["ok", "error", "timeout", "interrupted", "limit", "crashed"]
 
 #: The policy of the frame that shows HTML.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-#: The types that a notebook may show as they are. Others can bring scripts.
-_HARMLESS = frozenset({"text/plain", "image/png", "image/jpeg", "image/gif", "image/webp"})
+#: The types of images that a notebook may show as they are. Others can bring scripts.
+_IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+#: The data of such an image. Anything else could end the attribute of a page that has it.
+_BASE64 = re.compile(r"[A-Za-z0-9+/=\s]*")
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Display:
     data: str
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        if self.mime in _HARMLESS:
+        if self.mime == "text/plain" or (self.mime in _IMAGES and _BASE64.fullmatch(self.data)):
             return {self.mime: self.data}
         if self.mime == "image/svg+xml":
             return {"text/html": f'<img src="data:image/svg+xml,{quote(self.data)}">', "text/plain": "<a drawing>"}
@@ -187,14 +189,16 @@ class CodeExecution:
 class Cell:
     """A cell of a notebook.
 
-    `execution` is the result of the last run, and None if the sandbox could not run the cell. `missing` names those of
-    the cell's files that could not be made, each with the reason.
+    `outcome` is that of the last run, and None if the sandbox could not run the cell. `execution` is the result of the
+    last run. It is also None when the call that ran the cell did not get it, because it was cancelled. `missing` names
+    those of the cell's files that could not be made, each with the reason.
     """
 
     id: str
     code: str
     runs: int
     missing: list[str] = field(default_factory=list)
+    outcome: Outcome | None = None
     execution: CodeExecution | None = None
 
 

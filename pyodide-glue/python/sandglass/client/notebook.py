@@ -10,27 +10,34 @@ from sandglass.client.asynchronous import AsyncSandbox
 from sandglass.client.execution import Cell, Display
 from sandglass.client.options import Budget, SandboxOptions
 from sandglass.client.sandbox import Sandbox
-from sandglass.client.session import Session
+from sandglass.client.session import Listeners, Session
 
 
 class _Known:
-    """The last result of each cell. The host tells all but these, which may be large."""
+    """The last result of each cell, as far as the caller got one. The host tells all but these, which may be large."""
 
     def __init__(self) -> None:
         self._cells: dict[str, Cell] = {}
 
+    def forget(self, id: str | None) -> None:
+        """Forgets a result, before the cell changes: a call that fails may have changed it all the same."""
+        if id is not None:
+            self._cells.pop(id, None)
+
     def ran(self, cell: Cell) -> Cell:
+        """Keeps a result."""
         self._cells[cell.id] = cell
         return cell
 
     def complete(self, cells: list[Cell]) -> list[Cell]:
-        """The cells with their results, as far as the last run had one."""
+        """The cells with their results."""
+        return [self._with_result(cell) for cell in cells]
 
-        def result_of(cell: Cell) -> Cell:
-            known = self._cells.get(cell.id)
-            return cell if known is None or known.runs != cell.runs else replace(cell, execution=known.execution)
-
-        return [result_of(cell) for cell in cells]
+    def _with_result(self, cell: Cell) -> Cell:
+        known = self._cells.get(cell.id)
+        if known is None or known.runs != cell.runs or cell.outcome is None:
+            return cell
+        return replace(cell, execution=known.execution)
 
 
 class Notebook(Sandbox):
@@ -66,8 +73,7 @@ class Notebook(Sandbox):
     ) -> Cell:
         """Adds a cell at the end and runs it. With the name of a cell, replaces that cell's source. As `execute`."""
         listeners = {"stdout": on_stdout, "stderr": on_stderr, "display": on_display}
-        cell = self._heard(listeners, lambda execution: self._session.run_cell(id, code, timeout, budget, execution))
-        return self._known.ran(cell)
+        return self._ran(listeners, id, code, timeout, budget)
 
     def rerun(
         self,
@@ -81,8 +87,7 @@ class Notebook(Sandbox):
     ) -> Cell:
         """Runs a cell again, with the variables as they are now."""
         listeners = {"stdout": on_stdout, "stderr": on_stderr, "display": on_display}
-        cell = self._heard(listeners, lambda execution: self._session.run_cell(id, None, timeout, budget, execution))
-        return self._known.ran(cell)
+        return self._ran(listeners, id, None, timeout, budget)
 
     def cells(self) -> list[Cell]:
         """The cells in order."""
@@ -97,11 +102,22 @@ class Notebook(Sandbox):
 
     def delete_cell(self, id: str) -> None:
         """Removes a cell and its files. Its effects on variables stay."""
+        self._known.forget(id)
         self._run(self._session.delete_cell(id))
 
     def clear(self) -> None:
         """Starts over: without cells, their files and variables. Other files of the workspace stay."""
+        self._known = _Known()  # a run that is not answered yet keeps its result in the old one
         self._run(self._session.clear_cells())
+
+    def _ran(
+        self, listeners: Listeners, id: str | None, code: str | None, timeout: float | None, budget: Budget | None
+    ) -> Cell:
+        known = self._known
+        known.forget(id)
+        return known.ran(
+            self._heard(listeners, lambda execution: self._session.run_cell(id, code, timeout, budget, execution))
+        )
 
 
 class AsyncNotebook(AsyncSandbox):
@@ -129,10 +145,7 @@ class AsyncNotebook(AsyncSandbox):
     ) -> Cell:
         """Adds a cell at the end and runs it. With the name of a cell, replaces that cell's source. As `execute`."""
         listeners = {"stdout": on_stdout, "stderr": on_stderr, "display": on_display}
-        cell = await self._heard(
-            listeners, lambda execution: self._session.run_cell(id, code, timeout, budget, execution)
-        )
-        return self._known.ran(cell)
+        return await self._ran(listeners, id, code, timeout, budget)
 
     async def rerun(
         self,
@@ -146,10 +159,7 @@ class AsyncNotebook(AsyncSandbox):
     ) -> Cell:
         """Runs a cell again, with the variables as they are now."""
         listeners = {"stdout": on_stdout, "stderr": on_stderr, "display": on_display}
-        cell = await self._heard(
-            listeners, lambda execution: self._session.run_cell(id, None, timeout, budget, execution)
-        )
-        return self._known.ran(cell)
+        return await self._ran(listeners, id, None, timeout, budget)
 
     async def cells(self) -> list[Cell]:
         """The cells in order."""
@@ -161,8 +171,19 @@ class AsyncNotebook(AsyncSandbox):
 
     async def delete_cell(self, id: str) -> None:
         """Removes a cell and its files. Its effects on variables stay."""
+        self._known.forget(id)
         await self._run(self._session.delete_cell(id))
 
     async def clear(self) -> None:
         """Starts over: without cells, their files and variables. Other files of the workspace stay."""
+        self._known = _Known()  # a run that is not answered yet keeps its result in the old one
         await self._run(self._session.clear_cells())
+
+    async def _ran(
+        self, listeners: Listeners, id: str | None, code: str | None, timeout: float | None, budget: Budget | None
+    ) -> Cell:
+        known = self._known
+        known.forget(id)
+        return known.ran(
+            await self._heard(listeners, lambda execution: self._session.run_cell(id, code, timeout, budget, execution))
+        )

@@ -101,3 +101,17 @@ class Resumable(Generic[M]):
             if self._sent:
                 self._sent -= 1
                 self._sent_bytes -= size
+
+
+class Plain(Resumable[M]):
+    """A conversation that ends with its connection: nothing is sent again."""
+
+    def next(self) -> M | None:
+        if not self._kept:
+            return None
+        message, size = self._kept.popleft()
+        self._kept_bytes -= size
+        return message
+
+    def took(self, size: int) -> int | None:
+        return None

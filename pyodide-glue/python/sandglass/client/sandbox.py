@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from posixpath import dirname, normpath
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, TypeVar, Unpack
 
+from sandglass.client import workers
 from sandglass.client.calls import Tools
 from sandglass.client.connection import Answer, Asked
 from sandglass.client.errors import SandboxError
@@ -47,6 +49,7 @@ class Sandbox:
             answer = answers.get()
         except BaseException:
             connection.cancel(number)
+            workers.begin(lambda: self._session.dropped(connection, answers.get()))
             raise
         self._session.created(connection, ask.result(answer))
 
@@ -263,6 +266,17 @@ class Files(MutableMapping[str, bytes]):
     def __delitem__(self, path: str) -> None:
         with _missing_is_key_error(path):
             self._run(self._session.remove_file(path))
+
+    def __contains__(self, path: object) -> bool:
+        if not isinstance(path, str):
+            return False
+        try:
+            files = self.list(dirname(path))
+        except SandboxError as error:
+            if error.code == "file_not_found":
+                return False
+            raise
+        return any(file.path == normpath(path) and file.type == "file" for file in files)
 
     def __iter__(self) -> Iterator[str]:
         return iter([file.path for file in self.list() if file.type == "file"])

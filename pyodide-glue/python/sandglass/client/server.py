@@ -10,14 +10,14 @@ import os
 import random
 import socket as sockets
 from contextlib import ExitStack, suppress
-from threading import Condition, Event
+from threading import Condition, Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from sandglass.client.errors import SandboxError
-from sandglass.client.resumable import MARK, SUFFIX, Resumable, control
-from sandglass.client.transports import MAX_MESSAGE, logger
+from sandglass.client.resumable import MARK, SUFFIX, Plain, Resumable, control
+from sandglass.client.transports import MAX_MESSAGE, MAX_RECEIVED, logger
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -28,12 +28,13 @@ _GREETING_SECONDS = 20.0
 _OPEN_SECONDS = 10.0
 #: The pause before the second attempt to reconnect, and the longest one.
 _PAUSE_SECONDS = (0.05, 2.0)
-#: The time between two looks at the end of this process.
-_LOOK_SECONDS = 1.0
+#: The time for which an end waits for the other side.
+_CLOSE_SECONDS = 2.0
 #: The time for which the system sends bytes that nobody confirms. Then the connection is broken.
 _UNCONFIRMED_MS = 20_000
 #: The code with which this client leaves a connection and not the conversation.
 _RECONNECTING = 4000
+_ODD = "the server does not answer as it should: is it a sandglass-host of this version?"
 #: Codes of faults of a message, which would come again.
 _FAULTS = frozenset({1002, 1003, 1007, 1009})
 
@@ -47,7 +48,10 @@ class _Over(Exception):
 
 
 class Server:
-    """The WebSocket of a server. `receive` reconnects when it breaks; meanwhile `send` keeps messages."""
+    """The WebSocket of a server. `receive` reconnects when it breaks; meanwhile `send` keeps messages.
+
+    Only a thread of its own writes to the network. So `send` may be called where nobody may wait, as in an event loop.
+    """
 
     atomic = 0
 
@@ -63,9 +67,12 @@ class Server:
         scheme = {"http": "ws", "https": "wss"}.get(scheme, scheme)
         self._url = urlunsplit((scheme, host, path.rstrip("/").removesuffix(PATH) + PATH, query, ""))
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        #: Guards the conversation, and the order of what is sent.
+        #: Guards the conversation, and the order of what is sent. Nobody holds it while the network waits.
         self._turn = Condition()
-        self._conversation: Resumable[tuple[bytes, bool]] = Resumable()
+        self._conversation: Resumable[tuple[bytes, bool]] = Plain()
+        #: The number of taken messages, if it is time to tell it.
+        self._untold: int | None = None
+        self._is_writing = False
         self._closing = Event()
         self._end = ""
         #: The secret that resumes the conversation; empty if the server cannot.
@@ -73,23 +80,21 @@ class Server:
         self._within = 0.0
         self._most_bytes = MAX_MESSAGE
         self._socket: ClientConnection | None = self._first()
+        Thread(target=self._write, name="sandglass-writer", daemon=True).start()
 
     def send(self, data: bytes | memoryview, is_binary: bool, head: bytes = b"") -> None:
         message = head + data
-        if not self._token:
-            self._send_plain(message, is_binary)
-            return
         if len(message) > self._most_bytes:
             problem = f"a message has {len(message)} bytes, and the server takes {self._most_bytes}; nothing was done"
             raise SandboxError("invalid_option", problem)
         with self._turn:
             # Pieces of large values wait. All else may come from the thread that reads, which must not.
             while is_binary and not self._conversation.has_room and not self._has_ended:
-                self._turn.wait(_LOOK_SECONDS)
+                self._turn.wait()
             if self._has_ended:
                 raise BrokenPipeError(self._end)
             self._conversation.push((message, is_binary), len(message))
-            self._send_next()
+            self._turn.notify_all()
 
     def receive(self) -> tuple[bytes, bool] | None:
         from websockets.exceptions import ConnectionClosed
@@ -105,24 +110,30 @@ class Server:
                 self._control(json.loads(message[1:]))
                 continue
             data = message.encode() if is_text else message
-            if self._token:
-                with self._turn:
-                    taken = self._conversation.took(len(data))
-                    if taken is not None:
-                        self._tell(socket, taken)
+            with self._turn:
+                taken = self._conversation.took(len(data))
+                if taken is not None:
+                    self._untold = taken
+                    self._turn.notify_all()
             return data, not is_text
         return None
 
     def close(self) -> None:
-        # Without the lock, which a sender may hold that waits for the network.
         self._closing.set()
-        socket = self._socket
+        with self._turn:
+            self._turn.notify_all()
+            is_idle = self._turn.wait_for(lambda: not self._is_writing, _CLOSE_SECONDS)
+            socket = self._socket
         if socket is not None:
+            if not is_idle:
+                with suppress(OSError):  # so that the thread that writes gives the WebSocket up
+                    socket.socket.shutdown(sockets.SHUT_RDWR)
             socket.close()
 
     def abandon(self) -> None:
+        # Threads that are not in this process may hold the old ones.
+        self._turn, self._closing = Condition(), Event()
         self._closing.set()
-        self._turn = Condition()
         socket, self._socket = self._socket, None
         if socket is not None:
             with suppress(OSError):
@@ -135,31 +146,32 @@ class Server:
     def _has_ended(self) -> bool:
         return bool(self._end) or self._closing.is_set()
 
-    def _send_plain(self, message: bytes, is_binary: bool) -> None:
+    def _write(self) -> None:
+        """Sends what may be sent. A break is noticed by the thread that reads."""
         from websockets.exceptions import ConnectionClosed
 
-        try:
-            if self._socket is None:
-                raise BrokenPipeError(self._end)
-            self._socket.send(message, text=not is_binary)
-        except ConnectionClosed as error:
-            raise BrokenPipeError(str(error)) from error
-
-    def _send_next(self) -> None:
-        """Sends what may be sent now. The caller has the lock. A break is noticed by the thread that reads."""
-        from websockets.exceptions import ConnectionClosed
-
-        socket = self._socket
-        with suppress(ConnectionClosed):
-            while socket is not None and (following := self._conversation.next()) is not None:
-                message, is_binary = following
+        while (following := self._await_next()) is not None:
+            socket, message, is_binary = following
+            with suppress(ConnectionClosed, OSError):
                 socket.send(message, text=not is_binary)
 
-    def _tell(self, socket: ClientConnection, taken: int) -> None:
-        from websockets.exceptions import ConnectionClosed
+    def _await_next(self) -> tuple[ClientConnection, str | bytes, bool] | None:
+        """Waits for a message that may be sent, and returns it with its WebSocket. None when the end has come."""
+        with self._turn:
+            self._is_writing = False
+            self._turn.notify_all()
+            while not self._has_ended:
+                if (socket := self._socket) is not None and (following := self._next()) is not None:
+                    self._is_writing = True
+                    return socket, *following
+                self._turn.wait()
+            return None
 
-        with suppress(ConnectionClosed):
-            socket.send(control(type="taken", taken=taken))
+    def _next(self) -> tuple[str | bytes, bool] | None:
+        if self._untold is not None:
+            taken, self._untold = self._untold, None
+            return control(type="taken", taken=taken), False
+        return self._conversation.next()
 
     def _control(self, message: dict[str, Any]) -> None:
         if message["type"] == "ended":
@@ -167,7 +179,6 @@ class Server:
             return
         with self._turn:
             self._conversation.told(message["taken"])
-            self._send_next()
             self._turn.notify_all()
 
     def _finish(self, reason: str) -> None:
@@ -188,9 +199,10 @@ class Server:
                 self._url,
                 subprotocols=[Subprotocol(SUBPROTOCOL + SUFFIX), Subprotocol(SUBPROTOCOL)],
                 additional_headers=self._headers,
-                max_size=MAX_MESSAGE + 1024,
+                max_size=MAX_RECEIVED,
                 compression=None,
                 open_timeout=seconds,
+                close_timeout=_CLOSE_SECONDS,
                 logger=_quiet,
             )
         )
@@ -205,13 +217,12 @@ class Server:
 
         try:
             socket = self._connect(_OPEN_SECONDS)
-            if str(socket.subprotocol).endswith(SUFFIX):
-                self._conversation.open()
-                begun = _ask(socket, control(type="begin"))
-                self._token = str(begun["token"])
-                self._within = begun["within"] / 1000
-                self._most_bytes = begun["maxBytes"]
-                self._conversation.link(0)
+            try:
+                if str(socket.subprotocol).endswith(SUFFIX):
+                    self._begin(socket)
+            except BaseException:
+                socket.close()
+                raise
             return socket
         except InvalidStatus as error:
             raise _refusal(self._url, error.response.status_code, bytes(error.response.body or b"")) from None
@@ -220,6 +231,19 @@ class Server:
         except (OSError, TimeoutError, WebSocketException) as error:
             advice = "is the server running, and the address right?"
             raise SandboxError("backend_unavailable", f"{self._url} cannot be reached ({error}): {advice}") from error
+
+    def _begin(self, socket: ClientConnection) -> None:
+        """Begins a conversation that can be resumed."""
+        self._conversation = Resumable()
+        self._conversation.open()
+        begun = _ask(socket, control(type="begin"))
+        try:
+            self._token = str(begun["token"])
+            self._within = begun["within"] / 1000
+            self._most_bytes = int(begun["maxBytes"])
+        except (KeyError, TypeError, ValueError):
+            raise _Over(_ODD) from None
+        self._conversation.link(0)
 
     def _resume(self, closed: Any) -> None:
         """Takes the conversation up again with another WebSocket, or ends it."""
@@ -269,8 +293,7 @@ class Server:
             resumed = _ask(socket, control(type="resume", token=self._token, link=link, taken=taken))
             with self._turn:
                 self._conversation.link(resumed["taken"])
-                self._socket = socket
-                self._send_next()
+                self._socket, self._untold = socket, None
                 self._turn.notify_all()
         except BaseException:
             socket.close(_RECONNECTING)
@@ -283,12 +306,16 @@ def _ask(socket: ClientConnection, greeting: str) -> dict[str, Any]:
     """Sends the first message of a WebSocket. Returns the server's answer."""
     socket.send(greeting)
     text = socket.recv(_GREETING_SECONDS)
-    if not isinstance(text, str) or not text.startswith(MARK):
-        raise _Over("the server does not answer as it should: is it a sandglass-host of this version?")
-    answer: dict[str, Any] = json.loads(text[1:])
-    if answer["type"] == "ended":
-        raise _Over(str(answer["reason"]))
-    return answer
+    try:
+        if not isinstance(text, str) or not text.startswith(MARK):
+            raise ValueError
+        answer: dict[str, Any] = json.loads(text[1:])
+        if answer["type"] != "ended":
+            return answer
+        reason = str(answer["reason"])
+    except (KeyError, TypeError, ValueError):
+        raise _Over(_ODD) from None
+    raise _Over(reason)
 
 
 def _again() -> tuple[type[BaseException], ...]:

@@ -35,6 +35,7 @@ D = TypeVar("D")
 _WAITING_CHARS = 8 << 20
 #: Requests that do not wait for the running code.
 _AT_ONCE = frozenset({"destroy", "interrupt", "hint", "written", "converse"})
+_CLEAR = "notebook.clear"
 #: The newest part of a conversation. The host uses no more.
 _CONVERSATION_CHARS = 20_000
 
@@ -71,6 +72,9 @@ class Heard:
     item: Any = None
     answer: Answer | None = None
 
+
+Configuration = tuple[tuple[str, ...], tuple[str, ...]]
+"""The names of host functions, and of output fields."""
 
 Listeners = Mapping[str, Callable[..., Any] | None]
 """Listeners by what they hear: `stdout`, `stderr` and `display`."""
@@ -154,7 +158,9 @@ class Session:
         on_approve = given.get("on_approve")
         self.tools = Tools(given.get("host_functions") or {}, on_approve is not None)
         self._fields: list[str] = list(given.get("output_fields") or [])
-        self._fields_changed = False
+        #: The names of functions and fields that the host has for sure, or None; and those that it is being told.
+        self._configured: Configuration | None = self._configuration
+        self._configuring: Configuration | None = None
         self._callbacks = Callbacks(self.tools, given.get("on_llm_query"), given.get("on_rlm_query"), on_approve)
         self.listeners = {name: given.get(f"on_{name}") for name in ("stdout", "stderr", "display")}
         self._connection: Connection | None = None
@@ -172,7 +178,10 @@ class Session:
     @output_fields.setter
     def output_fields(self, fields: Iterable[str]) -> None:
         self._fields = list(fields)
-        self._fields_changed = True
+
+    @property
+    def _configuration(self) -> Configuration:
+        return tuple(self.tools), tuple(self._fields)
 
     @property
     def is_open(self) -> bool:
@@ -197,6 +206,11 @@ class Session:
         self._end = finalize(self, connection.forgotten.put, self._id)
         self._end.atexit = False
 
+    def dropped(self, connection: Connection, answer: Answer) -> None:
+        """Takes the sandbox that was made although its caller was interrupted: nobody has it, so it ends."""
+        if answer.error is None:
+            connection.forgotten.put(answer.message.json["result"]["sandbox"])
+
     def begin(self, ask: Ask[Any], asked: Asked) -> tuple[Connection, int]:
         """Sends a request. Returns its number and the connection."""
         if ask.method != "destroy":
@@ -206,7 +220,13 @@ class Session:
             problem = f"{ask.method} would wait for the code that waits for this host function: do it after execute"
             raise SandboxError("invalid_option", problem)
         values = {name: self._connection.encoded(value, shown) for name, (value, shown) in ask.values.items()}
-        return self._connection, self._connection.ask(ask.method, {"sandbox": self._id, **ask.params, **values}, asked)
+        params = {"sandbox": self._id, **ask.params, **values}
+        try:
+            return self._connection, self._connection.ask(ask.method, params, asked)
+        finally:
+            if ask.method == _CLEAR:
+                # Also when it fails or is cancelled: the new guest has the functions and fields of the beginning.
+                self._configured = self._configuring = None
 
     def is_gone(self, error: SandboxError) -> bool:
         """True if the sandbox could not be destroyed because it is gone."""
@@ -242,10 +262,18 @@ class Session:
 
     def configure(self) -> Ask[None] | None:
         """Sends the changes of host functions and output fields, if there are any."""
-        if not self.tools.is_changed and not self._fields_changed:
+        wanted = self._configuration
+        if wanted == self._configured:
             return None
-        self.tools.is_changed = self._fields_changed = False
-        return Ask("configure", _nothing, {"hostFunctions": list(self.tools), "outputFields": self._fields})
+        # Unknown until the host has answered: it may refuse, and the caller may not wait for the answer.
+        self._configured, self._configuring = None, wanted
+
+        def read(_: Message) -> None:
+            if self._configuring is wanted:
+                self._configured = wanted
+
+        functions, fields = wanted
+        return Ask("configure", read, {"hostFunctions": list(functions), "outputFields": list(fields)})
 
     def execution(
         self,
@@ -291,11 +319,7 @@ class Session:
         return Ask("notebook.delete", _nothing, {"cell": cell})
 
     def clear_cells(self) -> Ask[None]:
-        def read(_: Message) -> None:
-            # The new guest has the functions and fields of the beginning.
-            self.tools.is_changed = self._fields_changed = True
-
-        return Ask("notebook.clear", read)
+        return Ask(_CLEAR, _nothing)
 
     def hint(self, codes: str | Sequence[str]) -> Ask[None]:
         return Ask("hint", _nothing, {"codes": [codes] if isinstance(codes, str) else list(codes)})

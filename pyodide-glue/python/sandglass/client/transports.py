@@ -18,6 +18,8 @@ from sandglass.client.program import environment
 
 #: The most bytes of a JSON message, and of a piece of a blob with its header.
 MAX_MESSAGE = 64 << 20
+#: The most bytes of a message of the host. Guests choose its longest parts, and a bound ends all of them.
+MAX_RECEIVED = 4 * MAX_MESSAGE
 #: Writes of at most this many bytes are done at once or not at all (PIPE_BUF of Linux).
 _ATOMIC = 4096
 #: A pipe as large as a piece of a blob: fewer turns between the two processes.
@@ -76,7 +78,9 @@ class Program:
         self._output = open(self._process.stdout.fileno(), "rb", _PIPE_BYTES, closefd=False)  # noqa: SIM115
         for pipe in (self._process.stdin, self._process.stdout):
             _widen(pipe.fileno())
+        #: Guards the pipe.
         self._lock = Lock()
+        self._is_closed = False
         self._said: deque[str] = deque(maxlen=_STDERR_LINES)
         self._listener = Thread(target=self._listen, name="sandglass-stderr", daemon=True)
         self._listener.start()
@@ -85,6 +89,8 @@ class Program:
         kind = b"Content-Type: application/octet-stream\r\n" if is_binary else b""
         header = b"Content-Length: %d\r\n%s\r\n%s" % (len(head) + len(data), kind, head)
         with self._lock:
+            if self._is_closed:  # the number of its pipe may be another file's by now
+                raise BrokenPipeError("the program's input is closed")
             if len(header) + len(data) <= _ATOMIC:
                 os.write(self._input, header + data)
                 return
@@ -106,15 +112,23 @@ class Program:
                 is_binary = value.strip() == b"application/octet-stream"
             else:
                 return None  # the end, or no message
-        if not 0 <= size <= MAX_MESSAGE:
+        if not 0 <= size <= MAX_RECEIVED:
             return None
         data = self._output.read(size)
         return (data, is_binary) if len(data) == size else None
 
     def close(self) -> None:
         assert self._process.stdin
-        with suppress(OSError):
-            self._process.stdin.close()
+        is_free = self._lock.acquire(timeout=_END_SECONDS)
+        if not is_free:  # somebody writes, and the program does not read
+            self._process.kill()
+            self._lock.acquire()
+        try:
+            self._is_closed = True
+            with suppress(OSError):
+                self._process.stdin.close()
+        finally:
+            self._lock.release()
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -122,6 +136,8 @@ class Program:
             self._process.wait()
 
     def abandon(self) -> None:
+        self._lock = Lock()
+        self._is_closed = True
         # A copy of the pipe's end in this process would keep the program alive after its parent's end.
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe:

@@ -24,6 +24,7 @@ _DTYPES = frozenset(["bool", *(f"{kind}{bits}" for kind in ("int", "uint", "floa
     "float8"
 }
 _REPR_CHARS = 1000
+_MOST_COLLISIONS = 1000
 _PLAIN = _NESTED | {str, int, float, bool, type(None)}
 #: Python refuses to write longer ints in decimal, and is slow at it.
 _DECIMAL_BITS = 10_000
@@ -196,10 +197,10 @@ def _dict(value: dict[Any, Any], name: str, depth: int) -> Any:
 
 def _of_library(value: Any, name: str, depth: int) -> Any:
     numpy, pandas = modules.get("numpy"), modules.get("pandas")
-    if numpy is not None and isinstance(value, numpy.generic):
+    if numpy is not None and isinstance(value, numpy.generic) and _is_number(value.dtype):
         return _structure(value.item(), name, depth)
     if numpy is not None and isinstance(value, numpy.ndarray) and not isinstance(value, numpy.ma.MaskedArray):
-        if value.dtype.kind not in _ARRAY_KINDS or value.dtype.itemsize > 8:
+        if not _is_number(value.dtype):
             raise _refused(name, f"is an array of {value.dtype}, which cannot go into the sandbox: give value.tolist()")
         data = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes("C")
         array = {"dtype": value.dtype.name, "shape": list(value.shape), "data": b64encode(data).decode()}
@@ -214,6 +215,11 @@ def _of_library(value: Any, name: str, depth: int) -> Any:
     kind = type(value).__name__
     advice = "give plain data, such as texts, numbers, lists and dicts"
     raise _refused(name, f"is a {kind}, which cannot go into the sandbox: {advice}")
+
+
+def _is_number(dtype: Any) -> bool:
+    """True for numbers that other languages have, too. Not for times, whose `item` can be an int."""
+    return dtype.kind in _ARRAY_KINDS and dtype.itemsize <= 8
 
 
 def _refused(name: str, reason: str) -> SandboxError:
@@ -231,9 +237,13 @@ def _special(kind: str, content: Any, blobs: Blobs) -> Any:
         case "$bytes":
             return b64decode(content)
         case "$map":
-            return {_hashable(decode(key, blobs)): decode(item, blobs) for key, item in content}
+            keys = [_hashable(decode(key, blobs)) for key, _ in content]
+            if _collide(keys):
+                return Opaque("dict", f"<{len(keys)} keys with the same hashes>")
+            return dict(zip(keys, (decode(item, blobs) for _, item in content), strict=True))
         case "$set":
-            return {_hashable(decode(item, blobs)) for item in content}
+            items = [_hashable(decode(item, blobs)) for item in content]
+            return Opaque("set", f"<{len(items)} items with the same hashes>") if _collide(items) else set(items)
         case "$date":
             return _date(content)
         case "$array":
@@ -268,6 +278,11 @@ def _hashable(value: Any) -> Any:
     except TypeError:  # no guest that keeps to its rules sends it
         return Opaque(type(value).__name__, repr(value)[:_REPR_CHARS])
     return value
+
+
+def _collide(keys: list[Any]) -> bool:
+    """True if a guest has chosen keys that are slow to look up, as it can with numbers."""
+    return len(keys) - len(set(map(hash, keys))) > _MOST_COLLISIONS
 
 
 def _date(milliseconds: float) -> Any:

@@ -23,20 +23,27 @@ class Workers:
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._lock = Lock()
+        self._count = 0
+        #: Threads that wait for work; below 0, work that waits for a thread.
         self._idle = 0
 
     def begin(self, work: Callable[[], object]) -> None:
         """Runs work in a thread. It must not raise."""
         with self._lock:
-            is_there = self._idle > 0
-            if is_there:
-                self._idle -= 1
+            if self._idle <= 0:
+                try:
+                    Thread(target=self._serve, name="sandglass-worker", daemon=True).start()
+                except RuntimeError:  # the system has no thread left: the next that ends its work takes this
+                    if self._count == 0:
+                        raise
+                else:
+                    self._count += 1
+                    self._idle += 1
+            self._idle -= 1
         self._work.put(work)
-        if not is_there:
-            Thread(target=self._serve, name="sandglass-worker", daemon=True).start()
 
     def run(self, work: Callable[[], None]) -> None:
-        """Runs work in a thread, and waits for it. An exception of this thread ends the waiting only."""
+        """Runs work in a thread, and waits for it. A second exception of this thread ends the waiting only."""
         done = Event()
         errors: list[BaseException] = []
 
@@ -48,7 +55,11 @@ class Workers:
             done.set()
 
         self.begin(guarded)
-        done.wait()
+        try:
+            done.wait()
+        except BaseException:
+            done.wait()  # whatever the caller does about the interrupt comes after the work
+            raise
         if errors:
             raise errors[0]
 
@@ -60,6 +71,7 @@ class Workers:
                 with self._lock:
                     if self._idle > 0:
                         self._idle -= 1
+                        self._count -= 1
                         return
                 continue  # this thread has been chosen for work that is about to come
             work()
@@ -94,7 +106,7 @@ def begin(work: Callable[[], object]) -> None:
 
 
 def run(work: Callable[[], None]) -> None:
-    """Runs work in a thread, and waits for it. An exception of this thread ends the waiting only."""
+    """Runs work in a thread, and waits for it. A second exception of this thread ends the waiting only."""
     _workers.run(work)
 
 

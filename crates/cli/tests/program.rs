@@ -203,7 +203,9 @@ fn the_bubblewrap_of_the_same_environment_is_used() {
         std::fs::create_dir_all(place).unwrap();
     }
     std::fs::hard_link(env!("CARGO_BIN_EXE_sandglass-host"), &program).unwrap();
-    let python = which("python3").unwrap();
+    let mut python = Command::new("python3");
+    python.args(["-c", "import sys; print(sys.executable, end='')"]);
+    let python = String::from_utf8(python.output().unwrap().stdout).unwrap(); // no script that needs PATH
     let doctor = || {
         let mut doctor = Command::new(&program);
         doctor.args(["doctor", "--backend", "bubblewrap", "--python"]).arg(&python);

@@ -232,7 +232,10 @@ export async function testBackend({ backend, origin, page, score, only }) {
       host = await startHost({ backend, origin, port }); // knows no session
       const run = await page.evaluate(() => /** @type {any} */ (globalThis).run);
       await page.evaluate(() => /** @type {any} */ (globalThis).sandbox.destroy());
-      return [...differs(run.outcome, "crashed"), ...differs(run.error ?? "", "there is no session", "variables are lost")];
+      return [
+        ...differs(run.outcome, "crashed"),
+        ...differs(run.error ?? "", "there is no session", "variables are lost"),
+      ];
     } finally {
       await host.stop();
     }

@@ -208,7 +208,9 @@ fn the_bubblewrap_of_the_same_environment_is_used() {
     let python = String::from_utf8(python.output().unwrap().stdout).unwrap(); // no script that needs PATH
     let doctor = || {
         let mut doctor = Command::new(&program);
-        doctor.args(["doctor", "--backend", "bubblewrap", "--python"]).arg(&python);
+        doctor
+            .args(["doctor", "--backend", "bubblewrap", "--python"])
+            .arg(&python);
         let output = doctor.env("PATH", folder.path()).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     };

@@ -113,12 +113,7 @@ impl Context {
 
     /// Clears the cells, and the sandbox with them. If the request is cancelled, that goes on to its end: commands would find the old
     /// sandbox otherwise, and cells the new one.
-    pub(crate) async fn clear_cells(
-        self: &Arc<Self>,
-        _: &Id,
-        of: OfSandbox,
-        _: &mut Named,
-    ) -> Result<Empty, RpcError> {
+    pub(crate) async fn clear_cells(self: &Arc<Self>, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
         let id = of.sandbox;
         let of = self.notebook(&id).await?;
         let context = Arc::clone(self);

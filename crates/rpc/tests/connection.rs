@@ -830,7 +830,8 @@ async fn blobs_are_bounded() {
     let mut client = Client::greeted().await;
     let sandbox = client.create(json!({})).await;
     let piece = vec![0; 1 << 20];
-    let write = |blob: u32| json!({ "sandbox": sandbox, "path": "f", "value": { "$blob": { "id": blob, "type": "bytes" } } });
+    let write =
+        |blob: u32| json!({ "sandbox": sandbox, "path": "f", "value": { "$blob": { "id": blob, "type": "bytes" } } });
     // The larger part of the bytes is dropped, and later pieces are not kept.
     let too_large = client.blob(&[&*piece; 12]);
     let fits = client.blob(&[&*piece; 8]);
@@ -840,7 +841,10 @@ async fn blobs_are_bounded() {
         assert_eq!(error["data"]["code"], "too_much", "{error}");
     }
     client.ask("writeFile", write(fits)).await.unwrap();
-    assert_eq!(client.execute(&sandbox, "len(open('f', 'rb').read())").await["value"], 8 << 20);
+    assert_eq!(
+        client.execute(&sandbox, "len(open('f', 'rb').read())").await["value"],
+        8 << 20
+    );
     for _ in 0..20 {
         let blob = client.blob(&[&piece]);
         client.send(&json!({ "jsonrpc": "2.0", "method": "drop", "params": { "blob": blob } }));

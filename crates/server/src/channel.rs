@@ -83,7 +83,9 @@ pub async fn channel(
     let OwnSession(session) = match session {
         Ok(session) => session,
         Err(error) => {
-            let (Ok(Path(id)), Ok(upgrade)) = (id, upgrade) else { return Err(error) };
+            let (Ok(Path(id)), Ok(upgrade)) = (id, upgrade) else {
+                return Err(error);
+            };
             let Ok((upgrade, Form::Resumable)) = sockets::negotiate(&app, upgrade, SUBPROTOCOL) else {
                 return Err(error);
             };

@@ -116,14 +116,7 @@ pub async fn open(
 
 /// Closes a resumable WebSocket of a place that is gone. Its client hears the reason, or that of its conversation, which may have ended
 /// while there was no WebSocket.
-pub async fn close(
-    app: &App,
-    account: &Account,
-    place: &str,
-    socket: WebSocket,
-    permits: Permits,
-    reason: String,
-) {
+pub async fn close(app: &App, account: &Account, place: &str, socket: WebSocket, permits: Permits, reason: String) {
     if let Some(link) = first(app, account, place, socket, permits, &reason).await {
         link.refuse(reason).await;
     }

@@ -382,7 +382,10 @@ async fn a_client_that_comes_back_hears_why_its_conversation_has_ended() {
     no_sessions(&server).await;
     let channel = async || connect(&server, &path, sandglass_host::SUBPROTOCOL).await;
     page.resume(channel().await, 2).await;
-    assert_eq!(page.next().await, Err(Ended(Some("the session was destroyed".to_owned()))));
+    assert_eq!(
+        page.next().await,
+        Err(Ended(Some("the session was destroyed".to_owned())))
+    );
     // Later, only the session is known to be gone.
     for control in [page.resumes(3), Control::Begin {}] {
         let gone = greet(&mut channel().await, control).await.unwrap_err().0.unwrap();

@@ -119,7 +119,8 @@ async fn the_size_of_bodies_bounds_values_and_not_their_pieces() {
     let made = client.ask("create", json!({ "context": null })).await.unwrap();
     let sandbox = made["sandbox"].as_str().unwrap().to_owned();
     let piece = vec![7; 1 << 20];
-    let write = |id: u32| json!({ "sandbox": sandbox, "path": "f", "value": { "$blob": { "id": id, "type": "bytes" } } });
+    let write =
+        |id: u32| json!({ "sandbox": sandbox, "path": "f", "value": { "$blob": { "id": id, "type": "bytes" } } });
     for message in [blob(1, &[piece.clone(), piece.clone()]), blob(2, &[piece])].concat() {
         client.socket.send(message).await.unwrap();
     }
@@ -127,7 +128,10 @@ async fn the_size_of_bodies_bounds_values_and_not_their_pieces() {
     assert_eq!(error["data"]["code"], "too_much", "{error}");
     client.ask("writeFile", write(2)).await.unwrap();
     let code = "len(open('f', 'rb').read())";
-    let run = client.ask("execute", json!({ "sandbox": sandbox, "code": code })).await.unwrap();
+    let run = client
+        .ask("execute", json!({ "sandbox": sandbox, "code": code }))
+        .await
+        .unwrap();
     assert_eq!(run["value"], 1 << 20);
     server.stop().await;
 }

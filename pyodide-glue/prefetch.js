@@ -4,7 +4,7 @@
 
 import { assetUrl } from "./assets.js";
 import { createFrame } from "./frame.js";
-import { findKept } from "./kept-snapshot.js";
+import { findKept, findModule } from "./kept-files.js";
 
 /** @import { SandboxOptions } from "../pkg/sandglass.js" */
 /** @import { Frame } from "./frame.js" */
@@ -33,17 +33,21 @@ export function prefetch(options) {
     const address = (/** @type {string} */ asset) =>
       assetUrl(asset, typeof assetsUrl === "string" ? assetsUrl : undefined);
     origin = address("script");
-    request(origin, (response) => response.arrayBuffer());
-    request(address("wasm"), (response) => response.blob());
+    request(origin, fetch(origin), (response) => response.arrayBuffer());
+    const wasm = address("wasm");
+    const module = findModule().then((kept) => kept ?? fetch(wasm));
+    request(wasm, module, (response) => response.blob());
   }
   if (isolation !== "frame" || !globalThis.document) return;
   place = createFrame();
   if (mayFetch) startEarly(place);
 }
 
-/** Requests a file. @param {string} url @param {(response: Response) => Promise<ArrayBuffer | Blob>} read */
-function request(url, read) {
-  const response = fetch(url);
+/**
+ * Holds a request of a file.
+ * @param {string} url @param {Promise<Response>} response @param {(response: Response) => Promise<ArrayBuffer | Blob>} read
+ */
+function request(url, response, read) {
   const body = response.then(read);
   body.catch(() => {}); // the taker hears of the failure
   requests.set(url, { response, body });

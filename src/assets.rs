@@ -2,7 +2,7 @@
 //!
 //! Decisions: `docs/internals/guest-in-a-browser.md`.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -38,6 +38,8 @@ struct File {
     integrity: JsValue,
     contents: Promise,
     verified: Rc<OnceCell<Promise>>,
+    /// True when the browser has kept the file since an earlier page.
+    is_kept: Rc<Cell<bool>>,
 }
 
 impl File {
@@ -93,6 +95,22 @@ impl Assets {
         Some(blob)
     }
 
+    /// Forgets the module if the browser has kept it since an earlier page. Returns false otherwise.
+    pub(super) fn forget_kept_module(&self, glue: &Glue) -> bool {
+        let File { url, is_kept, .. } = &self.wasm;
+        if is_kept.get() {
+            disregard(glue.forget_module());
+            // Another sandbox may be fetching the file already.
+            let is_this = |file: &File| Rc::ptr_eq(&file.is_kept, is_kept);
+            LOADING.with_borrow_mut(|loading| {
+                if loading.get(&**url).is_some_and(is_this) {
+                    loading.remove(&**url);
+                }
+            });
+        }
+        is_kept.get()
+    }
+
     /// Waits until all files are verified to be those of this release.
     pub(super) async fn verified(&self) -> Result<(), Error> {
         for file in [&self.script]
@@ -109,6 +127,13 @@ impl Assets {
 /// The verified archive of the standard library, which a guest may never read. Guests that start from a snapshot get it afterwards, so nothing fetches it before.
 pub(super) async fn library(base: &str, glue: &Glue) -> Result<JsValue, Error> {
     let file = load_one(base, LIBRARY, Form::Blob, glue);
+    file.verified().await?;
+    settle(&file.contents).await
+}
+
+/// The verified module.
+pub(super) async fn module(base: &str, glue: &Glue) -> Result<JsValue, Error> {
+    let file = load_one(base, WASM, Form::Blob, glue);
     file.verified().await?;
     settle(&file.contents).await
 }
@@ -135,6 +160,7 @@ fn load_one(base: &str, asset: &'static str, form: Form, glue: &Glue) -> File {
                 integrity: JsValue::UNDEFINED,
                 contents,
                 verified: Rc::default(),
+                is_kept: Rc::default(),
             };
         }
     };
@@ -143,14 +169,21 @@ fn load_one(base: &str, asset: &'static str, form: Form, glue: &Glue) -> File {
     }
     let integrity = get(&glue.integrity(), asset);
     let request = glue.take_request(&url);
+    let is_kept: Rc<Cell<bool>> = Rc::default();
+    let work = download(
+        glue.clone(),
+        url.clone(),
+        integrity.clone(),
+        form,
+        request,
+        is_kept.clone(),
+    );
     let file = File {
         url: url.as_str().into(),
-        contents: promise(
-            &url,
-            download(glue.clone(), url.clone(), integrity.clone(), form, request),
-        ),
+        contents: promise(&url, work),
         integrity,
         verified: Rc::default(),
+        is_kept,
     };
     LOADING.with_borrow_mut(|loading| loading.insert(url, file.clone()));
     file
@@ -189,6 +222,7 @@ async fn download(
     integrity: JsValue,
     form: Form,
     begun: Option<Begun>,
+    is_kept: Rc<Cell<bool>>,
 ) -> Result<JsValue, JsValue> {
     // A context that is not secure has no `crypto.subtle`. There the browser checks the hash while it fetches, on the main thread.
     let init = match subtle() {
@@ -201,6 +235,7 @@ async fn download(
         .await
         .map_err(|error| failed(&glue.failed_request(&url, &error).into()))?;
     let response: Response = response.unchecked_into();
+    is_kept.set(response.url().is_empty()); // a response of the network has an address
     if let Some(problem) = glue.wrong_answer(&url, &response) {
         return Err(problem.into());
     }

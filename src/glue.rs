@@ -31,9 +31,12 @@ extern "C" {
     /// A promise of the snapshot that the browser has kept, or of undefined.
     #[wasm_bindgen(method, js_name = findKept)]
     pub(super) fn find_kept(this: &Glue) -> Promise;
-    /// Keeps a snapshot for the next page. A promise of the end.
+    /// Keeps a snapshot and the module for the next page. A promise of the end.
     #[wasm_bindgen(method)]
-    pub(super) fn keep(this: &Glue, snapshot: &web_sys::Blob) -> Promise;
+    pub(super) fn keep(this: &Glue, snapshot: &web_sys::Blob, module: &JsValue) -> Promise;
+    /// Forgets the module that the browser has kept. A promise of the end.
+    #[wasm_bindgen(method, js_name = forgetModule)]
+    pub(super) fn forget_module(this: &Glue) -> Promise;
     /// A request that was begun earlier.
     #[wasm_bindgen(method, js_name = takeRequest)]
     pub(super) fn take_request(this: &Glue, url: &str) -> Option<Begun>;

@@ -16,7 +16,7 @@ if (PerformanceObserver.supportedEntryTypes.includes("longtask")) {
 const RIVALS = new Set(["loadPyodide", "globalsSet", "globalsGet", "pyodide", "bareEval", "echo", "jupyterlite"]);
 
 /** Returns true when the browser has the caches that make later visits fast. */
-const isKept = async () => (await (await caches.open("sandglass-snapshots")).keys()).length > 0;
+const isKept = async () => (await (await caches.open("sandglass-modules")).keys()).length > 0;
 
 /** @param {() => Promise<boolean>} condition */
 async function until(condition) {

@@ -6,7 +6,7 @@
 //!
 //! Decisions: `docs/internals/guest-in-a-browser.md`.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
@@ -93,9 +93,18 @@ impl Driver {
         let isolation = self.options.isolation;
         let glue = self.glue.clone();
         spawn_local(async move {
-            let started = start(&base, &glue, isolation, given, &this).await;
+            let assets = OnceCell::new();
+            let started = start(&base, &glue, isolation, given, &assets, &this).await;
             this(&|driver, held| match &started {
                 Ok(()) => driver.adopt(held),
+                // The browser's copy is damaged: the next attempt fetches the file.
+                Err(Error::AssetFailed(_))
+                    if assets
+                        .get()
+                        .is_some_and(|assets| assets.forget_kept_module(&driver.glue)) =>
+                {
+                    driver.start_another(Slot::Main, held);
+                }
                 Err(error) => {
                     let error = match error {
                         Error::AssetFailed(why) => Error::AssetFailed(format!("{why}; no guest was started")),
@@ -202,6 +211,7 @@ async fn start(
     glue: &Glue,
     isolation: Isolation,
     given: Option<Promise>,
+    assets: &OnceCell<Assets>,
     on_guest: &impl Fn(&Act<'_>),
 ) -> Result<(), Error> {
     if isolation == Isolation::Process {
@@ -211,7 +221,7 @@ async fn start(
         let prepared = JsFuture::from(processes.prepare()).await;
         prepared.map_err(|missing| failure(&missing, Error::BackendUnavailable))?;
     }
-    let assets = Assets::load(base, glue);
+    let assets = assets.get_or_init(|| Assets::load(base, glue));
     let launched = async {
         let script = assets.script().await?;
         on_guest(&|driver, held| held.with_guest(driver, |guest| guest.launch(glue, &script)));

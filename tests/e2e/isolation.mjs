@@ -515,7 +515,7 @@ async function snapshot(page) {
       storage: JSON.stringify({ ...localStorage }),
       databases: JSON.stringify((await indexedDB.databases?.()) ?? []),
       // The package itself keeps this cache.
-      caches: (await globalThis.caches?.keys())?.filter((name) => name !== "sandglass-snapshots").join(),
+      caches: (await globalThis.caches?.keys())?.filter((name) => !name.startsWith("sandglass-")).join(),
       heard: window.heard.join(),
       title: document.title,
       location: location.href,

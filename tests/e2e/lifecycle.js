@@ -997,6 +997,7 @@ export const { timers } = meter;
 // ---- the snapshot that the browser keeps ----
 
 const CACHE = "sandglass-snapshots";
+const MODULES = "sandglass-modules";
 
 /** @returns {Promise<{ cache: Cache, key: Request, blob: Blob } | undefined>} */
 async function kept() {
@@ -1061,6 +1062,18 @@ export async function damage(kind) {
   const damaged = await DAMAGE[kind](blob);
   await cache.put(key, new Response(damaged));
   return digestOf(damaged);
+}
+
+/** Damages the module that the browser keeps. */
+export async function damageModule() {
+  const find = async () => {
+    const cache = await caches.open(MODULES);
+    const [key] = await cache.keys();
+    const module = key && (await (await cache.match(key))?.blob());
+    return module && { cache, key, module };
+  };
+  const { cache, key, module } = await until(find, "the module is kept");
+  await cache.put(key, new Response(await flipBit(0.5)(module)));
 }
 
 /**

@@ -54,6 +54,7 @@ try {
   await tests();
   await manyOfThem();
   await damagedSnapshots();
+  await test("a module that is damaged is fetched again", damagedModule);
   await test("a snapshot of more memory than a guest begins with is used", largerSnapshot);
   score.add("nothing is thrown into the page", host.uncaught);
 } catch (error) {
@@ -161,6 +162,16 @@ async function damagedSnapshots() {
       });
     }
   }
+}
+
+/** Tests a page that finds a damaged module of an earlier page. */
+async function damagedModule() {
+  await bootIn(await openPage());
+  const page = await openPage();
+  await page.evaluate(() => /** @type {any} */ (window).life.damageModule());
+  const { problems } = await bootIn(page, undefined, 2);
+  const later = await bootIn(await openPage());
+  return [...problems, ...later.problems.map((problem) => `a later page: ${problem}`)];
 }
 
 /** Tests a page that finds a snapshot for which its memory must grow first. */

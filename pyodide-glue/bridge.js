@@ -300,6 +300,12 @@ export function createBridge(post, mailbox, detector, library) {
     promote,
     waitForLibrary,
 
+    /** Waits for the library outside of Python, where Python could not wait. This time counts, as that of an import does. */
+    async haveLibrary() {
+      if (!mailbox && !library.isThere) await waitForLibrary();
+      if (stopping) nextLook = 0; // no wait of Python's ends here, so nothing has raised KeyboardInterrupt
+    },
+
     /** @param {number} number @param {StopReason} reason */
     interrupt(number, reason) {
       if (number === exchange) stop(reason);

@@ -147,16 +147,11 @@ function createHandler(
     post({ type: "ready", version: info.version, guest: { ...info.guest, ...bridge.capabilities } });
   };
 
-  /** Waits for the standard library here, for Python that could not wait. */
-  const haveLibrary = async () => {
-    if (!bridge.python.canBlock && !library.isThere) await bridge.waitForLibrary();
-  };
-
   /** @param {Extract<Request, { type: "execute" }>} request */
   const execute = async ({ exchange, execution: id, code, ahead = false, more = false }) => {
     const before = [files.edits, libraries.number];
     files.watch();
-    if (detector.usedJavaScript || JAVASCRIPT.test(code)) await haveLibrary();
+    if (detector.usedJavaScript || JAVASCRIPT.test(code)) await bridge.haveLibrary();
     detector.begin(() => ahead && post({ type: "external", exchange }));
     if (more) python.extend(id, code, false);
     else python.prepare?.(id, code);
@@ -269,7 +264,7 @@ function createHandler(
 
   /** @param {Extract<Request, { type: "restore" }>} request @param {Blob[]} chain */
   const restore = async ({ exchange, steps = [] }, chain) => {
-    await haveLibrary(); // values may need modules, and are loaded where Python cannot wait
+    await bridge.haveLibrary(); // values may need modules, and are loaded where Python cannot wait
     const lost = await checkpoints.restore(chain, inits > 1, () => python.configure(settings));
     if (steps.length > 0 && !library.isThere) await bridge.waitForLibrary(); // Python may not have waited for it before
     const names = steps.length > 0 ? await repeat(steps) : undefined;
@@ -306,7 +301,7 @@ function createHandler(
 
   /** @param {Extract<Request, { type: "install" }>} request @param {Blob[]} blobs */
   const install = async ({ exchange, wheels, maxBytes }, blobs) => {
-    await haveLibrary(); // Python looks at all folders and archives anew, and could not wait
+    await bridge.haveLibrary(); // Python looks at all folders and archives anew, and could not wait
     /** @type {Event} */
     let ended = { type: "done", exchange };
     try {

@@ -198,7 +198,7 @@ fn promise(url: &str, work: impl Future<Output = Result<JsValue, JsValue>> + 'st
         }
         result.map_err(|problem| match problem.as_string() {
             Some(told) if told.starts_with(&url) => problem,
-            _ => format!("{url}: {}; no guest was started", describe(&problem)).into(),
+            _ => format!("{url}: {}", describe(&problem)).into(),
         })
     });
     disregard(promise.clone()); // those who wait for the file hear of the failure

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 
 use gloo_timers::callback::Timeout;
+use gloo_timers::future::TimeoutFuture;
 use js_sys::{Array, Promise, Uint8Array};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::spawn_local;
@@ -283,7 +284,7 @@ impl Guest {
     /// follows as long as the guest lives.
     pub(super) fn bring_library(&self, base: String, glue: Glue) {
         let (inbox, control) = (Rc::downgrade(&self.inbox), self.control.clone());
-        let bring = move || bring_library(inbox, control, base, glue, RETRY_MS);
+        let bring = move || spawn_local(bring_library(inbox, control, base, glue));
         self.inbox.bring_library.replace(Some(Box::new(bring)));
     }
 
@@ -314,7 +315,10 @@ impl Guest {
     /// and somebody's code would wait for them.
     pub(super) fn end_soon(self) {
         self.close();
-        Timeout::new(SOON_MS, move || drop(self)).forget();
+        spawn_local(async move {
+            TimeoutFuture::new(SOON_MS).await;
+            drop(self);
+        });
     }
 
     fn close(&self) {
@@ -348,19 +352,21 @@ impl Drop for Guest {
     }
 }
 
-fn bring_library(guest: Weak<Inbox>, control: MessagePort, base: String, glue: Glue, pause: u32) {
-    spawn_local(async move {
+async fn bring_library(guest: Weak<Inbox>, control: MessagePort, base: String, glue: Glue) {
+    let mut pause = RETRY_MS;
+    while guest.strong_count() > 0 {
         let library = assets::library(&base, &glue).await;
         let (is_there, message) = match library {
             Ok(library) => (true, library),
             Err(error) => (false, error.to_string().into()),
         };
         let _ = control.post_message(&object(&[("library", &message)])); // a Blob and a text can be posted
-        if !is_there && guest.strong_count() > 0 {
-            let again = move || bring_library(guest, control, base, glue, (2 * pause).min(LAST_RETRY_MS));
-            Timeout::new(pause, again).forget();
+        if is_there {
+            return;
         }
-    });
+        TimeoutFuture::new(pause).await;
+        pause = (2 * pause).min(LAST_RETRY_MS);
+    }
 }
 
 fn open_frame(glue: &Glue, base: &str) -> Result<Place, JsValue> {

@@ -8,10 +8,10 @@ use std::rc::Rc;
 use gloo_timers::callback::Timeout;
 use js_sys::{Array, ArrayBuffer, JsString, Math, Promise, Uint8Array};
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::JsFuture;
+use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::{BinaryType, CloseEvent, MessageEvent, WebSocket};
 
-use super::glue::now;
+use super::glue::{describe, now};
 use sandglass_core::resumable::{Broken, Control, MAX_CONTROL_BYTES, Resumable, SUFFIX};
 
 /// The pause before the second attempt to reconnect, and the longest pause, in milliseconds.
@@ -27,6 +27,16 @@ const HIGH_WATER: u32 = 4 << 20;
 type OnMessage = Rc<dyn Fn(&JsValue)>;
 /// The listener of the end. It hears the reason, such as ` (code 1013: too many guests)`.
 type OnClose = Rc<dyn Fn(String)>;
+
+/// The reason for which a connection could not be opened.
+pub(super) enum NotOpened {
+    /// There is no WebSocket to be had, or it does not speak as a server of this release.
+    Failed(String),
+    /// The WebSocket was closed. Carries its last words.
+    Closed(String),
+    /// The server refused the conversation, with this reason.
+    Refused(String),
+}
 
 /// A connection; dropping it closes it.
 pub(super) struct Socket(Rc<Shared>);
@@ -89,7 +99,7 @@ impl Dialed {
     }
 
     /// Resolves to the first event. The error is the WebSocket's end.
-    async fn first(&self, listen: impl Fn(&WebSocket, Option<&js_sys::Function>)) -> Result<JsValue, JsValue> {
+    async fn first(&self, listen: impl Fn(&WebSocket, Option<&js_sys::Function>)) -> Result<JsValue, NotOpened> {
         let event = Promise::new(&mut |resolve, reject| {
             listen(&self.socket, Some(&resolve));
             self.socket.set_onclose(Some(&reject));
@@ -97,7 +107,7 @@ impl Dialed {
         let event = JsFuture::from(event).await;
         listen(&self.socket, None);
         self.socket.set_onclose(None);
-        event
+        event.map_err(|closed| NotOpened::Closed(last_words(closed.unchecked_ref())))
     }
 
     fn send(&self, message: &Outgoing) {
@@ -127,16 +137,13 @@ impl Drop for Dialed {
 
 impl Socket {
     /// Opens a connection. The server chooses one of the protocols.
-    ///
-    /// # Errors
-    /// A thrown value, or the event of the WebSocket's end.
-    pub(super) async fn open(address: String, protocols: Array) -> Result<Self, JsValue> {
-        let dialed = Dialed::new(&address, &protocols)?;
+    pub(super) async fn open(address: String, protocols: Array) -> Result<Self, NotOpened> {
+        let dialed = Dialed::new(&address, &protocols).map_err(|error| NotOpened::Failed(describe(&error)))?;
         dialed.first(WebSocket::set_onopen).await?;
         let conversation = if dialed.socket.protocol().ends_with(SUFFIX) {
             dialed.tell(&Control::Begin {});
             let event: MessageEvent = dialed.first(WebSocket::set_onmessage).await?.unchecked_into();
-            Some(Conversation::begun(&event.data()).ok_or("the server's greeting is malformed")?)
+            Some(Conversation::begun(&event.data())?)
         } else {
             None
         };
@@ -203,19 +210,20 @@ impl Sender {
 
 impl Conversation {
     /// Reads the server's greeting.
-    fn begun(greeting: &JsValue) -> Option<Self> {
-        let Ok(Some(Control::Begun {
-            token,
-            within,
-            max_bytes,
-        })) = control(greeting)
-        else {
-            return None;
+    fn begun(greeting: &JsValue) -> Result<Self, NotOpened> {
+        let (token, within, max_bytes) = match control(greeting) {
+            Ok(Some(Control::Begun {
+                token,
+                within,
+                max_bytes,
+            })) => (token, within, max_bytes),
+            Ok(Some(Control::Ended { reason })) => return Err(NotOpened::Refused(reason)),
+            _ => return Err(NotOpened::Failed("the server's greeting is malformed".to_owned())),
         };
         let mut messages = Resumable::new();
         let link = messages.open();
-        messages.link(link, 0).ok()?;
-        Some(Self {
+        let _ = messages.link(link, 0); // the first link has a number, and nothing was taken
+        Ok(Self {
             messages,
             token,
             within_ms: within as f64,
@@ -290,8 +298,7 @@ impl Shared {
         if bytes as f64 > conversation.most_bytes {
             // Later, because the caller does not expect the end yet.
             let this = self.clone();
-            let end = move || this.end(" (a message is larger than the server takes)".to_owned());
-            Timeout::new(0, end).forget();
+            spawn_local(async move { this.end(" (a message is larger than the server takes)".to_owned()) });
             return;
         }
         conversation.messages.push(message, bytes);

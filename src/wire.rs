@@ -5,10 +5,9 @@
 
 use std::rc::Rc;
 
-use gloo_timers::callback::Timeout;
-use js_sys::{Array, ArrayBuffer, Promise, Uint8Array};
+use gloo_timers::future::TimeoutFuture;
+use js_sys::{Array, ArrayBuffer, Uint8Array};
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::JsFuture;
 
 use super::glue::bytes;
 use super::socket::Sender;
@@ -79,10 +78,7 @@ impl Wire {
     /// Waits until the socket has room, or is closed.
     pub(super) async fn has_room(&self) {
         while self.sender.is_full() {
-            let later = Promise::new(&mut |resolve, _| {
-                Timeout::new(POLL_MS, move || drop(resolve.call0(&JsValue::UNDEFINED))).forget();
-            });
-            let _ = JsFuture::from(later).await;
+            TimeoutFuture::new(POLL_MS).await;
         }
     }
 

@@ -102,10 +102,28 @@ pub fn which(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
         .map(|folder| folder.join(name))
-        .find(|path| {
-            path.metadata()
-                .is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
-        })
+        .find(|path| is_program(path))
+}
+
+/// A program of a Python package that is installed in the environment of this program, as by `pip`. `path` begins with the package's name.
+pub fn packaged(path: &str) -> Option<PathBuf> {
+    let this = std::env::current_exe().ok()?;
+    let environment = this.parent()?.parent()?; // above the folder of programs
+    let libraries = ["lib", "lib64"].map(|folder| environment.join(folder).read_dir());
+    let of_versions = libraries.into_iter().flatten().flatten().flatten();
+    let of_versions = of_versions
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("python"))
+        .flat_map(|entry| ["site-packages", "dist-packages"].map(|packages| entry.path().join(packages)));
+    let of_target = environment.to_owned(); // of `pip install --target`
+    std::iter::once(of_target)
+        .chain(of_versions)
+        .map(|packages| packages.join(path))
+        .find(|path| is_program(path))
+}
+
+fn is_program(path: &Path) -> bool {
+    path.metadata()
+        .is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
 }
 
 fn unwritten(error: std::io::Error) -> Error {

@@ -12,6 +12,7 @@ use std::pin::pin;
 use std::task::Poll;
 
 use gloo_timers::callback::Timeout;
+use gloo_timers::future::TimeoutFuture;
 use js_sys::Promise;
 use sandglass_core::error::Error;
 use sandglass_core::session::{GuestInput, Input, ShadowId, Slot};
@@ -27,11 +28,12 @@ use crate::options::Isolation;
 use crate::snapshot;
 use crate::spares::Claim;
 
-/// The time in which a spare must answer, in milliseconds. The page may have broken a spare since its start.
+/// The time in which a spare or parked guest must answer, in milliseconds. The page may have broken it since its start.
 const SPARE_MS: u32 = 2_000;
 
-/// The time after which the files of a guest in a frame or process are checked, in milliseconds. Until then the processors are needed to
-/// compile the module. No message is exchanged with the guest before the check is over.
+/// The time after which the files of a guest in a frame or process are checked, in milliseconds. The engine takes about so long to compile the
+/// module, on all processors. Python's start follows, and leaves one to the check. A shorter time makes the start slower. A longer one delays
+/// the first message, because no message is exchanged with the guest before the check is over.
 const CHECK_AFTER_MS: u32 = 70;
 
 impl Driver {
@@ -44,14 +46,8 @@ impl Driver {
                 None => self.boot_anew(),
             },
             (Slot::Shadow(_), _) => match self.take_parked() {
-                Some(parked) => {
-                    let unconfirmed = UnconfirmedInit {
-                        was_parked: true,
-                        ..UnconfirmedInit::default()
-                    };
-                    self.boot_shadow(slot, Some(parked), Some(unconfirmed));
-                }
-                None => self.boot_shadow(slot, self.take_spare(), None),
+                Some(parked) => self.boot_shadow(slot, Some(parked), true),
+                None => self.boot_shadow(slot, self.take_spare(), false),
             },
         }
     }
@@ -60,19 +56,24 @@ impl Driver {
         self.claim.as_ref().and_then(Claim::take)
     }
 
-    /// Makes a spare the sandbox's own guest. Gives up the spare if it does not answer in time.
+    /// Makes a spare the sandbox's own guest.
     fn boot_spare(&self, spare: Guest) {
         let unconfirmed = Some(UnconfirmedInit::default());
         let held = self.slots.place(Slot::Main, Some(Held::Here(spare)), unconfirmed);
+        self.adopt_earlier(&held);
+    }
+
+    /// Adopts a guest that was started earlier. Gives it up if it does not answer in time.
+    fn adopt_earlier(&self, held: &GuestSlot) {
         let (this, generation) = (self.of_generation(held.generation), held.generation);
         let watch = Timeout::new(SPARE_MS, move || {
-            let silent = || GuestInput::BadMessage("a spare that does not answer".to_owned());
+            let silent = || GuestInput::BadMessage("a guest that was started earlier does not answer".to_owned());
             this(&|driver, _| driver.failed(generation, silent()));
         });
         if let Some(unconfirmed) = &mut *held.unconfirmed_init.borrow_mut() {
             unconfirmed.watch = Some(watch);
         }
-        self.adopt(&held);
+        self.adopt(held);
     }
 
     /// Starts the sandbox's own guest from its files.
@@ -108,18 +109,28 @@ impl Driver {
             }
             this(&|driver, held| match &started {
                 Ok(()) => driver.adopt(held),
-                Err(error) => driver.feed(Input::Guest(Slot::Main, GuestInput::Lost(error.clone()))),
+                Err(error) => {
+                    let error = match error {
+                        Error::AssetFailed(why) => Error::AssetFailed(format!("{why}; no guest was started")),
+                        error => error.clone(),
+                    };
+                    driver.feed(Input::Guest(Slot::Main, GuestInput::Lost(error)));
+                }
             });
         });
     }
 
     /// Makes a guest a shadow's. Without a guest, starts one as spares are started.
-    fn boot_shadow(&self, slot: Slot, guest: Option<Guest>, unconfirmed: Option<UnconfirmedInit>) {
+    fn boot_shadow(&self, slot: Slot, guest: Option<Guest>, was_parked: bool) {
         let is_there = guest.is_some();
+        let unconfirmed = is_there.then(|| UnconfirmedInit {
+            was_parked,
+            ..UnconfirmedInit::default()
+        });
         let held = self.slots.place(slot, guest.map(Held::Here), unconfirmed);
         self.hold_spares();
         if is_there {
-            return self.adopt(&held);
+            return self.adopt_earlier(&held);
         }
         let generation = held.generation;
         let (this, fresh) = (self.of_generation(generation), self.claim.as_ref().map(Claim::start));
@@ -150,7 +161,7 @@ impl Driver {
         }
         match slot {
             Slot::Main => self.boot_anew(),
-            Slot::Shadow(_) => self.boot_shadow(slot, self.take_spare(), None),
+            Slot::Shadow(_) => self.boot_shadow(slot, self.take_spare(), false),
         }
         if let Some(init) = unconfirmed.and_then(|unconfirmed| unconfirmed.init) {
             self.post(slot, init, None);
@@ -255,13 +266,7 @@ async fn start(
     };
     both(both(launched, compiled), furnished).await?;
     if isolation.is_closed() {
-        let mut timer = None;
-        let later = Promise::new(&mut |resolve, _| {
-            let resolve = move || drop(resolve.call0(&JsValue::UNDEFINED));
-            timer = Some(Timeout::new(CHECK_AFTER_MS, resolve));
-        });
-        let _ = JsFuture::from(later).await;
-        drop(timer); // a timer that is forgotten keeps its closure
+        TimeoutFuture::new(CHECK_AFTER_MS).await;
     }
     assets.verified().await
 }

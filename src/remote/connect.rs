@@ -8,7 +8,7 @@ use web_sys::{AbortSignal, Response};
 
 use super::Backend;
 use crate::glue::{base64, bytes, describe, fetch, get, global, object};
-use crate::socket::{Socket, last_words};
+use crate::socket::{NotOpened, Socket};
 use sandglass_core::SUBPROTOCOL;
 use sandglass_core::error::Error;
 use sandglass_core::resumable::SUFFIX;
@@ -100,14 +100,21 @@ async fn channel(backend: &Backend, id: &str) -> Result<Socket, Error> {
         Err(error) => error,
     };
     give_back(backend, id);
-    let why = match error.dyn_ref() {
-        Some(event) => backend.without_key(last_words(event)),
-        None => return Err(unreachable(url, &describe(&error))),
-    };
-    Err(Error::BackendUnavailable(format!(
-        "the sandglass-host server at {url} made a session and did not open its channel{why}: does what is between \
-         here and there (a proxy, the page's Content-Security-Policy) let WebSockets through?"
-    )))
+    let made = format!("the sandglass-host server at {url} made a session and did not open its channel");
+    Err(match error {
+        NotOpened::Failed(why) => unreachable(url, &why),
+        NotOpened::Closed(why) => {
+            let why = backend.without_key(why);
+            Error::BackendUnavailable(format!(
+                "{made}{why}: does what is between here and there (a proxy, the page's Content-Security-Policy) let \
+                 WebSockets through?"
+            ))
+        }
+        NotOpened::Refused(why) => {
+            let why: String = backend.without_key(why).chars().take(MAX_WORDS).collect();
+            Error::BackendUnavailable(format!("{made}: {why}"))
+        }
+    })
 }
 
 /// Ends a session whose channel could not be opened. The server may not hear this.

@@ -95,6 +95,25 @@ export async function testBackend({ backend, origin, page, score, only }) {
     }
   });
 
+  await check("a channel that the server refuses is told with its reason", async () => {
+    const host = await startHost({ backend, origin });
+    try {
+      await page.evaluate(() => {
+        const { WebSocket } = globalThis;
+        globalThis.WebSocket = class extends WebSocket {
+          /** @param {string} url @param {string[]} protocols */
+          constructor(url, protocols) {
+            super(url.replace(/sessions.[^/]+/, "sessions/gone"), protocols);
+            globalThis.WebSocket = WebSocket;
+          }
+        };
+      });
+      const text = await create({ backend: { url: host.url, apiKey: KEY } });
+      return differs(text, "backend_unavailable", 'did not open its channel: there is no session "gone"');
+    } finally {
+      await host.stop();
+    }
+  });
   await check("a sandbox that is destroyed, or whose page is closed, leaves no session", async () => {
     const host = await startHost({ backend, origin, settings: ["--max-sessions", "1"] });
     const server = { url: host.url, apiKey: KEY };
@@ -191,6 +210,33 @@ export async function testBackend({ backend, origin, page, score, only }) {
       return [...problems, ...differs(last.result ?? "", "'the context'")];
     } finally {
       await proxy.stop();
+      await host.stop();
+    }
+  });
+
+  await check("a session that is gone is not waited for", async () => {
+    if (backend !== "subprocess") return []; // the connection is the same for all
+    const port = await freePort();
+    let host = await startHost({ backend, origin, port });
+    try {
+      await page.evaluate(
+        async (backend) => {
+          const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+          const sandbox = await createSandbox({ backend });
+          await sandbox.initialize(null);
+          Object.assign(globalThis, { sandbox, run: sandbox.execute("import time; time.sleep(1000)") });
+        },
+        { url: host.url, apiKey: KEY },
+      );
+      await host.stop("SIGKILL");
+      host = await startHost({ backend, origin, port }); // knows no session
+      const run = await page.evaluate(() => /** @type {any} */ (globalThis).run);
+      await page.evaluate(() => /** @type {any} */ (globalThis).sandbox.destroy());
+      return [
+        ...differs(run.outcome, "crashed"),
+        ...differs(run.error ?? "", "there is no session", "variables are lost"),
+      ];
+    } finally {
       await host.stop();
     }
   });

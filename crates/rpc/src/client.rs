@@ -1,8 +1,11 @@
 //! The client of a connection: messages to it, and the requests that it answers.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::pending;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use sandglass_host::Value;
 use sandglass_host::sandbox::{Approval, AwaitsApproval};
@@ -10,6 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
+use tokio::time::sleep;
 
 use crate::blobs::{Arrived, Form, Named, form, json_form, reference};
 use crate::connection::{Message, Of, Outbox, lock};
@@ -28,6 +32,8 @@ pub struct Client {
     pub(crate) arrived: Mutex<Arrived>,
     pending: Mutex<HashMap<u64, Pending>>,
     last_request: AtomicU64,
+    /// The longest wait of a call for approval, if there is one.
+    max_approval: Option<Duration>,
 }
 
 /// A request to the client that waits for the answer.
@@ -36,16 +42,19 @@ struct Pending {
     /// The way to say that a call waits for a person's approval.
     approval: Option<Approval>,
     awaits_approval: Option<AwaitsApproval>,
+    /// Hears that the call waits for approval for the first time.
+    asks: Option<oneshot::Sender<()>>,
 }
 
 impl Client {
     /// A client whose blobs may take this many bytes until a message names them.
-    pub fn new(max_blob_bytes: usize) -> Self {
+    pub fn new(max_blob_bytes: usize, max_approval: Option<Duration>) -> Self {
         Self {
             outbox: Arc::default(),
             arrived: Mutex::new(Arrived::within(max_blob_bytes)),
             pending: Mutex::default(),
             last_request: AtomicU64::new(0),
+            max_approval,
         }
     }
 
@@ -101,12 +110,26 @@ impl Client {
     /// Hears that a call of a host function begins or ends to wait for a person's approval.
     pub(crate) fn approving(&self, id: u64, is_pending: bool) {
         if let Some(pending) = lock(&self.pending).get_mut(&id) {
+            if let Some(asks) = pending.asks.take_if(|_| is_pending) {
+                let _ = asks.send(()); // nobody may wait any more
+            }
             match (is_pending, &pending.awaits_approval) {
                 (true, None) => pending.awaits_approval = pending.approval.as_ref().map(Approval::wait),
                 (true, Some(_)) => {}
                 (false, _) => pending.awaits_approval = None,
             }
         }
+    }
+
+    /// Lets the time of a call go on for good, once it has waited for approval for as long as it may.
+    async fn bound_approval(&self, id: u64, asked: oneshot::Receiver<()>) -> Infallible {
+        if let (Ok(()), Some(most)) = (asked.await, self.max_approval) {
+            sleep(most).await;
+            if let Some(pending) = lock(&self.pending).get_mut(&id) {
+                (pending.approval, pending.awaits_approval) = (None, None);
+            }
+        }
+        pending().await
     }
 }
 
@@ -155,10 +178,12 @@ impl Question {
         let id = client.last_request.fetch_add(1, Ordering::Relaxed) + 1;
         self.id = Some(id);
         let (answer, answered) = oneshot::channel();
+        let (asks, asked) = oneshot::channel();
         let pending = Pending {
             answer,
             approval,
             awaits_approval: None,
+            asks: Some(asks),
         };
         lock(&client.pending).insert(id, pending);
         let message = Outgoing {
@@ -168,7 +193,10 @@ impl Question {
             params,
         };
         client.send_of(Of::Request(id), &message);
-        let answer = answered.await;
+        let answer = tokio::select! {
+            answer = answered => answer,
+            never = client.bound_approval(id, asked) => match never {},
+        };
         self.is_answered = true;
         let result = answer.map_err(|_| "the client has gone".to_owned())?;
         let (result, blobs) = result.map_err(|error| error.message)?;

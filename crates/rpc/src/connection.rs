@@ -280,7 +280,7 @@ impl Connection {
     /// A connection whose sandboxes live in this home.
     pub fn new(home: Arc<dyn Home>) -> Self {
         let context = Context {
-            client: Arc::new(Client::new(home.bounds().max_blob_bytes)),
+            client: Arc::new(Client::new(home.bounds().max_blob_bytes, home.bounds().max_approval)),
             welcome: Welcome {
                 version: VERSION,
                 server: concat!("sandglass-host ", env!("CARGO_PKG_VERSION")).to_owned(),

@@ -27,6 +27,8 @@ pub const SUBPROTOCOL: &str = "sandglass.rpc.v1";
 
 /// The most bytes of a JSON message.
 pub const MAX_JSON_BYTES: usize = 64 << 20;
+/// The bytes of a message that every server takes: a piece of 1 MiB and its head.
+pub const MIN_MESSAGE_BYTES: usize = (1 << 20) + 5;
 /// The most bytes of a piece of a blob.
 pub const MAX_PIECE_BYTES: usize = 16 << 20;
 /// The bytes of JSON from which a value is sent as a blob.
@@ -173,6 +175,14 @@ pub enum RpcError {
 }
 
 impl RpcError {
+    /// A fault of this program.
+    pub(crate) fn internal(message: String) -> Self {
+        Self::Refused {
+            code: "internal".to_owned(),
+            message,
+        }
+    }
+
     /// The error as JSON.
     pub fn to_object(&self) -> ErrorObject {
         let (code, name) = match self {

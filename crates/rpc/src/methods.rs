@@ -103,10 +103,7 @@ methods! {
 }
 
 fn written(result: &impl Serialize) -> Answer {
-    to_raw_value(result).map_err(|error| RpcError::Refused {
-        code: "internal".to_owned(),
-        message: format!("the result could not be written: {error}"),
-    })
+    to_raw_value(result).map_err(|error| RpcError::internal(format!("the result could not be written: {error}")))
 }
 
 #[expect(clippy::unused_async, reason = "all handlers are called alike")]

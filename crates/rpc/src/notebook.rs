@@ -111,9 +111,18 @@ impl Context {
         Ok(Empty {})
     }
 
-    pub(crate) async fn clear_cells(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
+    /// Clears the cells, and the sandbox with them. If the request is cancelled, that goes on to its end: commands would find the old
+    /// sandbox otherwise, and cells the new one.
+    pub(crate) async fn clear_cells(self: &Arc<Self>, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
         let id = of.sandbox;
         let of = self.notebook(&id).await?;
+        let context = Arc::clone(self);
+        let clearing = tokio::spawn(async move { context.clear(&id, of).await });
+        let cleared = clearing.await;
+        cleared.unwrap_or_else(|error| Err(RpcError::internal(format!("the cells were not cleared: {error}"))))
+    }
+
+    async fn clear(&self, id: &str, of: OfNotebook) -> Result<Empty, RpcError> {
         let mut notebook = of.cells.notebook.lock().await;
         let cleared = async {
             notebook.clear().await?;
@@ -121,7 +130,7 @@ impl Context {
         };
         let cleared = cleared.await;
         let mut sandboxes = lock(&self.sandboxes);
-        let entry = sandboxes.get_mut(&id).ok_or(Error::Destroyed)?; // the new sandbox ends with its last handle
+        let entry = sandboxes.get_mut(id).ok_or(Error::Destroyed)?; // the new sandbox ends with its last handle
         match cleared {
             Ok(sandbox) => {
                 let keeper = (of.cells.keep)(sandbox.clone());
@@ -129,7 +138,7 @@ impl Context {
                 Ok(Empty {})
             }
             Err(error) => {
-                sandboxes.remove(&id); // the old sandbox is gone, and there is no new one
+                sandboxes.remove(id); // the old sandbox is gone, and there is no new one
                 Err(error.into())
             }
         }

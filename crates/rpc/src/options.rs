@@ -1,6 +1,7 @@
 //! The options of a sandbox, as JSON. HTTP's `POST /v1/sessions` has the same options.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use sandglass_core::limits::MAX_DISPLAY_BYTES;
 use sandglass_core::{BudgetLimits, Error, Limits, Profile};
@@ -27,6 +28,8 @@ pub struct Bounds {
     pub resources: Resources,
     /// The most bytes of blobs that no message has named yet.
     pub max_blob_bytes: usize,
+    /// The longest time for which `hostCallTimeout` rests while the client asks for approval. `None` bounds nothing.
+    pub max_approval: Option<Duration>,
     /// The most bytes of the variables in a state, before they are packed.
     pub max_state_bytes: u64,
     /// True if the client may name files and programs of this machine.

@@ -179,6 +179,7 @@ impl OwnProcess {
             max_memory_bytes: f64::INFINITY,
             resources: settings.resources,
             max_blob_bytes: MAX_BLOB_BYTES,
+            max_approval: None,
             max_state_bytes: MAX_STATE_BYTES,
             is_local: true,
         };

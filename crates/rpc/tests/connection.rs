@@ -120,6 +120,7 @@ fn home() -> Plain {
             max_memory_bytes: f64::INFINITY,
             resources: Resources::default(),
             max_blob_bytes: 8 << 20,
+            max_approval: None,
             max_state_bytes: 1 << 20,
             is_local: false,
         },
@@ -487,6 +488,26 @@ async fn the_time_of_an_approval_is_none_of_the_call() {
     client.leave().await.unwrap();
 }
 
+/// A client that never answers cannot keep a guest for ever.
+#[tokio::test]
+async fn a_server_bounds_the_time_of_an_approval() {
+    let mut home = home();
+    home.bounds.max_approval = Some(Duration::from_millis(50));
+    let mut client = Client::greeted_by(home).await;
+    let sandbox = client
+        .create(json!({ "hostFunctions": ["f"], "hostCallTimeout": 100 }))
+        .await;
+    let asked = client.request("execute", json!({ "sandbox": sandbox, "code": "f()" }));
+    let call = client.next_json().await;
+    let pending = json!({ "jsonrpc": "2.0", "method": "approval", "params": { "id": call["id"], "pending": true } });
+    client.send(&pending);
+    assert_eq!(client.next_json().await["method"], "cancel");
+    client.send(&pending); // too late, and without effect
+    let late = client.answer(asked).await.unwrap();
+    assert!(late["error"].as_str().unwrap().contains("hostCallTimeout"), "{late}");
+    client.leave().await.unwrap();
+}
+
 /// A server measures a sandbox's folder before code runs there.
 #[tokio::test]
 async fn code_that_waits_for_its_folder_is_not_overtaken() {
@@ -640,6 +661,25 @@ async fn notebooks_have_cells_with_files() {
 }
 
 #[tokio::test]
+async fn a_notebook_whose_clearing_is_cancelled_has_one_sandbox() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut home = home();
+    home.bounds.is_local = true;
+    let mut client = Client::greeted_by(home).await;
+    let options = json!({ "notebook": true, "workspace": folder.path() });
+    let sandbox = client.create(options).await;
+    let run = |code: &str| json!({ "sandbox": sandbox, "code": code });
+    client.ask("notebook.run", run("x = 1")).await.unwrap();
+    let clear = client.request("notebook.clear", json!({ "sandbox": sandbox }));
+    client.send(&json!({ "jsonrpc": "2.0", "method": "cancel", "params": { "id": clear } }));
+    assert_eq!(client.answer(clear).await.unwrap_err()["data"]["code"], "cancelled");
+    let ran = client.ask("notebook.run", run("y = 'x' in globals()")).await.unwrap();
+    assert_eq!(ran["cell"]["id"], "cell_1");
+    assert_eq!(client.execute(&sandbox, "y").await["value"], false);
+    client.leave().await.unwrap();
+}
+
+#[tokio::test]
 async fn wrong_messages_are_refused_and_the_connection_goes_on() {
     let mut client = Client::silent();
     let early = client.ask("create", json!({})).await.unwrap_err();
@@ -788,13 +828,23 @@ async fn a_cancelled_create_leaves_no_sandbox_and_usage_is_counted() {
 #[tokio::test]
 async fn blobs_are_bounded() {
     let mut client = Client::greeted().await;
+    let sandbox = client.create(json!({})).await;
     let piece = vec![0; 1 << 20];
-    for _ in 0..9 {
-        client.blob(&[&piece]);
+    let write =
+        |blob: u32| json!({ "sandbox": sandbox, "path": "f", "value": { "$blob": { "id": blob, "type": "bytes" } } });
+    // The larger part of the bytes is dropped, and later pieces are not kept.
+    let too_large = client.blob(&[&*piece; 12]);
+    let fits = client.blob(&[&*piece; 8]);
+    let one_more = client.blob(&[&piece]);
+    for blob in [too_large, one_more] {
+        let error = client.ask("writeFile", write(blob)).await.unwrap_err();
+        assert_eq!(error["data"]["code"], "too_much", "{error}");
     }
-    let error = client.leave().await.unwrap_err();
-    assert!(error.contains("blobs that no message names"), "{error}");
-    let mut client = Client::greeted().await;
+    client.ask("writeFile", write(fits)).await.unwrap();
+    assert_eq!(
+        client.execute(&sandbox, "len(open('f', 'rb').read())").await["value"],
+        8 << 20
+    );
     for _ in 0..20 {
         let blob = client.blob(&[&piece]);
         client.send(&json!({ "jsonrpc": "2.0", "method": "drop", "params": { "blob": blob } }));

@@ -22,9 +22,10 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::rejection::PathRejection;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{Message, WebSocketUpgrade, close_code};
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
@@ -69,9 +70,31 @@ pub async fn channel(
     Extension(account): Extension<Arc<Account>>,
     Extension(connection): Extension<Arc<ConnectionPermit>>,
     Extension(held): Extension<Arc<Held>>,
-    OwnSession(session): OwnSession,
+    id: Result<Path<String>, PathRejection>,
+    session: Result<OwnSession, ApiError>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
+    let most_bytes = app.args.body_limits().most_bytes + SLACK_BYTES;
+    let permits = Permits {
+        connection,
+        request: held,
+        open: app.metrics.channels.up(),
+    };
+    let OwnSession(session) = match session {
+        Ok(session) => session,
+        Err(error) => {
+            let (Ok(Path(id)), Ok(upgrade)) = (id, upgrade) else {
+                return Err(error);
+            };
+            let Ok((upgrade, Form::Resumable)) = sockets::negotiate(&app, upgrade, SUBPROTOCOL) else {
+                return Err(error);
+            };
+            // A page cannot read the status of a WebSocket's response, and would try again and again.
+            return Ok(upgrade.max_message_size(most_bytes).on_upgrade(async move |socket| {
+                sockets::close(&app, &account, &id, socket, permits, error.message).await;
+            }));
+        }
+    };
     let Kind::Channel {
         launcher,
         most_value_bytes,
@@ -89,15 +112,9 @@ pub async fn channel(
     if attached.is_none() && form == Form::Plain {
         return Err(ApiError::new(StatusCode::CONFLICT, "channel_taken", TAKEN));
     }
-    let most_bytes = app.args.body_limits().most_bytes + SLACK_BYTES;
     let guests = Guests {
         launcher: Arc::clone(launcher),
         most_value_bytes: *most_value_bytes,
-    };
-    let permits = Permits {
-        connection,
-        request: held,
-        open: app.metrics.channels.up(),
     };
     let failed = Arc::clone(&session);
     let upgrade = upgrade
@@ -200,6 +217,7 @@ impl Relay {
         self.app.sessions.remove(&self.session.id, Fate::Kept).await;
         // A request that destroyed the session may have left this step to the relay.
         self.session.settle().await;
+        drop(self.incoming); // a resumable conversation ends even if the client takes nothing
         self.outgoing.close(code, reason.to_owned()).await;
         drop(attached);
     }

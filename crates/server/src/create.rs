@@ -1,6 +1,7 @@
 //! The routes that create, list and destroy sessions.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Body;
@@ -73,6 +74,7 @@ pub fn bounds(app: &App) -> Bounds {
         max_memory_bytes: (args.max_memory_mib << 20) as f64,
         resources: args.resources(),
         max_blob_bytes: args.body_limits().most_bytes,
+        max_approval: Some(Duration::from_secs_f64(args.session_idle_seconds)),
         max_state_bytes: args.warm.state_max_size_mb << 20,
         is_local: false,
     }

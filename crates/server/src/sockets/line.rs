@@ -15,7 +15,7 @@ use futures_util::{SinkExt, StreamExt, stream};
 use sandglass_core::resumable::{Broken, Control, Resumable};
 use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout_at};
 use tokio_util::sync::PollSender;
 
 use super::{Outgoing, Permits, Socket};
@@ -232,12 +232,22 @@ impl Line {
     async fn run(mut self) {
         let End(code, reason) = self.carry().await;
         tracing::debug!(code, reason, "a resumable conversation ends");
-        let Some(mut link) = self.link.take() else { return };
+        let Some(mut link) = self.last_link().await else { return };
         // The last messages leave, if the client takes them.
         while let Some(message) = self.resumable.next(link.number) {
             link.outgoing.push(message);
         }
         link.end(code, reason).await;
+    }
+
+    /// The link over which the client hears of the end. If there is none, the client has the usual time to come back.
+    async fn last_link(&mut self) -> Option<Link> {
+        let deadline = self.lost_at + self.within;
+        while self.link.is_none() {
+            let arrival = timeout_at(deadline, self.arrivals.recv()).await.ok().flatten()?;
+            self.arrived(arrival);
+        }
+        self.link.take()
     }
 
     async fn carry(&mut self) -> End {
@@ -258,7 +268,12 @@ impl Line {
                     self.arrived(arrival);
                     Ok(())
                 }
-                message = self.from_user.recv(), if has_room => self.said(message),
+                // A user that hears nothing more says little more, and its end must not wait for a client that takes nothing.
+                message = self.from_user.recv(), if has_room || !self.is_heard => self.said(message),
+                () = self.to_user.closed(), if self.is_heard => {
+                    self.is_heard = false;
+                    Ok(())
+                }
                 permit = self.to_user.clone().reserve_owned(), if has_arrived => {
                     self.is_heard = permit.is_ok();
                     if let (Ok(permit), Some(message)) = (permit, self.resumable.take()) {

@@ -1,6 +1,7 @@
 //! Conversations that outlive their WebSockets: who may resume them, and when they end.
 
 use futures_util::{SinkExt, StreamExt};
+use reqwest::Method;
 use sandglass_core::resumable::{Control, SUFFIX};
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
@@ -109,6 +110,16 @@ impl Client {
         }
     }
 
+    /// Breaks the WebSocket, and waits until the server has noticed.
+    async fn cut(&mut self) {
+        let frame = CloseFrame {
+            code: CloseCode::Restart,
+            reason: "".into(),
+        };
+        self.socket.close(Some(frame)).await.unwrap();
+        while let Some(Ok(_)) = self.socket.next().await {}
+    }
+
     /// Goes on with another WebSocket. Returns how many of its messages the server has taken, and the WebSocket before.
     async fn resume(&mut self, mut socket: Channel, link: u64) -> (u64, Channel) {
         match greet(&mut socket, self.resumes(link)).await.unwrap() {
@@ -163,11 +174,7 @@ async fn a_client_that_leaves_ends_its_sandboxes_and_one_that_is_cut_off_does_no
     }
     let (mut client, sandbox) = Client::with_sandbox(&server).await;
     // A program between the two says that it restarts.
-    let frame = CloseFrame {
-        code: CloseCode::Restart,
-        reason: "".into(),
-    };
-    client.socket.close(Some(frame)).await.unwrap();
+    client.cut().await;
     client.resume(rpc(&server).await, 2).await;
     let run = client
         .ask(3, "execute", json!({ "sandbox": sandbox, "code": "2" }))
@@ -360,5 +367,51 @@ async fn a_large_value_comes_again_as_far_as_it_was_not_taken() {
         client.socket.send(Message::text(taken.text())).await.unwrap();
     }
     assert!(client.next().await.unwrap()["result"]["value"]["$blob"].is_object());
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_comes_back_hears_why_its_conversation_has_ended() {
+    let server = TestServer::start(&[]).await;
+    let id = server.session(json!({ "channel": true })).await;
+    let path = format!("/v1/sessions/{id}/channel");
+    let mut page = Client::begin(connect(&server, &path, sandglass_host::SUBPROTOCOL).await).await;
+    page.cut().await;
+    let deleted = server.request(Method::DELETE, &format!("/v1/sessions/{id}"));
+    answer(deleted).await;
+    no_sessions(&server).await;
+    let channel = async || connect(&server, &path, sandglass_host::SUBPROTOCOL).await;
+    page.resume(channel().await, 2).await;
+    assert_eq!(
+        page.next().await,
+        Err(Ended(Some("the session was destroyed".to_owned())))
+    );
+    // Later, only the session is known to be gone.
+    for control in [page.resumes(3), Control::Begin {}] {
+        let gone = greet(&mut channel().await, control).await.unwrap_err().0.unwrap();
+        assert!(gone.contains("there is no session"), "{gone}");
+    }
+    assert!(server.channel(&id).await.is_err());
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversation_ends_with_its_user_even_if_the_client_takes_nothing() {
+    let server = TestServer::start(&[]).await;
+    let (mut client, sandbox) = Client::with_sandbox(&server).await;
+    let code = "_ = open('f', 'wb').write(bytes(6 << 20))";
+    client
+        .ask(3, "execute", json!({ "sandbox": sandbox, "code": code }))
+        .await;
+    client
+        .send(4, "readFile", &json!({ "sandbox": sandbox, "path": "f" }))
+        .await;
+    for _ in 0..4 {
+        next(&mut client.socket).await.unwrap();
+    }
+    // The window is full. A message that breaks the wire ends the connection.
+    client.socket.send(Message::binary(vec![1, 2])).await.unwrap();
+    let ended = next(&mut client.socket).await.unwrap_err().0.unwrap();
+    assert!(ended.contains("shorter than its head"), "{ended}");
     server.stop().await;
 }

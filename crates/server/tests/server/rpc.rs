@@ -64,6 +64,15 @@ impl Client {
     }
 }
 
+/// The pieces of a blob.
+fn blob(id: u32, pieces: &[Vec<u8>]) -> Vec<Message> {
+    let piece = |(at, data): (usize, &Vec<u8>)| {
+        let is_last = u8::from(at + 1 == pieces.len());
+        Message::binary([&id.to_le_bytes()[..], &[is_last], data].concat())
+    };
+    pieces.iter().enumerate().map(piece).collect()
+}
+
 async fn sessions(server: &TestServer) -> usize {
     let (_, body) = answer(server.get("/v1/sessions")).await;
     body["sessions"].as_array().unwrap().len()
@@ -100,6 +109,30 @@ async fn a_client_is_called_back_and_its_sandboxes_end_with_it() {
     })
     .await;
     drop(other);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_size_of_bodies_bounds_values_and_not_their_pieces() {
+    let server = TestServer::start(&["--max-body-mib", "1"]).await;
+    let mut client = Client::of(&server).await;
+    let made = client.ask("create", json!({ "context": null })).await.unwrap();
+    let sandbox = made["sandbox"].as_str().unwrap().to_owned();
+    let piece = vec![7; 1 << 20];
+    let write =
+        |id: u32| json!({ "sandbox": sandbox, "path": "f", "value": { "$blob": { "id": id, "type": "bytes" } } });
+    for message in [blob(1, &[piece.clone(), piece.clone()]), blob(2, &[piece])].concat() {
+        client.socket.send(message).await.unwrap();
+    }
+    let error = client.ask("writeFile", write(1)).await.unwrap_err();
+    assert_eq!(error["data"]["code"], "too_much", "{error}");
+    client.ask("writeFile", write(2)).await.unwrap();
+    let code = "len(open('f', 'rb').read())";
+    let run = client
+        .ask("execute", json!({ "sandbox": sandbox, "code": code }))
+        .await
+        .unwrap();
+    assert_eq!(run["value"], 1 << 20);
     server.stop().await;
 }
 

@@ -4,8 +4,7 @@ use super::contexts::Target;
 use super::exchange::{Ending, Exchange, Job};
 use super::interpreter::{Interpreter, Note};
 use super::shadow::Promotion;
-use super::{Body, Effect, Encoded, GuestInput, HostFailure, Reply, Slot, Ticket};
-use crate::budget::Usage;
+use super::{Body, Effect, Encoded, GuestInput, Reply, Slot, Ticket};
 use crate::deadline::StopReason;
 use crate::error::Error;
 use crate::execution::StateReport;
@@ -186,34 +185,10 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    pub(super) fn host_returned(&mut self, now: f64, call: u32, result: Result<Encoded<B>, HostFailure>) {
-        if let Some(exchange) = &mut self.exchange {
-            exchange.host_returned(now, call, result, &self.config, &mut self.last_call, &mut self.effects);
-        }
-    }
-
     pub(super) fn line(&self, execution: u32, number: u32) -> Option<&str> {
         match &self.exchange.as_ref()?.job {
             Job::Execute(running) if running.id == execution => running.line(number),
             _ => None,
-        }
-    }
-
-    pub(super) fn call_waits(&mut self, now: f64, call: u32, waits: bool) {
-        if let Some(exchange) = &mut self.exchange {
-            exchange.call_waits(now, call, waits, &self.config);
-        }
-    }
-
-    pub(super) fn host_used(&self, call: u32, usage: &Usage) {
-        if let Some(exchange) = &self.exchange {
-            exchange.host_used(call, usage);
-        }
-    }
-
-    pub(super) fn abort_calls(&mut self) {
-        if let Some(exchange) = &mut self.exchange {
-            exchange.abort_calls(&mut self.effects);
         }
     }
 }

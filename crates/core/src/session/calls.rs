@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::exchange::{Exchange, Job};
-use super::interpreter::Config;
+use super::interpreter::{Config, Interpreter};
 use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Progress, Slot};
 use crate::budget::{Exhausted, Usage};
 use crate::protocol::{Encoding, Profile, QUERIES, ReplyStatus, Request};
@@ -181,75 +181,6 @@ impl<B: Body> Exchange<B> {
         Ok(())
     }
 
-    /// Takes the return of the user's function.
-    pub(super) fn host_returned(
-        &mut self,
-        now: f64,
-        call: u32,
-        result: Result<Encoded<B>, HostFailure>,
-        config: &Config,
-        last_call: &mut u32,
-        effects: &mut Vec<Effect<B>>,
-    ) {
-        if let Some(running) = self.calls.running.remove(&call) {
-            let result = result.map_err(|HostFailure(message)| (ReplyStatus::Error, message));
-            self.calls.reply(running.guest_call, result, effects);
-            self.start_calls(now, config, last_call, effects);
-        }
-    }
-
-    /// Notes that a running call begins or ends to wait for approval. Its `hostCallTimeout` begins when the approval is given.
-    pub(super) fn call_waits(&mut self, now: f64, call: u32, waits: bool, config: &Config) {
-        if let Some(running) = self.calls.running.get_mut(&call) {
-            running.expires_at = (!waits).then_some(now + config.limits.host_call_timeout_ms);
-        }
-    }
-
-    /// Answers the calls that have timed out.
-    pub(super) fn expire_calls(
-        &mut self,
-        now: f64,
-        config: &Config,
-        last_call: &mut u32,
-        effects: &mut Vec<Effect<B>>,
-    ) {
-        let ms = config.limits.host_call_timeout_ms;
-        let running = self.calls.running.iter();
-        let expired = running.filter(|(_, call)| call.expires_at.is_some_and(|at| now >= at));
-        let expired: Vec<u32> = expired.map(|(number, _)| *number).collect();
-        for number in &expired {
-            let Some(call) = self.calls.running.remove(number) else {
-                continue;
-            };
-            effects.push(Effect::Host(HostEffect::AbortHost(*number)));
-            let message = format!("{} took longer than {ms} ms (hostCallTimeout)", call.name);
-            let refusal = Err((ReplyStatus::Timeout, message));
-            self.calls.reply(call.guest_call, refusal, effects);
-        }
-        if !expired.is_empty() {
-            self.start_calls(now, config, last_call, effects);
-        }
-    }
-
-    /// Aborts all calls, because nobody waits for them any more.
-    pub(super) fn abort_calls(&mut self, effects: &mut Vec<Effect<B>>) {
-        let calls = &mut self.calls;
-        calls.waiting.clear();
-        calls.waiting_bytes = 0;
-        calls.progress = None;
-        let running = std::mem::take(&mut calls.running).into_keys();
-        effects.extend(running.map(|call| Effect::Host(HostEffect::AbortHost(call))));
-    }
-
-    /// Records the use of the budget by a running call.
-    pub(super) fn host_used(&self, call: u32, usage: &Usage) {
-        if let Job::Execute(execution) = &self.job
-            && self.calls.running.contains_key(&call)
-        {
-            execution.budget.charge(usage);
-        }
-    }
-
     /// Starts waiting calls while there is room for them. The guest's clock runs again if no call is left.
     fn start_calls(&mut self, now: f64, config: &Config, last_call: &mut u32, effects: &mut Vec<Effect<B>>) {
         let calls = &mut self.calls;
@@ -295,6 +226,74 @@ impl<B: Body> Exchange<B> {
             calls.progress = None;
             self.deadline.resume(now);
         }
+    }
+}
+
+impl<B: Body> Interpreter<B> {
+    /// Takes the return of the user's function.
+    pub(super) fn host_returned(&mut self, now: f64, call: u32, result: Result<Encoded<B>, HostFailure>) {
+        if let Some(exchange) = &mut self.exchange
+            && let Some(running) = exchange.calls.running.remove(&call)
+        {
+            let result = result.map_err(|HostFailure(message)| (ReplyStatus::Error, message));
+            exchange.calls.reply(running.guest_call, result, &mut self.effects);
+            exchange.start_calls(now, &self.config, &mut self.last_call, &mut self.effects);
+        }
+    }
+
+    /// Notes that a running call begins or ends to wait for approval. Its `hostCallTimeout` begins when the approval is given.
+    pub(super) fn call_waits(&mut self, now: f64, call: u32, waits: bool) {
+        if let Some(exchange) = &mut self.exchange
+            && let Some(running) = exchange.calls.running.get_mut(&call)
+        {
+            running.expires_at = (!waits).then_some(now + self.config.limits.host_call_timeout_ms);
+        }
+    }
+
+    /// Records the use of the budget by a running call.
+    pub(super) fn host_used(&self, call: u32, usage: &Usage) {
+        if let Some(exchange) = &self.exchange
+            && let Job::Execute(execution) = &exchange.job
+            && exchange.calls.running.contains_key(&call)
+        {
+            execution.budget.charge(usage);
+        }
+    }
+
+    /// Answers the calls that have timed out.
+    pub(super) fn expire_calls(&mut self, now: f64) {
+        let Some(exchange) = &mut self.exchange else {
+            return;
+        };
+        let ms = self.config.limits.host_call_timeout_ms;
+        let running = exchange.calls.running.iter();
+        let expired = running.filter(|(_, call)| call.expires_at.is_some_and(|at| now >= at));
+        let expired: Vec<u32> = expired.map(|(number, _)| *number).collect();
+        for number in &expired {
+            let Some(call) = exchange.calls.running.remove(number) else {
+                continue;
+            };
+            self.effects.push(Effect::Host(HostEffect::AbortHost(*number)));
+            let message = format!("{} took longer than {ms} ms (hostCallTimeout)", call.name);
+            let refusal = Err((ReplyStatus::Timeout, message));
+            exchange.calls.reply(call.guest_call, refusal, &mut self.effects);
+        }
+        if !expired.is_empty() {
+            exchange.start_calls(now, &self.config, &mut self.last_call, &mut self.effects);
+        }
+    }
+
+    /// Aborts all calls, because nobody waits for them any more.
+    pub(super) fn abort_calls(&mut self) {
+        let Some(Exchange { calls, .. }) = &mut self.exchange else {
+            return;
+        };
+        calls.waiting.clear();
+        calls.waiting_bytes = 0;
+        calls.progress = None;
+        let running = std::mem::take(&mut calls.running).into_keys();
+        let aborts = running.map(|call| Effect::Host(HostEffect::AbortHost(call)));
+        self.effects.extend(aborts);
     }
 }
 

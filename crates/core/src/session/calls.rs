@@ -28,13 +28,15 @@ pub(super) struct Calls<B> {
     progress: Option<Progress>,
 }
 
+/// A call that waits until fewer others run.
 #[derive(Debug)]
-struct Waiting<B> {
-    guest_call: u32,
-    name: String,
-    args: Encoded<B>,
+pub(super) struct Waiting<B> {
+    /// The guest's number for the call.
+    pub(super) guest_call: u32,
+    pub(super) name: String,
+    pub(super) args: Encoded<B>,
     /// True if the budget has counted the call.
-    is_counted: bool,
+    pub(super) is_counted: bool,
 }
 
 /// Calls that are refused together if the budget is too small for all of them.
@@ -91,51 +93,34 @@ impl<B> Calls<B> {
     }
 }
 
-/// A call that the guest makes.
-#[derive(Debug)]
-pub(super) struct HostCall<B> {
-    /// The guest's number for the call.
-    pub(super) call: u32,
-    /// The number of calls that the guest makes at once, this one included.
-    pub(super) batch: u32,
-    pub(super) name: String,
-    pub(super) args: Option<Encoded<B>>,
-}
-
 impl<B: Body> Exchange<B> {
-    /// Takes a new call of the guest, which now waits. An error is a violation.
+    /// Takes a new call of the guest, which makes so many at once, this one included. The guest now waits. An error is a violation.
     pub(super) fn host_call(
         &mut self,
         now: f64,
-        made: HostCall<B>,
+        mut call: Waiting<B>,
+        batch: u32,
         config: &Config,
         last_call: &mut u32,
         effects: &mut Vec<Effect<B>>,
     ) -> Result<(), String> {
-        let HostCall {
-            call,
-            batch,
-            name,
-            args,
-        } = made;
         let (Job::Execute(execution), calls) = (&mut self.job, &mut self.calls) else {
             return Ok(());
         };
-        if call <= calls.last {
-            return Err(format!("host call {call} twice"));
+        if call.guest_call <= calls.last {
+            return Err(format!("host call {} twice", call.guest_call));
         }
-        let args = args.ok_or("a host call without arguments")?;
-        calls.last = call;
-        calls.count(&name);
+        calls.last = call.guest_call;
+        calls.count(&call.name);
         let made = execution.count_host_call();
         let most = config.limits.max_host_calls;
-        let is_counted = config.profile.has_whole_batches() && name == QUERIES[0];
+        call.is_counted = config.profile.has_whole_batches() && call.name == QUERIES[0];
         #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
-        let bytes = calls.waiting_bytes.saturating_add(args.body.size()) as f64;
+        let bytes = calls.waiting_bytes.saturating_add(call.args.body.size()) as f64;
         let refusal = if self.deadline.stop_reason().is_some() {
             Some((ReplyStatus::Error, "the execution is being stopped".to_owned()))
-        } else if !config.host_functions.contains(&name) {
-            Some((ReplyStatus::Error, nobody_answers(&name)))
+        } else if !config.host_functions.contains(&call.name) {
+            Some((ReplyStatus::Error, nobody_answers(&call.name)))
         } else if made > most {
             Some((
                 ReplyStatus::Limit,
@@ -146,7 +131,7 @@ impl<B: Body> Exchange<B> {
                 ReplyStatus::Limit,
                 "the arguments of the calls that wait are too large (maxValueSize)".to_owned(),
             ))
-        } else if is_counted {
+        } else if call.is_counted {
             // The guest tells the batch's size. It is believed up to the number of calls that the execution may still make.
             let size = batch.clamp(1, most - made + 1);
             let begun = calls.batch.take().filter(|batch| batch.missing > 0);
@@ -166,15 +151,10 @@ impl<B: Body> Exchange<B> {
             None
         };
         if let Some(refusal) = refusal {
-            calls.reply(call, Err(refusal), effects);
+            calls.reply(call.guest_call, Err(refusal), effects);
         } else {
-            calls.waiting_bytes += args.body.size();
-            calls.waiting.push_back(Waiting {
-                guest_call: call,
-                name,
-                args,
-                is_counted,
-            });
+            calls.waiting_bytes += call.args.body.size();
+            calls.waiting.push_back(call);
             self.deadline.pause(now);
         }
         self.start_calls(now, config, last_call, effects);

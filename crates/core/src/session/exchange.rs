@@ -3,7 +3,7 @@
 //! An [`Exchange`] judges the guest's events by itself. It returns the effects of each event, and the ending of the exchange. An event that
 //! does not fit is a violation.
 
-use super::calls::{Calls, HostCall};
+use super::calls::{Calls, Waiting};
 use super::contexts::{Contexts, Target};
 use super::execution::Execution;
 use super::files::FileCommand;
@@ -330,14 +330,14 @@ impl<B: Body> Exchange<B> {
                 },
                 Job::Execute(_),
             ) => {
-                let args = body.map(|body| Encoded { encoding, body });
-                let made = HostCall {
-                    call,
-                    batch,
+                let body = body.ok_or("a host call without arguments")?;
+                let made = Waiting {
+                    guest_call: call,
                     name,
-                    args,
+                    args: Encoded { encoding, body },
+                    is_counted: false,
                 };
-                self.host_call(now, made, config, last_call, effects)?;
+                self.host_call(now, made, batch, config, last_call, effects)?;
             }
             (
                 Event::Executed {

@@ -4,6 +4,7 @@ use super::contexts::Target;
 use super::exchange::{Ending, Exchange, Job};
 use super::interpreter::{Interpreter, Note};
 use super::shadow::Promotion;
+use super::variables::VariableCommand;
 use super::{Body, Effect, Encoded, GuestInput, Reply, Slot, Ticket};
 use crate::deadline::StopReason;
 use crate::error::Error;
@@ -87,7 +88,9 @@ impl<B: Body> Interpreter<B> {
                 }
                 return self.ping(now);
             }
-            (Ending::Done, Job::Set { target, value }) => return self.assigned(now, ticket, &target, value),
+            (Ending::Done, Job::Variable(VariableCommand::Set(target, value))) => {
+                return self.assigned(now, ticket, &target, value);
+            }
             (
                 Ending::Done,
                 Job::Configure {
@@ -125,8 +128,12 @@ impl<B: Body> Interpreter<B> {
             (Ending::Refused(message), _) if is_stopping => Err(Error::Timeout(format!(
                 "stopped before it was done; variables are kept: {message}"
             ))),
-            (Ending::Refused(message), Job::Set { .. }) => Err(Error::invalid("setVariable", message)),
-            (Ending::Refused(message), Job::OpenState(..)) => Err(Error::invalid("state", message)),
+            (Ending::Refused(message), Job::Variable(VariableCommand::Set(..))) => {
+                Err(Error::invalid("setVariable", message))
+            }
+            (Ending::Refused(message), Job::Variable(VariableCommand::Open(..))) => {
+                Err(Error::invalid("state", message))
+            }
             (Ending::Refused(message), _) => Err(Error::NotSerializable(message)),
             (Ending::Value(value), _) => Ok(Reply::Value(value)),
             _ => Ok(Reply::Done),

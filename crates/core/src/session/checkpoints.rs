@@ -11,6 +11,7 @@ use super::interpreter::{Config, Guest, Interpreter};
 use super::journal::{Journal, Origin, Steps};
 use super::packages::Package;
 use super::saves::{LEAST_SAVE_MS, Saved, Saving};
+use super::variables::VariableCommand;
 use super::{Body, Error, Reply, Ticket};
 use crate::execution::{LostVariable, StateReport};
 use crate::limits::{Limits, MAX_NAMES};
@@ -147,11 +148,12 @@ impl<B: Body> Checkpoints<B> {
                 self.before = self.origin(contexts);
                 self.touched();
             }
-            Job::Set { .. } | Job::OpenState(..) => self.touched(),
+            Job::Variable(VariableCommand::Set(..) | VariableCommand::Open(..)) => self.touched(),
             Job::File(command) if command.changes().is_some() => self.touched(),
-            Job::Get(_) | Job::CaptureState(_) => self.looked_at = true,
+            Job::Variable(VariableCommand::Get(_) | VariableCommand::Capture(_)) => self.looked_at = true,
             Job::File(FileCommand::Cell { .. } | FileCommand::Look { .. }) => self.looked_at = true,
-            Job::Configure { .. } | Job::File(_) | Job::List | Job::Install(_) | Job::Restore { .. } => {}
+            Job::Variable(VariableCommand::List) => {}
+            Job::Configure { .. } | Job::File(_) | Job::Install(_) | Job::Restore { .. } => {}
         }
     }
 

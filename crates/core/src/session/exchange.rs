@@ -10,6 +10,7 @@ use super::files::FileCommand;
 use super::interpreter::Config;
 use super::oversized::{does_not_fit, kind, number_of};
 use super::packages::Install;
+use super::variables::VariableCommand;
 use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Reply, Ticket};
 use crate::budget::Exhausted;
 use crate::deadline::Deadline;
@@ -20,24 +21,17 @@ use crate::limits::{
     OUTPUT_PER_SECOND_PER_CHAR, VALUE_TIMEOUT_MS,
 };
 use crate::output::omission_notice;
-use crate::protocol::{Encoding, Event, ExecutionReport, Request, Step, Stream};
+use crate::protocol::{Event, ExecutionReport, Request, Step, Stream};
 
 /// A task for a guest, done in one exchange.
 #[derive(Debug)]
 pub(super) enum Job<B> {
     Execute(Box<Execution>),
-    Get(String),
-    Set {
-        target: Target,
-        value: Encoded<B>,
-    },
-    List,
+    Variable(VariableCommand<B>),
     Configure {
         host_functions: Option<Vec<String>>,
         output_fields: Option<Vec<String>>,
     },
-    OpenState(B, f64),
-    CaptureState(f64),
     File(FileCommand<B>),
     Install(Install<B>),
     /// Restores a checkpoint. Only the session itself asks for this.
@@ -106,17 +100,11 @@ impl Flow {
 impl<B> Job<B> {
     /// Returns true if an earlier copy of the state stays exact after the job.
     pub(super) fn keeps_state(&self) -> bool {
-        matches!(self, Self::List)
+        matches!(self, Self::Variable(VariableCommand::List))
     }
 
     pub(super) fn initializes(&self) -> bool {
-        matches!(
-            self,
-            Self::Set {
-                target: Target::Context,
-                ..
-            }
-        )
+        matches!(self, Self::Variable(VariableCommand::Set(Target::Context, _)))
     }
 
     /// The answer to a command that the budget does not allow.
@@ -146,7 +134,7 @@ impl<B> Job<B> {
         match self {
             Self::Execute(execution) => execution.timeout_ms,
             // Opening and capturing the state run the user's code.
-            Self::OpenState(..) | Self::CaptureState(_) => config.limits.timeout_ms,
+            Self::Variable(VariableCommand::Open(..) | VariableCommand::Capture(_)) => config.limits.timeout_ms,
             Self::File(FileCommand::Look { .. }) => LOOK_TIMEOUT_MS,
             _ => VALUE_TIMEOUT_MS,
         }
@@ -192,32 +180,8 @@ impl<B: Body> Job<B> {
                     None,
                 )
             }
-            Self::Get(name) => (
-                Request::GetVariable {
-                    exchange,
-                    name: name.clone(),
-                    timeout_ms,
-                },
-                None,
-            ),
-            Self::OpenState(state, max_bytes) => (
-                Request::OpenState {
-                    exchange,
-                    max_bytes: *max_bytes,
-                    timeout_ms,
-                },
-                Some(state.clone()),
-            ),
-            Self::CaptureState(max_bytes) => (
-                Request::CaptureState {
-                    exchange,
-                    max_bytes: *max_bytes,
-                    timeout_ms,
-                },
-                None,
-            ),
+            Self::Variable(command) => command.request(exchange, timeout_ms, contexts),
             Self::File(command) => command.request(exchange, timeout_ms),
-            Self::List => (Request::ListVariables { exchange, timeout_ms }, None),
             Self::Configure {
                 host_functions,
                 output_fields,
@@ -230,15 +194,6 @@ impl<B: Body> Job<B> {
                 },
                 None,
             ),
-            Self::Set { target, value } => {
-                let request = Request::SetVariable {
-                    exchange,
-                    name: contexts.name(target),
-                    encoding: value.encoding,
-                    timeout_ms,
-                };
-                (request, Some(value.body.clone()))
-            }
         };
         GuestEffect::Post(request, body)
     }
@@ -249,7 +204,7 @@ impl<B> Exchange<B> {
     pub(super) fn can_be_stopped(&self) -> bool {
         let is_short = matches!(
             self.job,
-            Job::Set { .. } | Job::Configure { .. } | Job::File(_) | Job::Install(_)
+            Job::Variable(VariableCommand::Set(..)) | Job::Configure { .. } | Job::File(_) | Job::Install(_)
         );
         self.ticket.is_some() && !is_short
     }
@@ -368,18 +323,9 @@ impl<B: Body> Job<B> {
     /// The ending that an event means, for jobs other than executions.
     fn ending(&self, event: Event, body: Option<B>) -> Result<Ending<B>, String> {
         Ok(match (event, self) {
+            (event, Self::Variable(command)) => command.ending(event, body)?,
             (event, Self::File(command)) => command.ending(event, body)?,
-            (Event::Value { encoding, .. }, Self::Get(_) | Self::List | Self::CaptureState(_)) => match body {
-                Some(_) if matches!(self, Self::CaptureState(_)) && encoding != Encoding::Bytes => {
-                    return Err("a state that is no bytes".to_owned());
-                }
-                None => return Err("a value without a body".to_owned()),
-                Some(body) => Ending::Value(Encoded { encoding, body }),
-            },
-            (
-                Event::Done { .. },
-                Self::Set { .. } | Self::Configure { .. } | Self::OpenState(..) | Self::Install(_),
-            ) => Ending::Done,
+            (Event::Done { .. }, Self::Configure { .. } | Self::Install(_)) => Ending::Done,
             (Event::Restored { lost, names, .. }, Self::Restore { .. }) => Ending::Restored(lost, names),
             (Event::Refused { message, .. }, job) if !matches!(job, Self::Execute(_)) => Ending::Refused(message),
             (event, _) => return Err(format!("{} does not fit what was asked", kind(&event))),

@@ -12,7 +12,9 @@ use sandglass_core::budget::{Budget, BudgetLeft, Usage};
 use sandglass_core::execution::CodeExecution;
 use sandglass_core::predictions::{Lines, Prediction, Source};
 use sandglass_core::protocol::QUERIES;
-use sandglass_core::session::{CellFile, Command, Encoded, FileCommand, Look, Reply, Series, Target, VariableCommand};
+use sandglass_core::session::{
+    CellFile, Command, Encoded, FileCommand, Look, Reply, Series, Settings, Target, VariableCommand,
+};
 use sandglass_core::stats::Stats;
 use sandglass_core::{BudgetLimits, Error, Limits};
 use serde::{Deserialize, Serialize};
@@ -443,11 +445,11 @@ impl Sandbox {
             }
             None => None,
         };
-        let command = Command::Configure {
+        let settings = Settings {
             host_functions,
             output_fields,
         };
-        self.ask(command).await.map(drop)
+        self.ask(Command::Configure(settings)).await.map(drop)
     }
 
     /// Interrupts the running code. Its execution then ends.

@@ -111,12 +111,7 @@ pub enum Command<B> {
     /// Assigns a value that [`Input::Arrived`] brings. Commands after this one wait.
     Later(Target),
     /// Changes settings from the next execution on.
-    Configure {
-        /// The names of the functions that Python may call. `None` leaves them as they are.
-        host_functions: Option<Vec<String>>,
-        /// The names of the values that `SUBMIT` takes. `None` leaves them as they are.
-        output_fields: Option<Vec<String>>,
-    },
+    Configure(Settings),
     /// Reads, writes, lists or removes files, describes a cell, or looks at code that is being written.
     File(FileCommand<B>),
     /// Installs packages, in this guest and every later one.
@@ -129,6 +124,15 @@ pub enum Command<B> {
     Undo,
     /// Saves the state, and returns it for another session.
     Fork,
+}
+
+/// Settings to change. `None` leaves a setting as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The names of the functions that Python may call.
+    pub host_functions: Option<Vec<String>>,
+    /// The names of the values that `SUBMIT` takes.
+    pub output_fields: Option<Vec<String>>,
 }
 
 /// A shadow's number. It is never used twice.

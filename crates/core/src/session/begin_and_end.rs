@@ -91,23 +91,17 @@ impl<B: Body> Interpreter<B> {
             (Ending::Done, Job::Variable(VariableCommand::Set(target, value))) => {
                 return self.assigned(now, ticket, &target, value);
             }
-            (
-                Ending::Done,
-                Job::Configure {
-                    host_functions,
-                    output_fields,
-                },
-            ) => {
-                if let Some(names) = host_functions {
+            (Ending::Done, Job::Configure(settings)) => {
+                if let Some(names) = settings.host_functions {
                     self.config.host_functions = names;
                 }
-                if let Some(names) = output_fields {
+                if let Some(names) = settings.output_fields {
                     self.config.output_fields = names;
                 }
                 Ok(Reply::Done)
             }
-            (Ending::Refused(message), Job::Configure { host_functions, .. }) => {
-                let what = if host_functions.is_some() {
+            (Ending::Refused(message), Job::Configure(settings)) => {
+                let what = if settings.host_functions.is_some() {
                     "hostFunctions"
                 } else {
                     "outputFields"

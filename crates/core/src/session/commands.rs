@@ -115,13 +115,7 @@ impl<B: Body> Interpreter<B> {
             Command::Load(wanted) => return Ok(Queued::Load(Load::new(wanted))),
             Command::Later(target) => return Ok(Queued::Awaiting(target)),
             Command::Variable(command) => Job::Variable(command),
-            Command::Configure {
-                host_functions,
-                output_fields,
-            } => Job::Configure {
-                host_functions,
-                output_fields,
-            },
+            Command::Configure(settings) => Job::Configure(settings),
             Command::File(command) => Job::File(command),
             Command::Execute {
                 code,

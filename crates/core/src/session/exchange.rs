@@ -11,7 +11,7 @@ use super::interpreter::Config;
 use super::oversized::{does_not_fit, kind, number_of};
 use super::packages::Install;
 use super::variables::VariableCommand;
-use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Reply, Ticket};
+use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Reply, Settings, Ticket};
 use crate::budget::Exhausted;
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -28,10 +28,7 @@ use crate::protocol::{Event, ExecutionReport, Request, Step, Stream};
 pub(super) enum Job<B> {
     Execute(Box<Execution>),
     Variable(VariableCommand<B>),
-    Configure {
-        host_functions: Option<Vec<String>>,
-        output_fields: Option<Vec<String>>,
-    },
+    Configure(Settings),
     File(FileCommand<B>),
     Install(Install<B>),
     /// Restores a checkpoint. Only the session itself asks for this.
@@ -182,18 +179,17 @@ impl<B: Body> Job<B> {
             }
             Self::Variable(command) => command.request(exchange, timeout_ms, contexts),
             Self::File(command) => command.request(exchange, timeout_ms),
-            Self::Configure {
-                host_functions,
-                output_fields,
-            } => (
-                Request::Configure {
+            Self::Configure(settings) => {
+                let host_functions = settings.host_functions.as_ref().unwrap_or(&config.host_functions);
+                let output_fields = settings.output_fields.as_ref().unwrap_or(&config.output_fields);
+                let request = Request::Configure {
                     exchange,
-                    host_functions: host_functions.as_ref().unwrap_or(&config.host_functions).clone(),
-                    output_fields: output_fields.as_ref().unwrap_or(&config.output_fields).clone(),
+                    host_functions: host_functions.clone(),
+                    output_fields: output_fields.clone(),
                     timeout_ms,
-                },
-                None,
-            ),
+                };
+                (request, None)
+            }
         };
         GuestEffect::Post(request, body)
     }
@@ -204,7 +200,7 @@ impl<B> Exchange<B> {
     pub(super) fn can_be_stopped(&self) -> bool {
         let is_short = matches!(
             self.job,
-            Job::Variable(VariableCommand::Set(..)) | Job::Configure { .. } | Job::File(_) | Job::Install(_)
+            Job::Variable(VariableCommand::Set(..)) | Job::Configure(_) | Job::File(_) | Job::Install(_)
         );
         self.ticket.is_some() && !is_short
     }
@@ -325,7 +321,7 @@ impl<B: Body> Job<B> {
         Ok(match (event, self) {
             (event, Self::Variable(command)) => command.ending(event, body)?,
             (event, Self::File(command)) => command.ending(event, body)?,
-            (Event::Done { .. }, Self::Configure { .. } | Self::Install(_)) => Ending::Done,
+            (Event::Done { .. }, Self::Configure(_) | Self::Install(_)) => Ending::Done,
             (Event::Restored { lost, names, .. }, Self::Restore { .. }) => Ending::Restored(lost, names),
             (Event::Refused { message, .. }, job) if !matches!(job, Self::Execute(_)) => Ending::Refused(message),
             (event, _) => return Err(format!("{} does not fit what was asked", kind(&event))),

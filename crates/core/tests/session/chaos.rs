@@ -9,8 +9,8 @@ use sandglass_core::protocol::{
     Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream, SurveyedVariable,
 };
 use sandglass_core::session::{
-    CellFile, Command, FileCommand, GuestInput, HostFailure, Input, Look, Series, Session, Target, VariableCommand,
-    Wanted,
+    CellFile, Command, FileCommand, GuestInput, HostFailure, Input, Look, Series, Session, Settings, Target,
+    VariableCommand, Wanted,
 };
 
 use crate::packages::package;
@@ -225,7 +225,7 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
         2 => Just(get("x")),
         2 => Just(set("x", "value")),
         1 => Just(list()),
-        1 => Just(Command::Configure { host_functions: Some(vec!["lookup".to_owned()]), output_fields: None }),
+        1 => Just(Command::Configure(Settings { host_functions: Some(vec!["lookup".to_owned()]), output_fields: None })),
         1 => Just(Command::Variable(VariableCommand::Open(b"state".to_vec(), 1e6))),
         1 => Just(Command::Variable(VariableCommand::Capture(1e6))),
         1 => Just(Command::Checkpoint),

@@ -60,7 +60,6 @@ use interpreter::{Config, Guest, Interpreter, Note};
 use pings::Pings;
 use shadows::{ShadowEffect, Shadows};
 
-pub use calls::HostFailure;
 pub use checkpoints::Fork;
 pub use contexts::{Series, Target};
 pub use display::ToResult;
@@ -198,8 +197,8 @@ pub enum Input<B> {
     Approved(u32),
     /// The answer to [`HostEffect::Fetch`].
     Fetched(Ticket, Result<Vec<Package<B>>, Error>),
-    /// A host call returned.
-    HostReturned(u32, Result<Encoded<B>, HostFailure>),
+    /// A host call returned. An error is the reason for which the user's function failed, as text for Python.
+    HostReturned(u32, Result<Encoded<B>, String>),
     /// Code that may come next, the likeliest first. Replaces earlier hints.
     Hint(Vec<Prediction>),
     /// The present part of code that is being written, and its future `timeout`. It has whole lines, up to the beginning of another

@@ -18,7 +18,7 @@ use sandglass_core::display::{Kind, kind as display_kind};
 use sandglass_core::execution::{CodeExecution, Display, Killer, Outcome};
 use sandglass_core::protocol::{Event, GuestInfo, Request, Stream, VALUE_MIME};
 use sandglass_core::session::{
-    Effect, Encoded, GuestEffect, GuestInput, HostEffect, HostFailure, Input, Reply, Session, Slot, Ticket, ToResult,
+    Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Reply, Session, Slot, Ticket, ToResult,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
@@ -172,11 +172,8 @@ impl SandboxTask {
                 told.extend(gone);
                 self.tell(Input::Destroy);
             }
-            Message::HostReturned(call, result, usage) => {
+            Message::HostReturned(call, result) => {
                 self.calls.remove(&call);
-                if let Some(usage) = usage {
-                    self.tell(Input::Used(call, usage));
-                }
                 self.tell(Input::HostReturned(call, result));
             }
         }
@@ -522,7 +519,7 @@ impl SandboxTask {
                     Some((execution, number)) => Some(line_of(&messages, execution, number).await),
                     None => None,
                 };
-                let call = HostCall {
+                let made = HostCall {
                     name,
                     args,
                     kwargs,
@@ -531,18 +528,17 @@ impl SandboxTask {
                     budget,
                     approval: approval_of(&messages, call),
                 };
-                let (value, usage) = function(call).await?;
+                let (value, usage) = function(made).await?;
                 let value = value.encode(&what, most).map_err(|error| error.to_string())?;
-                Ok((value, usage))
+                if let (Some(usage), Some(messages)) = (usage, messages.upgrade()) {
+                    let _ = messages.send(Message::Input(Input::Used(call, usage)));
+                }
+                Ok(value)
             };
-            let answer = AssertUnwindSafe(answer).catch_unwind().await;
-            let answer = answer.unwrap_or_else(|_| Err("the host function panicked".to_owned()));
-            let (result, usage) = match answer {
-                Ok((value, usage)) => (Ok(value), usage),
-                Err(why) => (Err(HostFailure(why)), None),
-            };
+            let result = AssertUnwindSafe(answer).catch_unwind().await;
+            let result = result.unwrap_or_else(|_| Err("the host function panicked".to_owned()));
             if let Some(messages) = messages.upgrade() {
-                let _ = messages.send(Message::HostReturned(call, result, usage));
+                let _ = messages.send(Message::HostReturned(call, result));
             }
         });
         self.calls.insert(call, task.abort_handle());

@@ -8,10 +8,6 @@ use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Progress, Slot};
 use crate::budget::{Exhausted, Usage};
 use crate::protocol::{Encoding, Profile, QUERIES, ReplyStatus, Request};
 
-/// The reason for which the user's function failed, as text for Python.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostFailure(pub String);
-
 /// The host calls of one exchange that have no answer yet.
 #[derive(Debug)]
 pub(super) struct Calls<B> {
@@ -150,8 +146,8 @@ impl<B: Body> Exchange<B> {
         } else {
             None
         };
-        if let Some(refusal) = refusal {
-            calls.reply(call.guest_call, Err(refusal), effects);
+        if let Some((status, why)) = refusal {
+            calls.reply(call.guest_call, status, Err(why), effects);
         } else {
             calls.waiting_bytes += call.args.body.size();
             calls.waiting.push_back(call);
@@ -182,8 +178,8 @@ impl<B: Body> Exchange<B> {
                 Some(_) => budget.may_recurse().and_then(|()| budget.admit(now)),
             };
             if let Err(why) = allowed {
-                let refusal = Err((ReplyStatus::Limit, told(&why, config.profile)));
-                calls.reply(guest_call, refusal, effects);
+                let why = told(&why, config.profile);
+                calls.reply(guest_call, ReplyStatus::Limit, Err(why), effects);
                 continue;
             }
             *last_call += 1;
@@ -211,12 +207,12 @@ impl<B: Body> Exchange<B> {
 
 impl<B: Body> Interpreter<B> {
     /// Takes the return of the user's function.
-    pub(super) fn host_returned(&mut self, now: f64, call: u32, result: Result<Encoded<B>, HostFailure>) {
+    pub(super) fn host_returned(&mut self, now: f64, call: u32, result: Result<Encoded<B>, String>) {
         if let Some(exchange) = &mut self.exchange
             && let Some(running) = exchange.calls.running.remove(&call)
         {
-            let result = result.map_err(|HostFailure(message)| (ReplyStatus::Error, message));
-            exchange.calls.reply(running.guest_call, result, &mut self.effects);
+            let calls = &mut exchange.calls;
+            calls.reply(running.guest_call, ReplyStatus::Error, result, &mut self.effects);
             exchange.start_calls(now, &self.config, &mut self.last_call, &mut self.effects);
         }
     }
@@ -255,8 +251,8 @@ impl<B: Body> Interpreter<B> {
             };
             self.effects.push(Effect::Host(HostEffect::AbortHost(*number)));
             let message = format!("{} took longer than {ms} ms (hostCallTimeout)", call.name);
-            let refusal = Err((ReplyStatus::Timeout, message));
-            exchange.calls.reply(call.guest_call, refusal, &mut self.effects);
+            let calls = &mut exchange.calls;
+            calls.reply(call.guest_call, ReplyStatus::Timeout, Err(message), &mut self.effects);
         }
         if !expired.is_empty() {
             exchange.start_calls(now, &self.config, &mut self.last_call, &mut self.effects);
@@ -278,8 +274,14 @@ impl<B: Body> Interpreter<B> {
 }
 
 impl<B> Calls<B> {
-    /// Sends the guest a call's result, or the reason for which there is none.
-    fn reply(&mut self, call: u32, result: Result<Encoded<B>, (ReplyStatus, String)>, effects: &mut Vec<Effect<B>>) {
+    /// Sends the guest a call's result, or the reason for which there is none, with the status of such a failure.
+    fn reply(
+        &mut self,
+        call: u32,
+        failure: ReplyStatus,
+        result: Result<Encoded<B>, String>,
+        effects: &mut Vec<Effect<B>>,
+    ) {
         if let Some(progress) = &mut self.progress {
             progress.done += 1;
             progress.failed += u32::from(result.is_err());
@@ -289,7 +291,7 @@ impl<B> Calls<B> {
         }
         let (status, encoding, message, body) = match result {
             Ok(Encoded { encoding, body }) => (ReplyStatus::Ok, encoding, None, Some(body)),
-            Err((status, why)) => (status, Encoding::None, Some(why), None),
+            Err(why) => (failure, Encoding::None, Some(why), None),
         };
         let request = Request::HostReply {
             call,

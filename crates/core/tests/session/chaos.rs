@@ -9,8 +9,7 @@ use sandglass_core::protocol::{
     Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream, SurveyedVariable,
 };
 use sandglass_core::session::{
-    CellFile, Command, FileCommand, GuestInput, HostFailure, Input, Look, Series, Session, Settings, Target,
-    VariableCommand, Wanted,
+    CellFile, Command, FileCommand, GuestInput, Input, Look, Series, Session, Settings, Target, VariableCommand, Wanted,
 };
 
 use crate::packages::package;
@@ -422,7 +421,7 @@ impl World {
                 let result = if well {
                     Ok(text("returned"))
                 } else {
-                    Err(HostFailure("failed".to_owned()))
+                    Err("failed".to_owned())
                 };
                 self.feed(Input::HostReturned(call, result));
             }

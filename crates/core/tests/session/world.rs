@@ -11,8 +11,8 @@ use sandglass_core::protocol::{
     SurveyedVariable,
 };
 use sandglass_core::session::{
-    Command, Effect, Encoded, GuestEffect, GuestInput, HostEffect, HostFailure, Input, Reply, Series, Session,
-    ShadowId, Slot, Target, Ticket, VariableCommand,
+    Command, Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Reply, Series, Session, ShadowId, Slot,
+    Target, Ticket, VariableCommand,
 };
 use sandglass_core::{Error, Profile};
 
@@ -511,7 +511,7 @@ impl World {
     }
 
     pub(crate) fn fails(&mut self, call: u32, why: &str) {
-        self.feed(Input::HostReturned(call, Err(HostFailure(why.to_owned()))));
+        self.feed(Input::HostReturned(call, Err(why.to_owned())));
     }
 
     /// The numbers of the host calls under way.

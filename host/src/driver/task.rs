@@ -369,14 +369,14 @@ impl SandboxTask {
         let Some(generation) = self.slots.generation(slot) else {
             return;
         };
-        self.frame(generation, frame);
+        self.frame(slot, generation, frame);
         for _ in 1..FRAMES_AT_ONCE {
             self.follow();
             let Some((slot, running)) = self.slots.find(generation) else {
                 return;
             };
             match running.reader.buffered() {
-                Ok(Some(frame)) => self.frame(generation, frame),
+                Ok(Some(frame)) => self.frame(slot, generation, frame),
                 Ok(None) => return,
                 Err(error) => return self.tell(Input::Guest(slot, GuestInput::BadMessage(error.to_string()))),
             }
@@ -384,12 +384,9 @@ impl SandboxTask {
     }
 
     /// Takes a frame's events. Stops when the guest is in no slot any more, because each event may end the guest or move it.
-    fn frame(&mut self, generation: u64, frame: Frame) {
-        let Some((slot, _)) = self.slots.find(generation) else {
-            return;
-        };
+    fn frame(&mut self, slot: Slot, generation: u64, frame: Frame) {
         let max_bytes = self.max_bytes(slot);
-        let Some((_, running)) = self.slots.find(generation) else {
+        let Some(running) = self.slots.running_mut(slot) else {
             return;
         };
         let events = match running.parts.read(frame, max_bytes) {

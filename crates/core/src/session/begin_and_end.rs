@@ -9,7 +9,7 @@ use super::{Body, Effect, Encoded, GuestInput, Reply, Slot, Ticket};
 use crate::deadline::StopReason;
 use crate::error::Error;
 use crate::execution::StateReport;
-use crate::protocol::{ExecutionReport, Request};
+use crate::protocol::Request;
 
 impl<B: Body> Interpreter<B> {
     /// Begins a job. If the guest runs the job already, under the number `begun`, only the records are made.
@@ -71,18 +71,17 @@ impl<B: Body> Interpreter<B> {
             ticket, job, deadline, ..
         } = exchange;
         let reply = match (ending, job) {
-            (Ending::Executed(report, last), Job::Execute(execution)) => {
+            (Ending::Executed(mut report, last), Job::Execute(execution)) => {
                 let state = self.untold_loss.take().unwrap_or_else(StateReport::kept);
                 self.checkpoints.executed(&execution, report.mark);
                 self.notes.push_back(Note::Ran {
                     code: execution.code.clone(),
                     ms: deadline.guest_ms(now),
                 });
-                let ended = execution.ended(&deadline, now, &report, state);
-                let ExecutionReport { names, .. } = report;
-                if let Some(names) = names {
+                if let Some(names) = report.names.take() {
                     self.names = names;
                 }
+                let ended = execution.ended(&deadline, now, report, state);
                 if let Some(ticket) = ticket {
                     self.resolve(ticket, Ok(Reply::Execution(Box::new(ended), last)));
                 }

@@ -25,7 +25,7 @@ impl<B: Body> Interpreter<B> {
         let number = begun.unwrap_or(self.last_exchange);
         if begun.is_none() {
             self.checkpoints.overtaken();
-            let request = job.request(number, &self.config, &self.contexts);
+            let request = job.request(number, &self.config, &self.contexts, &self.checkpoints);
             self.effects.push(Effect::Guest(Slot::Main, request));
         }
         self.exchange = Some(Exchange::new(now, number, ticket, job, &self.config));

@@ -185,7 +185,7 @@ impl<B: Body> Checkpoints<B> {
     }
 
     /// The executions that the next guest repeats after that.
-    fn wanted_steps(&self) -> Steps {
+    pub(super) fn wanted_steps(&self) -> Steps {
         match self.reverting.as_ref().map(|reverting| &reverting.origin) {
             Some(Origin::Saved(_, steps)) => steps.clone(),
             _ => Steps::default(),
@@ -309,7 +309,7 @@ impl<B: Body> Checkpoints<B> {
     }
 
     /// The bodies of a checkpoint's chain, the full one first.
-    fn bodies(&self, checkpoint: u32) -> Vec<B> {
+    pub(super) fn bodies(&self, checkpoint: u32) -> Vec<B> {
         let chain = self.chain.chain(checkpoint);
         chain.iter().map(|link| link.body.clone()).collect()
     }
@@ -482,14 +482,7 @@ impl<B: Body> Interpreter<B> {
         let Some(checkpoint) = self.checkpoints.wanted() else {
             return false;
         };
-        let chain = self.checkpoints.bodies(checkpoint);
-        let steps = self.checkpoints.wanted_steps().to_repeat();
-        let job = Job::Restore {
-            checkpoint,
-            chain,
-            steps,
-        };
-        self.begin(now, None, job, None);
+        self.begin(now, None, Job::Restore(checkpoint), None);
         true
     }
 

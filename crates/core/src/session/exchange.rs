@@ -4,6 +4,7 @@
 //! does not fit is a violation.
 
 use super::calls::{Calls, Waiting};
+use super::checkpoints::Checkpoints;
 use super::contexts::{Contexts, Target};
 use super::execution::Execution;
 use super::files::FileCommand;
@@ -21,7 +22,7 @@ use crate::limits::{
     OUTPUT_PER_SECOND_PER_CHAR, VALUE_TIMEOUT_MS,
 };
 use crate::output::omission_notice;
-use crate::protocol::{Event, ExecutionReport, Request, Step, Stream};
+use crate::protocol::{Event, ExecutionReport, Request, Stream};
 
 /// A task for a guest, done in one exchange.
 #[derive(Debug)]
@@ -31,14 +32,8 @@ pub(super) enum Job<B> {
     Configure(Settings),
     File(FileCommand<B>),
     Install(Install<B>),
-    /// Restores a checkpoint. Only the session itself asks for this.
-    Restore {
-        checkpoint: u32,
-        /// The bodies of the checkpoint's chain, the full one first. Empty once they are sent.
-        chain: Vec<B>,
-        /// The executions to repeat after that. Empty once they are sent.
-        steps: Vec<Step>,
-    },
+    /// Restores the checkpoint with this number. Only the session itself asks for this.
+    Restore(u32),
 }
 
 /// A job that a guest has begun.
@@ -145,22 +140,23 @@ pub(super) fn nothing_changed() -> Error {
 
 impl<B: Body> Job<B> {
     /// The request to send to the guest.
-    pub(super) fn request(&mut self, exchange: u32, config: &Config, contexts: &Contexts<B>) -> GuestEffect<B> {
+    pub(super) fn request(
+        &self,
+        exchange: u32,
+        config: &Config,
+        contexts: &Contexts<B>,
+        checkpoints: &Checkpoints<B>,
+    ) -> GuestEffect<B> {
         let timeout_ms = self.timeout_ms(config);
         let (request, body) = match self {
-            Self::Restore {
-                checkpoint,
-                chain,
-                steps,
-            } => {
-                let checkpoint = *checkpoint;
+            Self::Restore(checkpoint) => {
                 let request = Request::Restore {
                     exchange,
-                    checkpoint,
+                    checkpoint: *checkpoint,
                     timeout_ms,
-                    steps: std::mem::take(steps),
+                    steps: checkpoints.wanted_steps().to_repeat(),
                 };
-                return GuestEffect::Restore(request, std::mem::take(chain));
+                return GuestEffect::Restore(request, checkpoints.bodies(*checkpoint));
             }
             Self::Install(install) => return GuestEffect::Install(install.request(exchange), install.bodies()),
             Self::Execute(execution) => {
@@ -322,7 +318,7 @@ impl<B: Body> Job<B> {
             (event, Self::Variable(command)) => command.ending(event, body)?,
             (event, Self::File(command)) => command.ending(event, body)?,
             (Event::Done { .. }, Self::Configure(_) | Self::Install(_)) => Ending::Done,
-            (Event::Restored { lost, names, .. }, Self::Restore { .. }) => Ending::Restored(lost, names),
+            (Event::Restored { lost, names, .. }, Self::Restore(_)) => Ending::Restored(lost, names),
             (Event::Refused { message, .. }, job) if !matches!(job, Self::Execute(_)) => Ending::Refused(message),
             (event, _) => return Err(format!("{} does not fit what was asked", kind(&event))),
         })

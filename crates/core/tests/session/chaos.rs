@@ -14,7 +14,7 @@ use sandglass_core::session::{
 
 use crate::packages::package;
 use crate::world::{
-    Bytes, World, add, bad_message, get, guest_lost, guest_says, initialize, limits, list, ok, output, set, text,
+    Bytes, World, add, assign, assign_context, bad_message, get, guest_lost, guest_says, limits, list, ok, output, text,
 };
 
 /// Something that happens. Guests, calls and tickets are meant relative to what there is.
@@ -215,14 +215,14 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
     );
     prop_oneof![
         2 => Just(Command::Start),
-        3 => Just(initialize("context")),
+        3 => Just(assign_context("context")),
         8 => execute.prop_map(|(length, timeout_ms, max_calls)| Command::Execute {
             code: "x".repeat(length),
             timeout_ms,
             budget: BudgetLimits { max_calls, max_time: timeout_ms.map(|ms| 2.0 * ms), ..BudgetLimits::default() },
         }),
         2 => Just(get("x")),
-        2 => Just(set("x", "value")),
+        2 => Just(assign("x", "value")),
         1 => Just(list()),
         1 => Just(Command::Configure(Settings { host_functions: Some(vec!["lookup".to_owned()]), output_fields: None })),
         1 => Just(Command::Variable(VariableCommand::Open(b"state".to_vec(), 1e6))),

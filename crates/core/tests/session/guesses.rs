@@ -5,7 +5,7 @@ use sandglass_core::predictions::{Source, Tally};
 use sandglass_core::protocol::{ColumnKind, Event, Request, Stream, SurveyedColumn, SurveyedVariable};
 use sandglass_core::session::{Input, Session};
 
-use crate::world::{World, limits, list, ok, output, set};
+use crate::world::{World, assign, limits, list, ok, output};
 
 /// A text so long that its words take seconds to be counted.
 const LONG: u32 = 200_000_000;
@@ -315,7 +315,7 @@ fn a_guest_that_tells_too_much_is_ended() {
 #[test]
 fn a_value_that_is_set_is_asked_about() {
     let mut world = guessing(1_000, |_| {});
-    world.command(set("more", "x"));
+    world.command(assign("more", "x"));
     world.done();
     world.tells(vec![a_text("more", LONG), a_text("context", 1_000)]);
     assert!(world.saves(true));

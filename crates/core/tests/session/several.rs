@@ -13,7 +13,7 @@ use sandglass_core::session::{
     Command, Effect, GuestEffect, GuestInput, HostEffect, Input, Reply, Session, Slot, Ticket,
 };
 
-use crate::world::{World, guest_lost, initialize, limits, list, ok, output};
+use crate::world::{World, assign_context, guest_lost, limits, list, ok, output};
 
 /// A session whose guest can be forked, on a machine with so many processors.
 fn forking(processors: usize, change: impl FnOnce(&mut Limits)) -> World {
@@ -348,7 +348,7 @@ impl Model {
             last_ticket: 0,
             ran: Vec::new(),
         };
-        model.command(initialize("context"));
+        model.command(assign_context("context"));
         model.settle();
         model
     }

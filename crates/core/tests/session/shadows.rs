@@ -10,7 +10,7 @@ use sandglass_core::predictions::{Source, Tally};
 use sandglass_core::protocol::{Encoding, Event, GuestInfo, PROTOCOL_VERSION, Request, Stream};
 use sandglass_core::session::{Command, GuestInput, Input, Reply, Session, Slot, Ticket};
 
-use crate::world::{World, get, initialize, limits, list, ok, output, raised, set};
+use crate::world::{World, assign, assign_context, get, limits, list, ok, output, raised};
 
 /// A session whose guest has its context, and has saved it.
 fn ready() -> World {
@@ -232,8 +232,8 @@ fn the_next_execution_has_another_number() {
 #[test]
 fn whatever_may_change_the_state_ends_it() {
     let changes: [fn() -> Command<Vec<u8>>; 4] = [
-        || set("y", "1"),
-        || initialize("another"),
+        || assign("y", "1"),
+        || assign_context("another"),
         || get("y"), // runs the user's code, perhaps
         || Command::Execute {
             code: "y = 1".to_owned(),
@@ -1009,7 +1009,7 @@ fn code_that_becomes_something_else_runs_whole() {
 #[test]
 fn a_change_of_the_state_ends_what_is_being_written() {
     let mut world = written("a");
-    world.command(set("y", "1"));
+    world.command(assign("y", "1"));
     assert!(world.shadow().is_none());
     let exchange = world.exchange();
     world.event(Event::Done { exchange });

@@ -156,7 +156,7 @@ impl World {
 
     pub(crate) fn begun(mut self) -> Self {
         let world = &mut self;
-        let ticket = world.command(initialize("the context"));
+        let ticket = world.command(assign_context("the context"));
         world.boot();
         world.done();
         assert_eq!(world.answer(ticket), &Ok(Reply::Done));
@@ -874,12 +874,12 @@ fn unsaved(names: &[&str]) -> Vec<LostVariable> {
 }
 
 /// The command that assigns `context`.
-pub(crate) fn initialize(value: &str) -> Command<Bytes> {
+pub(crate) fn assign_context(value: &str) -> Command<Bytes> {
     Command::Variable(VariableCommand::Set(Target::Context, text(value)))
 }
 
 /// The command that assigns a variable.
-pub(crate) fn set(name: &str, value: &str) -> Command<Bytes> {
+pub(crate) fn assign(name: &str, value: &str) -> Command<Bytes> {
     Command::Variable(VariableCommand::Set(Target::Variable(name.to_owned()), text(value)))
 }
 

@@ -5,6 +5,7 @@ import { readFile, readdir } from "node:fs/promises";
 import { join } from "node:path";
 import { root } from "./project.mjs";
 import { SYMBOLS } from "./symbols.mjs";
+import { leaveOutUnused } from "./unused.mjs";
 
 /** @typedef {[old: string, now: string]} Change */
 
@@ -39,6 +40,12 @@ const NAMED = [
   ["var len=Math.min(bufsize,lengthBytesUTF8(ret));", "var len=Math.min(bufsize,Module.fileNames.size(ret));"],
   ["stringToUTF8(ret,buf,bufsize+1);", "Module.fileNames.write(ret,HEAPU8,buf,bufsize+1);"],
 ];
+
+/**
+ * Sound that nobody hears (unused.mjs).
+ * @type {Change[]}
+ */
+const SILENT = [["registerPostMainLoop(()=>SDL.audio?.queueNewAudioData?.());", ""]];
 
 /**
  * Errors that leave `Error.stackTraceLimit` alone, because lockdown.js fixes it: nothing can change the limit from then on.
@@ -221,7 +228,7 @@ export async function readEmscripten(path) {
     ${LINKING}
     ${ADD_FUNCTIONS}`,
   );
-  return [...PLACED, ...NAMED, ...SETTLED, ...QUICK, ...LATE, ...TOGETHER, ...IMPORTED, ...AT_ONCE].reduce(
+  text = [...PLACED, ...NAMED, ...SILENT, ...SETTLED, ...QUICK, ...LATE, ...TOGETHER, ...IMPORTED, ...AT_ONCE].reduce(
     (text, [old, now]) => {
       const [before, after, ...more] = text.split(old);
       if (after === undefined || more.length > 0) {
@@ -231,6 +238,7 @@ export async function readEmscripten(path) {
     },
     text,
   );
+  return leaveOutUnused(text, new Set(await namesOfOthers(path)));
 }
 
 /** All names in scripts that may ask for an export of the module. @param {string} path  of Emscripten's script */

@@ -353,21 +353,18 @@ function createHandler(
     }
     const body = last ? join([...parts, last]) : new Uint8Array(0);
     if (last) parts = [];
+    if (request.type === "openState" || request.type === "captureState") return; // only native guests use these
+    if ("timeoutMs" in request) bridge.begin(request.exchange, request.timeoutMs);
     switch (request.type) {
       case "save":
         return void orDie(save(request));
       case "restore":
-        bridge.begin(request.exchange, request.timeoutMs);
         return void orDie(restore(request, /** @type {any} */ (body)));
       case "configure":
-        bridge.begin(request.exchange, request.timeoutMs);
         return configure(request);
       case "install":
-        bridge.begin(request.exchange, request.timeoutMs);
         return void orDie(install(request, /** @type {any} */ (body)));
-      case "credit": // only native guests use these
-      case "openState":
-      case "captureState":
+      case "credit": // only native guests use it
         return;
       case "init":
         return init(request);
@@ -387,7 +384,6 @@ function createHandler(
       case "interrupt":
         return bridge.interrupt(request.exchange, request.reason);
       case "execute":
-        bridge.begin(request.exchange, request.timeoutMs);
         return void orDie(execute(request));
       case "writeFile":
       case "readFile":
@@ -395,10 +391,8 @@ function createHandler(
       case "removeFile":
       case "cellFile":
       case "look":
-        bridge.begin(request.exchange, request.timeoutMs);
         return void orDie(file(request, body));
       default:
-        bridge.begin(request.exchange, request.timeoutMs);
         return void orDie(variables(request, body));
     }
   };

@@ -78,16 +78,14 @@ pub(super) fn as_bytes(value: &JsValue) -> Option<Uint8Array> {
 
 /// Converts a body into a JavaScript value; a missing variable is `undefined`.
 pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
-    if matches!(value.body, JsBody::Text(_)) && value.encoding != Encoding::Text {
-        let what = "the value is not written as it says";
-        return Err(Error::NotSerializable(what.to_owned()));
-    }
-    let JsBody::Bytes(data) = &value.body else {
-        return Ok(match &value.body {
-            JsBody::Text(text) => text.into(),
-            JsBody::Bytes(data) => data.into(),
-            JsBody::Blob(blob) => blob.into(),
-        });
+    let data = match &value.body {
+        JsBody::Bytes(data) => data,
+        JsBody::Text(text) if value.encoding == Encoding::Text => return Ok(text.into()),
+        JsBody::Text(_) => {
+            let what = "the value is not written as it says";
+            return Err(Error::NotSerializable(what.to_owned()));
+        }
+        JsBody::Blob(blob) => return Ok(blob.into()),
     };
     match value.encoding {
         Encoding::None => Ok(JsValue::NULL),

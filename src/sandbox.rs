@@ -17,7 +17,7 @@ use super::packages;
 use super::pieces::Pieces;
 use super::source::Source;
 use sandglass_core::error::Error;
-use sandglass_core::session::{Command, Input, Reply, Series, Target, Wanted};
+use sandglass_core::session::{Command, Input, Reply, Series, Target, VariableCommand, Wanted};
 use sandglass_rlm::parse::code_so_far;
 
 /// The most messages at the end of a conversation whose words count.
@@ -385,7 +385,7 @@ impl Sandbox {
     /// Reads a variable; `undefined` when it does not exist.
     #[wasm_bindgen(js_name = getVariable)]
     pub fn get_variable(&self, #[wasm_bindgen(unchecked_param_type = "string")] name: &JsValue) -> ValuePromise {
-        let promise = text("name", name).map(|name| self.submit(Command::GetVariable(name)));
+        let promise = text("name", name).map(|name| self.submit(Command::Variable(VariableCommand::Get(name))));
         self.promise(promise).unchecked_into()
     }
 
@@ -432,7 +432,7 @@ impl Sandbox {
     /// Lists the user's variables.
     #[wasm_bindgen(js_name = listVariables)]
     pub fn list_variables(&self) -> VariablesPromise {
-        self.submit(Command::ListVariables).unchecked_into()
+        self.submit(Command::Variable(VariableCommand::List)).unchecked_into()
     }
 
     /// Loads packages, in this guest and in every later one of this sandbox. A requirement is `name`, `name>=2,<3`, `name[extra]`, `name @
@@ -554,11 +554,7 @@ impl Sandbox {
         };
         let source = Source::of(value, &what, self.driver.options().limits.max_value_bytes);
         let promise = source.map(|source| match source {
-            Source::Ready(value) => self.submit(match target {
-                Target::Context => Command::Initialize(value),
-                Target::Next(series) => Command::Add(series, value),
-                Target::Variable(name) => Command::SetVariable(name, value),
-            }),
+            Source::Ready(value) => self.submit(Command::Variable(VariableCommand::Set(target, value))),
             Source::Later(value) => self.driver.submit_later(Command::Later(target), value),
         });
         self.promise(promise).unchecked_into()

@@ -1,12 +1,12 @@
 // The playground's entry: two views of one page. All it does with Python goes through the package's public entries.
 
 import { byId } from "./dom.js";
+import { modelForm } from "./model-form.js";
 import { showPythonOf } from "./python-status.js";
-import { settingsPanel } from "./settings.js";
 import { Ask } from "./rlm/ask.js";
 
-const settings = settingsPanel();
-const ask = new Ask(settings.endpoint);
+const model = modelForm();
+const ask = new Ask(model.endpoint);
 let isAskOpen = false;
 
 /** @type {Promise<void> | undefined} */
@@ -27,7 +27,7 @@ function show() {
   document.querySelector(`[data-model-slot="${view}"]`)?.append(byId("model"));
   if (!isNotebook && !isAskOpen) ask.open();
   isAskOpen ||= !isNotebook;
-  if (isNotebook) notebook ??= import("./notebook/view.js").then(({ openNotebook }) => openNotebook(settings.answer));
+  if (isNotebook) notebook ??= import("./notebook/view.js").then(({ openNotebook }) => openNotebook(model.answer));
 }
 
 addEventListener("hashchange", () => {

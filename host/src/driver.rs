@@ -19,10 +19,9 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use sandglass_core::Error;
-use sandglass_core::budget::Usage;
 use sandglass_core::predictions::Prediction;
 use sandglass_core::protocol::GuestInfo;
-use sandglass_core::session::{Command, Encoded, HostFailure, Input, Reply, Session, Ticket};
+use sandglass_core::session::{Command, Encoded, Input, Reply, Session, Ticket};
 use sandglass_core::stats::Stats;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -83,7 +82,7 @@ enum Message {
     Stats(oneshot::Sender<Stats>),
     /// Ends the session. The sender is told when nothing is left.
     Destroy(Option<oneshot::Sender<()>>),
-    HostReturned(u32, Result<Encoded<Payload>, HostFailure>, Option<Usage>),
+    HostReturned(u32, Result<Encoded<Payload>, String>),
 }
 
 /// The handle of a sandbox's task. Dropping it ends the task.

@@ -12,7 +12,9 @@ use sandglass_core::budget::{Budget, BudgetLeft, Usage};
 use sandglass_core::execution::CodeExecution;
 use sandglass_core::predictions::{Lines, Prediction, Source};
 use sandglass_core::protocol::QUERIES;
-use sandglass_core::session::{CellFile, Command, Encoded, FileCommand, Look, Reply, Series};
+use sandglass_core::session::{
+    CellFile, Command, Encoded, FileCommand, Look, Reply, Series, Settings, Target, VariableCommand,
+};
 use sandglass_core::stats::Stats;
 use sandglass_core::{BudgetLimits, Error, Limits};
 use serde::{Deserialize, Serialize};
@@ -161,8 +163,9 @@ impl Sandbox {
     /// # Errors
     /// As all calls: see [`Error`].
     pub async fn initialize(&self, context: impl Into<Value>) -> Result<(), Error> {
-        let context = self.encode(context.into(), "the context")?;
-        self.ask(Command::Initialize(context)).await.map(drop)
+        self.assign(Target::Context, context.into(), "the context")
+            .await
+            .map(drop)
     }
 
     /// Runs code.
@@ -303,7 +306,7 @@ impl Sandbox {
     /// # Errors
     /// As all calls: see [`Error`].
     pub async fn get_variable(&self, name: impl Into<String>) -> Result<Option<Value>, Error> {
-        Value::decode(&self.value(Command::GetVariable(name.into())).await?)
+        Value::decode(&self.value(Command::Variable(VariableCommand::Get(name.into()))).await?)
     }
 
     /// Assigns a variable.
@@ -312,8 +315,8 @@ impl Sandbox {
     /// As all calls: see [`Error`].
     pub async fn set_variable(&self, name: impl Into<String>, value: impl Into<Value>) -> Result<(), Error> {
         let name = name.into();
-        let value = self.encode(value.into(), &format!("the variable {name}"))?;
-        self.ask(Command::SetVariable(name, value)).await.map(drop)
+        let what = format!("the variable {name}");
+        self.assign(Target::Variable(name), value.into(), &what).await.map(drop)
     }
 
     /// The user's variables.
@@ -321,7 +324,7 @@ impl Sandbox {
     /// # Errors
     /// As all calls: see [`Error`].
     pub async fn list_variables(&self) -> Result<Vec<Variable>, Error> {
-        self.records(Command::ListVariables).await
+        self.records(Command::Variable(VariableCommand::List)).await
     }
 
     /// Adds the variables of a state from [`Sandbox::capture_state`], of this or another sandbox. `max_bytes` bounds the
@@ -331,8 +334,8 @@ impl Sandbox {
     /// [`Error::InvalidOption`] when the state is malformed or too large; then no variable is set.
     pub async fn open_state(&self, state: impl Into<Vec<u8>>, max_bytes: u64) -> Result<(), Error> {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-        let command = Command::OpenState(Payload(state.into().into()), max_bytes as f64);
-        self.ask(command).await.map(drop)
+        let open = VariableCommand::Open(Payload(state.into().into()), max_bytes as f64);
+        self.ask(Command::Variable(open)).await.map(drop)
     }
 
     /// The user's variables, for another sandbox: an LZ4 frame of a cloudpickle, of at most `max_bytes` before it is packed.
@@ -342,8 +345,8 @@ impl Sandbox {
     /// [`Error::NotSerializable`] when a variable cannot be pickled, or all together are too large.
     pub async fn capture_state(&self, max_bytes: u64) -> Result<Vec<u8>, Error> {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-        let command = Command::CaptureState(max_bytes as f64);
-        Ok(self.value(command).await?.body.0.into())
+        let capture = VariableCommand::Capture(max_bytes as f64);
+        Ok(self.value(Command::Variable(capture)).await?.body.0.into())
     }
 
     /// Adds a context value, which every guest of the sandbox gets. Returns its name, the next of `series`.
@@ -351,8 +354,7 @@ impl Sandbox {
     /// # Errors
     /// As all calls: see [`Error`].
     pub async fn add_context(&self, series: Series, value: impl Into<Value>) -> Result<String, Error> {
-        let value = self.encode(value.into(), "the context")?;
-        match self.ask(Command::Add(series, value)).await? {
+        match self.assign(Target::Next(series), value.into(), "the context").await? {
             Reply::Name(name) => Ok(name),
             _ => Err(Error::Protocol("an answer that is no name".to_owned())),
         }
@@ -443,11 +445,11 @@ impl Sandbox {
             }
             None => None,
         };
-        let command = Command::Configure {
+        let settings = Settings {
             host_functions,
             output_fields,
         };
-        self.ask(command).await.map(drop)
+        self.ask(Command::Configure(settings)).await.map(drop)
     }
 
     /// Interrupts the running code. Its execution then ends.
@@ -475,12 +477,14 @@ impl Sandbox {
         &self.limits
     }
 
-    fn encode(&self, value: Value, what: &str) -> Result<Encoded<Payload>, Error> {
-        value.encode(what, self.limits.max_value_bytes)
-    }
-
     async fn ask(&self, command: Command<Payload>) -> Result<Reply<Payload>, Error> {
         self.driver.submit(command, Watch::default()).await
+    }
+
+    /// Assigns a value. `what` names it in errors.
+    async fn assign(&self, target: Target, value: Value, what: &str) -> Result<Reply<Payload>, Error> {
+        let value = value.encode(what, self.limits.max_value_bytes)?;
+        self.ask(Command::Variable(VariableCommand::Set(target, value))).await
     }
 
     async fn value(&self, command: Command<Payload>) -> Result<Encoded<Payload>, Error> {

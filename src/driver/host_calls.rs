@@ -21,7 +21,7 @@ use crate::glue::{describe, get, now, object};
 use crate::outbox::JsBody;
 use sandglass_core::budget::{Budget, BudgetLimits};
 use sandglass_core::protocol::QUERIES;
-use sandglass_core::session::{Encoded, HostFailure, Input, Progress};
+use sandglass_core::session::{Encoded, Input, Progress};
 use sandglass_rlm::tree::Answer;
 
 /// A query of Python for [`OnQuery`].
@@ -50,7 +50,7 @@ impl Driver {
                 self.calls.borrow_mut().insert(call, controller);
                 signal
             }
-            Err(error) => return self.returned(call, Err(HostFailure(describe(&error)))),
+            Err(error) => return self.returned(call, Err(describe(&error))),
         };
         if let Some(on_query) = self.on_query.as_ref().filter(|_| QUERIES.contains(&name)) {
             return self.query(call, name, args, budget, signal, on_query.clone());
@@ -75,7 +75,7 @@ impl Driver {
             let Some(driver) = this.upgrade().filter(|_| !signal.aborted()) else {
                 return;
             };
-            let result = result.map_err(|error| HostFailure(describe(&error)));
+            let result = result.map_err(|error| describe(&error));
             let result = result.and_then(|value| driver.result(call, &name, &value));
             driver.returned(call, result);
         });
@@ -123,10 +123,10 @@ impl Driver {
             let Some(driver) = this.upgrade().filter(|_| !signal.aborted()) else {
                 return;
             };
-            let result = answered.map_err(HostFailure).and_then(|Answer { text, usage }| {
+            let result = answered.and_then(|Answer { text, usage }| {
                 driver.feed(Input::Used(call, usage));
                 let most = driver.options.limits.max_value_bytes;
-                encode(&text.into(), &what, most).map_err(|error| HostFailure(error.to_string()))
+                encode(&text.into(), &what, most).map_err(|error| error.to_string())
             });
             driver.returned(call, result);
         });
@@ -152,7 +152,7 @@ impl Driver {
         }
     }
 
-    fn returned(&self, call: u32, result: Result<Encoded<JsBody>, HostFailure>) {
+    fn returned(&self, call: u32, result: Result<Encoded<JsBody>, String>) {
         self.calls.borrow_mut().remove(&call);
         self.feed(Input::HostReturned(call, result));
     }
@@ -182,7 +182,7 @@ impl Driver {
     }
 
     /// Encodes the value that a host function returned. Charges the usage of a model's answer to the budget.
-    fn result(&self, call: u32, name: &str, value: &JsValue) -> Result<Encoded<JsBody>, HostFailure> {
+    fn result(&self, call: u32, name: &str, value: &JsValue) -> Result<Encoded<JsBody>, String> {
         let callback = match name {
             "llm_query" => Some("onLLMQuery"),
             "rlm_query" => Some("onRLMQuery"),
@@ -200,11 +200,11 @@ impl Driver {
                 } else {
                     value.js_typeof().as_string().unwrap_or_default()
                 };
-                return Err(HostFailure(format!("{callback} returned {kind}, not a string")));
+                return Err(format!("{callback} returned {kind}, not a string"));
             }
         }
         let most = self.options.limits.max_value_bytes;
-        encode(&value, &format!("the result of {name}"), most).map_err(|error| HostFailure(error.to_string()))
+        encode(&value, &format!("the result of {name}"), most).map_err(|error| error.to_string())
     }
 }
 

@@ -16,7 +16,7 @@ import { statusPanel } from "./status-panel.js";
 import { Store } from "./store.js";
 import { variablesPanel } from "./variables-panel.js";
 
-/** @param {import("../settings.js").Answer} answer  the model behind `llm_query` */
+/** @param {import("../model-form.js").Answer} answer  the model behind `llm_query` */
 export function openNotebook(answer) {
   const log = new CallLog();
   const isAllowed = approvals();

@@ -6,7 +6,7 @@ import { byId } from "../dom.js";
 import { STAGES, setPython } from "../python-status.js";
 import { Composer } from "./composer.js";
 import { Live, Player } from "./player.js";
-import { PlayerControls } from "./controls.js";
+import { PlayerControls } from "./player-controls.js";
 import { builtInPolicy } from "./policy.js";
 import { SAMPLE, contextOf } from "./sources.js";
 import { Recorder, readTrajectory, toBlob } from "./trajectory.js";

@@ -14,7 +14,7 @@
 //! | `interpreter.rs` | the guest's life and clock; sorts its messages |
 //! | `commands.rs` | the queue of users' commands, and the choice of the next one |
 //! | `begin_and_end.rs` | the interpreter's part in an exchange: its beginning, and the results of its end |
-//! | `exchange.rs`, `execution.rs`, `calls.rs`, `display.rs`, `files.rs` | one exchange: its job, output and host calls |
+//! | `exchange.rs`, `execution.rs`, `calls.rs`, `display.rs`, `variables.rs`, `files.rs` | one exchange: its job, output and host calls |
 //! | `saves.rs`, `checkpoints.rs`, `checkpoint_chain.rs` | the time of saves, the states that guests are given, and the kept checkpoints |
 //! | `going_back.rs`, `journal.rs` | the return to an earlier state, and the executions that make a state again which was not saved |
 //! | `contexts.rs`, `packages.rs` | values and packages that every guest is given |
@@ -44,6 +44,7 @@ mod pings;
 mod saves;
 mod shadow;
 mod shadows;
+mod variables;
 
 use crate::budget::{Budget, BudgetLimits, Usage};
 use crate::deadline::earliest;
@@ -59,12 +60,12 @@ use interpreter::{Config, Guest, Interpreter, Note};
 use pings::Pings;
 use shadows::{ShadowEffect, Shadows};
 
-pub use calls::HostFailure;
 pub use checkpoints::Fork;
 pub use contexts::{Series, Target};
 pub use display::ToResult;
 pub use files::{CellFile, FileCommand, Look};
 pub use packages::{Package, Wanted};
+pub use variables::VariableCommand;
 
 /// The bytes of a message, in the form in which the driver holds them.
 pub trait Body: Clone {
@@ -95,8 +96,6 @@ pub struct Encoded<B> {
 pub enum Command<B> {
     /// Starts the guest. Answered when it is ready.
     Start,
-    /// Assigns the variable `context`, in this guest and every later one.
-    Initialize(Encoded<B>),
     /// Runs code.
     Execute {
         /// The source of the code.
@@ -106,27 +105,12 @@ pub enum Command<B> {
         /// The execution's own limits, within the session's budget.
         budget: BudgetLimits,
     },
-    /// Reads a variable.
-    GetVariable(String),
-    /// Assigns a variable.
-    SetVariable(String, Encoded<B>),
-    /// Appends a value to a series of variables, in this guest and every later one.
-    Add(Series, Encoded<B>),
-    /// Assigns a value that [`Input::Arrived`] brings, to `context`, a variable or a series. Commands after this one wait.
+    /// Reads, assigns, lists, adds or captures variables.
+    Variable(VariableCommand<B>),
+    /// Assigns a value that [`Input::Arrived`] brings. Commands after this one wait.
     Later(Target),
-    /// Lists the variables.
-    ListVariables,
     /// Changes settings from the next execution on.
-    Configure {
-        /// The names of the functions that Python may call. `None` leaves them as they are.
-        host_functions: Option<Vec<String>>,
-        /// The names of the values that `SUBMIT` takes. `None` leaves them as they are.
-        output_fields: Option<Vec<String>>,
-    },
-    /// Adds variables that [`Command::CaptureState`] wrote. The number is the most bytes that they take unpacked.
-    OpenState(B, f64),
-    /// Writes the variables for another session. The number is the most bytes that they take unpacked.
-    CaptureState(f64),
+    Configure(Settings),
     /// Reads, writes, lists or removes files, describes a cell, or looks at code that is being written.
     File(FileCommand<B>),
     /// Installs packages, in this guest and every later one.
@@ -139,6 +123,15 @@ pub enum Command<B> {
     Undo,
     /// Saves the state, and returns it for another session.
     Fork,
+}
+
+/// Settings to change. `None` leaves a setting as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The names of the functions that Python may call.
+    pub host_functions: Option<Vec<String>>,
+    /// The names of the values that `SUBMIT` takes.
+    pub output_fields: Option<Vec<String>>,
 }
 
 /// A shadow's number. It is never used twice.
@@ -204,8 +197,8 @@ pub enum Input<B> {
     Approved(u32),
     /// The answer to [`HostEffect::Fetch`].
     Fetched(Ticket, Result<Vec<Package<B>>, Error>),
-    /// A host call returned.
-    HostReturned(u32, Result<Encoded<B>, HostFailure>),
+    /// A host call returned. An error is the reason for which the user's function failed, as text for Python.
+    HostReturned(u32, Result<Encoded<B>, String>),
     /// Code that may come next, the likeliest first. Replaces earlier hints.
     Hint(Vec<Prediction>),
     /// The present part of code that is being written, and its future `timeout`. It has whole lines, up to the beginning of another

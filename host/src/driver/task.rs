@@ -18,7 +18,7 @@ use sandglass_core::display::{Kind, kind as display_kind};
 use sandglass_core::execution::{CodeExecution, Display, Killer, Outcome};
 use sandglass_core::protocol::{Event, GuestInfo, Request, Stream, VALUE_MIME};
 use sandglass_core::session::{
-    Effect, Encoded, GuestEffect, GuestInput, HostEffect, HostFailure, Input, Reply, Session, Slot, Ticket, ToResult,
+    Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Reply, Session, Slot, Ticket, ToResult,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
@@ -172,11 +172,8 @@ impl SandboxTask {
                 told.extend(gone);
                 self.tell(Input::Destroy);
             }
-            Message::HostReturned(call, result, usage) => {
+            Message::HostReturned(call, result) => {
                 self.calls.remove(&call);
-                if let Some(usage) = usage {
-                    self.tell(Input::Used(call, usage));
-                }
                 self.tell(Input::HostReturned(call, result));
             }
         }
@@ -372,14 +369,14 @@ impl SandboxTask {
         let Some(generation) = self.slots.generation(slot) else {
             return;
         };
-        self.frame(generation, frame);
+        self.frame(slot, generation, frame);
         for _ in 1..FRAMES_AT_ONCE {
             self.follow();
             let Some((slot, running)) = self.slots.find(generation) else {
                 return;
             };
             match running.reader.buffered() {
-                Ok(Some(frame)) => self.frame(generation, frame),
+                Ok(Some(frame)) => self.frame(slot, generation, frame),
                 Ok(None) => return,
                 Err(error) => return self.tell(Input::Guest(slot, GuestInput::BadMessage(error.to_string()))),
             }
@@ -387,12 +384,9 @@ impl SandboxTask {
     }
 
     /// Takes a frame's events. Stops when the guest is in no slot any more, because each event may end the guest or move it.
-    fn frame(&mut self, generation: u64, frame: Frame) {
-        let Some((slot, _)) = self.slots.find(generation) else {
-            return;
-        };
+    fn frame(&mut self, slot: Slot, generation: u64, frame: Frame) {
         let max_bytes = self.max_bytes(slot);
-        let Some((_, running)) = self.slots.find(generation) else {
+        let Some(running) = self.slots.running_mut(slot) else {
             return;
         };
         let events = match running.parts.read(frame, max_bytes) {
@@ -522,7 +516,7 @@ impl SandboxTask {
                     Some((execution, number)) => Some(line_of(&messages, execution, number).await),
                     None => None,
                 };
-                let call = HostCall {
+                let made = HostCall {
                     name,
                     args,
                     kwargs,
@@ -531,18 +525,17 @@ impl SandboxTask {
                     budget,
                     approval: approval_of(&messages, call),
                 };
-                let (value, usage) = function(call).await?;
+                let (value, usage) = function(made).await?;
                 let value = value.encode(&what, most).map_err(|error| error.to_string())?;
-                Ok((value, usage))
+                if let (Some(usage), Some(messages)) = (usage, messages.upgrade()) {
+                    let _ = messages.send(Message::Input(Input::Used(call, usage)));
+                }
+                Ok(value)
             };
-            let answer = AssertUnwindSafe(answer).catch_unwind().await;
-            let answer = answer.unwrap_or_else(|_| Err("the host function panicked".to_owned()));
-            let (result, usage) = match answer {
-                Ok((value, usage)) => (Ok(value), usage),
-                Err(why) => (Err(HostFailure(why)), None),
-            };
+            let result = AssertUnwindSafe(answer).catch_unwind().await;
+            let result = result.unwrap_or_else(|_| Err("the host function panicked".to_owned()));
             if let Some(messages) = messages.upgrade() {
-                let _ = messages.send(Message::HostReturned(call, result, usage));
+                let _ = messages.send(Message::HostReturned(call, result));
             }
         });
         self.calls.insert(call, task.abort_handle());

@@ -4,12 +4,12 @@ use super::contexts::Target;
 use super::exchange::{Ending, Exchange, Job};
 use super::interpreter::{Interpreter, Note};
 use super::shadow::Promotion;
-use super::{Body, Effect, Encoded, GuestInput, HostFailure, Reply, Slot, Ticket};
-use crate::budget::Usage;
+use super::variables::VariableCommand;
+use super::{Body, Effect, Encoded, GuestInput, Reply, Slot, Ticket};
 use crate::deadline::StopReason;
 use crate::error::Error;
 use crate::execution::StateReport;
-use crate::protocol::{ExecutionReport, Request};
+use crate::protocol::Request;
 
 impl<B: Body> Interpreter<B> {
     /// Begins a job. If the guest runs the job already, under the number `begun`, only the records are made.
@@ -25,7 +25,7 @@ impl<B: Body> Interpreter<B> {
         let number = begun.unwrap_or(self.last_exchange);
         if begun.is_none() {
             self.checkpoints.overtaken();
-            let request = job.request(number, &self.config, &self.contexts);
+            let request = job.request(number, &self.config, &self.contexts, &self.checkpoints);
             self.effects.push(Effect::Guest(Slot::Main, request));
         }
         self.exchange = Some(Exchange::new(now, number, ticket, job, &self.config));
@@ -71,41 +71,36 @@ impl<B: Body> Interpreter<B> {
             ticket, job, deadline, ..
         } = exchange;
         let reply = match (ending, job) {
-            (Ending::Executed(report, last), Job::Execute(execution)) => {
+            (Ending::Executed(mut report, last), Job::Execute(execution)) => {
                 let state = self.untold_loss.take().unwrap_or_else(StateReport::kept);
                 self.checkpoints.executed(&execution, report.mark);
                 self.notes.push_back(Note::Ran {
                     code: execution.code.clone(),
                     ms: deadline.guest_ms(now),
                 });
-                let ended = execution.ended(&deadline, now, &report, state);
-                let ExecutionReport { names, .. } = report;
-                if let Some(names) = names {
+                if let Some(names) = report.names.take() {
                     self.names = names;
                 }
+                let ended = execution.ended(&deadline, now, report, state);
                 if let Some(ticket) = ticket {
                     self.resolve(ticket, Ok(Reply::Execution(Box::new(ended), last)));
                 }
                 return self.ping(now);
             }
-            (Ending::Done, Job::Set { target, value }) => return self.assigned(now, ticket, &target, value),
-            (
-                Ending::Done,
-                Job::Configure {
-                    host_functions,
-                    output_fields,
-                },
-            ) => {
-                if let Some(names) = host_functions {
+            (Ending::Done, Job::Variable(VariableCommand::Set(target, value))) => {
+                return self.assigned(now, ticket, &target, value);
+            }
+            (Ending::Done, Job::Configure(settings)) => {
+                if let Some(names) = settings.host_functions {
                     self.config.host_functions = names;
                 }
-                if let Some(names) = output_fields {
+                if let Some(names) = settings.output_fields {
                     self.config.output_fields = names;
                 }
                 Ok(Reply::Done)
             }
-            (Ending::Refused(message), Job::Configure { host_functions, .. }) => {
-                let what = if host_functions.is_some() {
+            (Ending::Refused(message), Job::Configure(settings)) => {
+                let what = if settings.host_functions.is_some() {
                     "hostFunctions"
                 } else {
                     "outputFields"
@@ -126,8 +121,12 @@ impl<B: Body> Interpreter<B> {
             (Ending::Refused(message), _) if is_stopping => Err(Error::Timeout(format!(
                 "stopped before it was done; variables are kept: {message}"
             ))),
-            (Ending::Refused(message), Job::Set { .. }) => Err(Error::invalid("setVariable", message)),
-            (Ending::Refused(message), Job::OpenState(..)) => Err(Error::invalid("state", message)),
+            (Ending::Refused(message), Job::Variable(VariableCommand::Set(..))) => {
+                Err(Error::invalid("setVariable", message))
+            }
+            (Ending::Refused(message), Job::Variable(VariableCommand::Open(..))) => {
+                Err(Error::invalid("state", message))
+            }
             (Ending::Refused(message), _) => Err(Error::NotSerializable(message)),
             (Ending::Value(value), _) => Ok(Reply::Value(value)),
             _ => Ok(Reply::Done),
@@ -186,34 +185,10 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    pub(super) fn host_returned(&mut self, now: f64, call: u32, result: Result<Encoded<B>, HostFailure>) {
-        if let Some(exchange) = &mut self.exchange {
-            exchange.host_returned(now, call, result, &self.config, &mut self.last_call, &mut self.effects);
-        }
-    }
-
     pub(super) fn line(&self, execution: u32, number: u32) -> Option<&str> {
         match &self.exchange.as_ref()?.job {
             Job::Execute(running) if running.id == execution => running.line(number),
             _ => None,
-        }
-    }
-
-    pub(super) fn call_waits(&mut self, now: f64, call: u32, waits: bool) {
-        if let Some(exchange) = &mut self.exchange {
-            exchange.call_waits(now, call, waits, &self.config);
-        }
-    }
-
-    pub(super) fn host_used(&self, call: u32, usage: &Usage) {
-        if let Some(exchange) = &self.exchange {
-            exchange.host_used(call, usage);
-        }
-    }
-
-    pub(super) fn abort_calls(&mut self) {
-        if let Some(exchange) = &mut self.exchange {
-            exchange.abort_calls(&mut self.effects);
         }
     }
 }

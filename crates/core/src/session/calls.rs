@@ -3,14 +3,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::exchange::{Exchange, Job};
-use super::interpreter::Config;
+use super::interpreter::{Config, Interpreter};
 use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Progress, Slot};
 use crate::budget::{Exhausted, Usage};
 use crate::protocol::{Encoding, Profile, QUERIES, ReplyStatus, Request};
-
-/// The reason for which the user's function failed, as text for Python.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostFailure(pub String);
 
 /// The host calls of one exchange that have no answer yet.
 #[derive(Debug)]
@@ -28,13 +24,15 @@ pub(super) struct Calls<B> {
     progress: Option<Progress>,
 }
 
+/// A call that waits until fewer others run.
 #[derive(Debug)]
-struct Waiting<B> {
-    guest_call: u32,
-    name: String,
-    args: Encoded<B>,
+pub(super) struct Waiting<B> {
+    /// The guest's number for the call.
+    pub(super) guest_call: u32,
+    pub(super) name: String,
+    pub(super) args: Encoded<B>,
     /// True if the budget has counted the call.
-    is_counted: bool,
+    pub(super) is_counted: bool,
 }
 
 /// Calls that are refused together if the budget is too small for all of them.
@@ -91,51 +89,34 @@ impl<B> Calls<B> {
     }
 }
 
-/// A call that the guest makes.
-#[derive(Debug)]
-pub(super) struct HostCall<B> {
-    /// The guest's number for the call.
-    pub(super) call: u32,
-    /// The number of calls that the guest makes at once, this one included.
-    pub(super) batch: u32,
-    pub(super) name: String,
-    pub(super) args: Option<Encoded<B>>,
-}
-
 impl<B: Body> Exchange<B> {
-    /// Takes a new call of the guest, which now waits. An error is a violation.
+    /// Takes a new call of the guest, which makes so many at once, this one included. The guest now waits. An error is a violation.
     pub(super) fn host_call(
         &mut self,
         now: f64,
-        made: HostCall<B>,
+        mut call: Waiting<B>,
+        batch: u32,
         config: &Config,
         last_call: &mut u32,
         effects: &mut Vec<Effect<B>>,
     ) -> Result<(), String> {
-        let HostCall {
-            call,
-            batch,
-            name,
-            args,
-        } = made;
         let (Job::Execute(execution), calls) = (&mut self.job, &mut self.calls) else {
             return Ok(());
         };
-        if call <= calls.last {
-            return Err(format!("host call {call} twice"));
+        if call.guest_call <= calls.last {
+            return Err(format!("host call {} twice", call.guest_call));
         }
-        let args = args.ok_or("a host call without arguments")?;
-        calls.last = call;
-        calls.count(&name);
+        calls.last = call.guest_call;
+        calls.count(&call.name);
         let made = execution.count_host_call();
         let most = config.limits.max_host_calls;
-        let is_counted = config.profile.has_whole_batches() && name == QUERIES[0];
+        call.is_counted = config.profile.has_whole_batches() && call.name == QUERIES[0];
         #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
-        let bytes = calls.waiting_bytes.saturating_add(args.body.size()) as f64;
+        let bytes = calls.waiting_bytes.saturating_add(call.args.body.size()) as f64;
         let refusal = if self.deadline.stop_reason().is_some() {
             Some((ReplyStatus::Error, "the execution is being stopped".to_owned()))
-        } else if !config.host_functions.contains(&name) {
-            Some((ReplyStatus::Error, nobody_answers(&name)))
+        } else if !config.host_functions.contains(&call.name) {
+            Some((ReplyStatus::Error, nobody_answers(&call.name)))
         } else if made > most {
             Some((
                 ReplyStatus::Limit,
@@ -146,7 +127,7 @@ impl<B: Body> Exchange<B> {
                 ReplyStatus::Limit,
                 "the arguments of the calls that wait are too large (maxValueSize)".to_owned(),
             ))
-        } else if is_counted {
+        } else if call.is_counted {
             // The guest tells the batch's size. It is believed up to the number of calls that the execution may still make.
             let size = batch.clamp(1, most - made + 1);
             let begun = calls.batch.take().filter(|batch| batch.missing > 0);
@@ -165,89 +146,15 @@ impl<B: Body> Exchange<B> {
         } else {
             None
         };
-        if let Some(refusal) = refusal {
-            calls.reply(call, Err(refusal), effects);
+        if let Some((status, why)) = refusal {
+            calls.reply(call.guest_call, status, Err(why), effects);
         } else {
-            calls.waiting_bytes += args.body.size();
-            calls.waiting.push_back(Waiting {
-                guest_call: call,
-                name,
-                args,
-                is_counted,
-            });
+            calls.waiting_bytes += call.args.body.size();
+            calls.waiting.push_back(call);
             self.deadline.pause(now);
         }
         self.start_calls(now, config, last_call, effects);
         Ok(())
-    }
-
-    /// Takes the return of the user's function.
-    pub(super) fn host_returned(
-        &mut self,
-        now: f64,
-        call: u32,
-        result: Result<Encoded<B>, HostFailure>,
-        config: &Config,
-        last_call: &mut u32,
-        effects: &mut Vec<Effect<B>>,
-    ) {
-        if let Some(running) = self.calls.running.remove(&call) {
-            let result = result.map_err(|HostFailure(message)| (ReplyStatus::Error, message));
-            self.calls.reply(running.guest_call, result, effects);
-            self.start_calls(now, config, last_call, effects);
-        }
-    }
-
-    /// Notes that a running call begins or ends to wait for approval. Its `hostCallTimeout` begins when the approval is given.
-    pub(super) fn call_waits(&mut self, now: f64, call: u32, waits: bool, config: &Config) {
-        if let Some(running) = self.calls.running.get_mut(&call) {
-            running.expires_at = (!waits).then_some(now + config.limits.host_call_timeout_ms);
-        }
-    }
-
-    /// Answers the calls that have timed out.
-    pub(super) fn expire_calls(
-        &mut self,
-        now: f64,
-        config: &Config,
-        last_call: &mut u32,
-        effects: &mut Vec<Effect<B>>,
-    ) {
-        let ms = config.limits.host_call_timeout_ms;
-        let running = self.calls.running.iter();
-        let expired = running.filter(|(_, call)| call.expires_at.is_some_and(|at| now >= at));
-        let expired: Vec<u32> = expired.map(|(number, _)| *number).collect();
-        for number in &expired {
-            let Some(call) = self.calls.running.remove(number) else {
-                continue;
-            };
-            effects.push(Effect::Host(HostEffect::AbortHost(*number)));
-            let message = format!("{} took longer than {ms} ms (hostCallTimeout)", call.name);
-            let refusal = Err((ReplyStatus::Timeout, message));
-            self.calls.reply(call.guest_call, refusal, effects);
-        }
-        if !expired.is_empty() {
-            self.start_calls(now, config, last_call, effects);
-        }
-    }
-
-    /// Aborts all calls, because nobody waits for them any more.
-    pub(super) fn abort_calls(&mut self, effects: &mut Vec<Effect<B>>) {
-        let calls = &mut self.calls;
-        calls.waiting.clear();
-        calls.waiting_bytes = 0;
-        calls.progress = None;
-        let running = std::mem::take(&mut calls.running).into_keys();
-        effects.extend(running.map(|call| Effect::Host(HostEffect::AbortHost(call))));
-    }
-
-    /// Records the use of the budget by a running call.
-    pub(super) fn host_used(&self, call: u32, usage: &Usage) {
-        if let Job::Execute(execution) = &self.job
-            && self.calls.running.contains_key(&call)
-        {
-            execution.budget.charge(usage);
-        }
     }
 
     /// Starts waiting calls while there is room for them. The guest's clock runs again if no call is left.
@@ -271,8 +178,8 @@ impl<B: Body> Exchange<B> {
                 Some(_) => budget.may_recurse().and_then(|()| budget.admit(now)),
             };
             if let Err(why) = allowed {
-                let refusal = Err((ReplyStatus::Limit, told(&why, config.profile)));
-                calls.reply(guest_call, refusal, effects);
+                let why = told(&why, config.profile);
+                calls.reply(guest_call, ReplyStatus::Limit, Err(why), effects);
                 continue;
             }
             *last_call += 1;
@@ -298,9 +205,83 @@ impl<B: Body> Exchange<B> {
     }
 }
 
+impl<B: Body> Interpreter<B> {
+    /// Takes the return of the user's function.
+    pub(super) fn host_returned(&mut self, now: f64, call: u32, result: Result<Encoded<B>, String>) {
+        if let Some(exchange) = &mut self.exchange
+            && let Some(running) = exchange.calls.running.remove(&call)
+        {
+            let calls = &mut exchange.calls;
+            calls.reply(running.guest_call, ReplyStatus::Error, result, &mut self.effects);
+            exchange.start_calls(now, &self.config, &mut self.last_call, &mut self.effects);
+        }
+    }
+
+    /// Notes that a running call begins or ends to wait for approval. Its `hostCallTimeout` begins when the approval is given.
+    pub(super) fn call_waits(&mut self, now: f64, call: u32, waits: bool) {
+        if let Some(exchange) = &mut self.exchange
+            && let Some(running) = exchange.calls.running.get_mut(&call)
+        {
+            running.expires_at = (!waits).then_some(now + self.config.limits.host_call_timeout_ms);
+        }
+    }
+
+    /// Records the use of the budget by a running call.
+    pub(super) fn host_used(&self, call: u32, usage: &Usage) {
+        if let Some(exchange) = &self.exchange
+            && let Job::Execute(execution) = &exchange.job
+            && exchange.calls.running.contains_key(&call)
+        {
+            execution.budget.charge(usage);
+        }
+    }
+
+    /// Answers the calls that have timed out.
+    pub(super) fn expire_calls(&mut self, now: f64) {
+        let Some(exchange) = &mut self.exchange else {
+            return;
+        };
+        let ms = self.config.limits.host_call_timeout_ms;
+        let running = exchange.calls.running.iter();
+        let expired = running.filter(|(_, call)| call.expires_at.is_some_and(|at| now >= at));
+        let expired: Vec<u32> = expired.map(|(number, _)| *number).collect();
+        for number in &expired {
+            let Some(call) = exchange.calls.running.remove(number) else {
+                continue;
+            };
+            self.effects.push(Effect::Host(HostEffect::AbortHost(*number)));
+            let message = format!("{} took longer than {ms} ms (hostCallTimeout)", call.name);
+            let calls = &mut exchange.calls;
+            calls.reply(call.guest_call, ReplyStatus::Timeout, Err(message), &mut self.effects);
+        }
+        if !expired.is_empty() {
+            exchange.start_calls(now, &self.config, &mut self.last_call, &mut self.effects);
+        }
+    }
+
+    /// Aborts all calls, because nobody waits for them any more.
+    pub(super) fn abort_calls(&mut self) {
+        let Some(Exchange { calls, .. }) = &mut self.exchange else {
+            return;
+        };
+        calls.waiting.clear();
+        calls.waiting_bytes = 0;
+        calls.progress = None;
+        let running = std::mem::take(&mut calls.running).into_keys();
+        let aborts = running.map(|call| Effect::Host(HostEffect::AbortHost(call)));
+        self.effects.extend(aborts);
+    }
+}
+
 impl<B> Calls<B> {
-    /// Sends the guest a call's result, or the reason for which there is none.
-    fn reply(&mut self, call: u32, result: Result<Encoded<B>, (ReplyStatus, String)>, effects: &mut Vec<Effect<B>>) {
+    /// Sends the guest a call's result, or the reason for which there is none, with the status of such a failure.
+    fn reply(
+        &mut self,
+        call: u32,
+        failure: ReplyStatus,
+        result: Result<Encoded<B>, String>,
+        effects: &mut Vec<Effect<B>>,
+    ) {
         if let Some(progress) = &mut self.progress {
             progress.done += 1;
             progress.failed += u32::from(result.is_err());
@@ -310,7 +291,7 @@ impl<B> Calls<B> {
         }
         let (status, encoding, message, body) = match result {
             Ok(Encoded { encoding, body }) => (ReplyStatus::Ok, encoding, None, Some(body)),
-            Err((status, why)) => (status, Encoding::None, Some(why), None),
+            Err(why) => (failure, Encoding::None, Some(why), None),
         };
         let request = Request::HostReply {
             call,

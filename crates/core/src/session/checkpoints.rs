@@ -11,6 +11,7 @@ use super::interpreter::{Config, Guest, Interpreter};
 use super::journal::{Journal, Origin, Steps};
 use super::packages::Package;
 use super::saves::{LEAST_SAVE_MS, Saved, Saving};
+use super::variables::VariableCommand;
 use super::{Body, Error, Reply, Ticket};
 use crate::execution::{LostVariable, StateReport};
 use crate::limits::{Limits, MAX_NAMES};
@@ -147,11 +148,12 @@ impl<B: Body> Checkpoints<B> {
                 self.before = self.origin(contexts);
                 self.touched();
             }
-            Job::Set { .. } | Job::OpenState(..) => self.touched(),
+            Job::Variable(VariableCommand::Set(..) | VariableCommand::Open(..)) => self.touched(),
             Job::File(command) if command.changes().is_some() => self.touched(),
-            Job::Get(_) | Job::CaptureState(_) => self.looked_at = true,
+            Job::Variable(VariableCommand::Get(_) | VariableCommand::Capture(_)) => self.looked_at = true,
             Job::File(FileCommand::Cell { .. } | FileCommand::Look { .. }) => self.looked_at = true,
-            Job::Configure { .. } | Job::File(_) | Job::List | Job::Install(_) | Job::Restore { .. } => {}
+            Job::Variable(VariableCommand::List) => {}
+            Job::Configure { .. } | Job::File(_) | Job::Install(_) | Job::Restore { .. } => {}
         }
     }
 
@@ -183,7 +185,7 @@ impl<B: Body> Checkpoints<B> {
     }
 
     /// The executions that the next guest repeats after that.
-    fn wanted_steps(&self) -> Steps {
+    pub(super) fn wanted_steps(&self) -> Steps {
         match self.reverting.as_ref().map(|reverting| &reverting.origin) {
             Some(Origin::Saved(_, steps)) => steps.clone(),
             _ => Steps::default(),
@@ -307,7 +309,7 @@ impl<B: Body> Checkpoints<B> {
     }
 
     /// The bodies of a checkpoint's chain, the full one first.
-    fn bodies(&self, checkpoint: u32) -> Vec<B> {
+    pub(super) fn bodies(&self, checkpoint: u32) -> Vec<B> {
         let chain = self.chain.chain(checkpoint);
         chain.iter().map(|link| link.body.clone()).collect()
     }
@@ -480,14 +482,7 @@ impl<B: Body> Interpreter<B> {
         let Some(checkpoint) = self.checkpoints.wanted() else {
             return false;
         };
-        let chain = self.checkpoints.bodies(checkpoint);
-        let steps = self.checkpoints.wanted_steps().to_repeat();
-        let job = Job::Restore {
-            checkpoint,
-            chain,
-            steps,
-        };
-        self.begin(now, None, job, None);
+        self.begin(now, None, Job::Restore(checkpoint), None);
         true
     }
 

@@ -8,6 +8,7 @@ use super::exchange::{Job, nothing_changed};
 use super::execution::Execution;
 use super::interpreter::{Guest, Interpreter};
 use super::packages::Load;
+use super::variables::VariableCommand;
 use super::{Body, Command, Effect, HostEffect, Reply, Ticket};
 use crate::deadline::StopReason;
 use crate::error::Error;
@@ -69,7 +70,10 @@ impl<B: Body> Interpreter<B> {
                 "execute",
                 format!("{MAX_QUEUED_COMMANDS} calls are waiting already; nothing was done"),
             )),
-            Command::Start | Command::Initialize(_) | Command::Later(Target::Context) | Command::Load(_) => None,
+            Command::Start
+            | Command::Variable(VariableCommand::Set(Target::Context, _))
+            | Command::Later(Target::Context)
+            | Command::Load(_) => None,
             _ if !self.has_or_awaits_context() => Some(Error::NotInitialized),
             _ => None,
         };
@@ -110,30 +114,9 @@ impl<B: Body> Interpreter<B> {
             Command::Fork => return Ok(Queued::State(Ask::Fork)),
             Command::Load(wanted) => return Ok(Queued::Load(Load::new(wanted))),
             Command::Later(target) => return Ok(Queued::Awaiting(target)),
-            Command::GetVariable(name) => Job::Get(name),
-            Command::ListVariables => Job::List,
-            Command::Configure {
-                host_functions,
-                output_fields,
-            } => Job::Configure {
-                host_functions,
-                output_fields,
-            },
-            Command::OpenState(state, max_bytes) => Job::OpenState(state, max_bytes),
-            Command::CaptureState(max_bytes) => Job::CaptureState(max_bytes),
+            Command::Variable(command) => Job::Variable(command),
+            Command::Configure(settings) => Job::Configure(settings),
             Command::File(command) => Job::File(command),
-            Command::SetVariable(name, value) => Job::Set {
-                target: Target::Variable(name),
-                value,
-            },
-            Command::Initialize(value) => Job::Set {
-                target: Target::Context,
-                value,
-            },
-            Command::Add(series, value) => Job::Set {
-                target: Target::Next(series),
-                value,
-            },
             Command::Execute {
                 code,
                 timeout_ms,

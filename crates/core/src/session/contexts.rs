@@ -3,6 +3,7 @@
 use super::commands::Queued;
 use super::exchange::Job;
 use super::interpreter::Interpreter;
+use super::variables::VariableCommand;
 use super::{Body, Encoded, Ticket};
 use crate::error::Error;
 
@@ -121,7 +122,7 @@ impl<B: Body> Interpreter<B> {
             (Ok(value), Some((_, queued))) => {
                 if let Queued::Awaiting(target) = queued {
                     let target = target.clone();
-                    *queued = Queued::Job(Job::Set { target, value });
+                    *queued = Queued::Job(Job::Variable(VariableCommand::Set(target, value)));
                 }
             }
             (Ok(_), None) => {}
@@ -143,8 +144,8 @@ impl<B: Body> Interpreter<B> {
             let replaced = name == "context" && self.front().is_some_and(Queued::initializes);
             match self.contexts.find(&name).cloned().filter(|_| !replaced) {
                 Some(value) => {
-                    let target = Target::Variable(name);
-                    return self.begin(now, None, Job::Set { target, value }, None);
+                    let set = VariableCommand::Set(Target::Variable(name), value);
+                    return self.begin(now, None, Job::Variable(set), None);
                 }
                 None => self.lacking.retain(|lacking| *lacking != name),
             }

@@ -3,14 +3,16 @@
 //! An [`Exchange`] judges the guest's events by itself. It returns the effects of each event, and the ending of the exchange. An event that
 //! does not fit is a violation.
 
-use super::calls::{Calls, HostCall};
+use super::calls::{Calls, Waiting};
+use super::checkpoints::Checkpoints;
 use super::contexts::{Contexts, Target};
 use super::execution::Execution;
 use super::files::FileCommand;
 use super::interpreter::Config;
 use super::oversized::{does_not_fit, kind, number_of};
 use super::packages::Install;
-use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Reply, Ticket};
+use super::variables::VariableCommand;
+use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Reply, Settings, Ticket};
 use crate::budget::Exhausted;
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -20,34 +22,18 @@ use crate::limits::{
     OUTPUT_PER_SECOND_PER_CHAR, VALUE_TIMEOUT_MS,
 };
 use crate::output::omission_notice;
-use crate::protocol::{Encoding, Event, ExecutionReport, Request, Step, Stream};
+use crate::protocol::{Event, ExecutionReport, Request, Stream};
 
 /// A task for a guest, done in one exchange.
 #[derive(Debug)]
 pub(super) enum Job<B> {
     Execute(Box<Execution>),
-    Get(String),
-    Set {
-        target: Target,
-        value: Encoded<B>,
-    },
-    List,
-    Configure {
-        host_functions: Option<Vec<String>>,
-        output_fields: Option<Vec<String>>,
-    },
-    OpenState(B, f64),
-    CaptureState(f64),
+    Variable(VariableCommand<B>),
+    Configure(Settings),
     File(FileCommand<B>),
     Install(Install<B>),
-    /// Restores a checkpoint. Only the session itself asks for this.
-    Restore {
-        checkpoint: u32,
-        /// The bodies of the checkpoint's chain, the full one first. Empty once they are sent.
-        chain: Vec<B>,
-        /// The executions to repeat after that. Empty once they are sent.
-        steps: Vec<Step>,
-    },
+    /// Restores the checkpoint with this number. Only the session itself asks for this.
+    Restore(u32),
 }
 
 /// A job that a guest has begun.
@@ -106,17 +92,11 @@ impl Flow {
 impl<B> Job<B> {
     /// Returns true if an earlier copy of the state stays exact after the job.
     pub(super) fn keeps_state(&self) -> bool {
-        matches!(self, Self::List)
+        matches!(self, Self::Variable(VariableCommand::List))
     }
 
     pub(super) fn initializes(&self) -> bool {
-        matches!(
-            self,
-            Self::Set {
-                target: Target::Context,
-                ..
-            }
-        )
+        matches!(self, Self::Variable(VariableCommand::Set(Target::Context, _)))
     }
 
     /// The answer to a command that the budget does not allow.
@@ -146,7 +126,7 @@ impl<B> Job<B> {
         match self {
             Self::Execute(execution) => execution.timeout_ms,
             // Opening and capturing the state run the user's code.
-            Self::OpenState(..) | Self::CaptureState(_) => config.limits.timeout_ms,
+            Self::Variable(VariableCommand::Open(..) | VariableCommand::Capture(_)) => config.limits.timeout_ms,
             Self::File(FileCommand::Look { .. }) => LOOK_TIMEOUT_MS,
             _ => VALUE_TIMEOUT_MS,
         }
@@ -160,22 +140,23 @@ pub(super) fn nothing_changed() -> Error {
 
 impl<B: Body> Job<B> {
     /// The request to send to the guest.
-    pub(super) fn request(&mut self, exchange: u32, config: &Config, contexts: &Contexts<B>) -> GuestEffect<B> {
+    pub(super) fn request(
+        &self,
+        exchange: u32,
+        config: &Config,
+        contexts: &Contexts<B>,
+        checkpoints: &Checkpoints<B>,
+    ) -> GuestEffect<B> {
         let timeout_ms = self.timeout_ms(config);
         let (request, body) = match self {
-            Self::Restore {
-                checkpoint,
-                chain,
-                steps,
-            } => {
-                let checkpoint = *checkpoint;
+            Self::Restore(checkpoint) => {
                 let request = Request::Restore {
                     exchange,
-                    checkpoint,
+                    checkpoint: *checkpoint,
                     timeout_ms,
-                    steps: std::mem::take(steps),
+                    steps: checkpoints.wanted_steps().to_repeat(),
                 };
-                return GuestEffect::Restore(request, std::mem::take(chain));
+                return GuestEffect::Restore(request, checkpoints.bodies(*checkpoint));
             }
             Self::Install(install) => return GuestEffect::Install(install.request(exchange), install.bodies()),
             Self::Execute(execution) => {
@@ -192,52 +173,18 @@ impl<B: Body> Job<B> {
                     None,
                 )
             }
-            Self::Get(name) => (
-                Request::GetVariable {
-                    exchange,
-                    name: name.clone(),
-                    timeout_ms,
-                },
-                None,
-            ),
-            Self::OpenState(state, max_bytes) => (
-                Request::OpenState {
-                    exchange,
-                    max_bytes: *max_bytes,
-                    timeout_ms,
-                },
-                Some(state.clone()),
-            ),
-            Self::CaptureState(max_bytes) => (
-                Request::CaptureState {
-                    exchange,
-                    max_bytes: *max_bytes,
-                    timeout_ms,
-                },
-                None,
-            ),
+            Self::Variable(command) => command.request(exchange, timeout_ms, contexts),
             Self::File(command) => command.request(exchange, timeout_ms),
-            Self::List => (Request::ListVariables { exchange, timeout_ms }, None),
-            Self::Configure {
-                host_functions,
-                output_fields,
-            } => (
-                Request::Configure {
+            Self::Configure(settings) => {
+                let host_functions = settings.host_functions.as_ref().unwrap_or(&config.host_functions);
+                let output_fields = settings.output_fields.as_ref().unwrap_or(&config.output_fields);
+                let request = Request::Configure {
                     exchange,
-                    host_functions: host_functions.as_ref().unwrap_or(&config.host_functions).clone(),
-                    output_fields: output_fields.as_ref().unwrap_or(&config.output_fields).clone(),
-                    timeout_ms,
-                },
-                None,
-            ),
-            Self::Set { target, value } => {
-                let request = Request::SetVariable {
-                    exchange,
-                    name: contexts.name(target),
-                    encoding: value.encoding,
+                    host_functions: host_functions.clone(),
+                    output_fields: output_fields.clone(),
                     timeout_ms,
                 };
-                (request, Some(value.body.clone()))
+                (request, None)
             }
         };
         GuestEffect::Post(request, body)
@@ -249,7 +196,7 @@ impl<B> Exchange<B> {
     pub(super) fn can_be_stopped(&self) -> bool {
         let is_short = matches!(
             self.job,
-            Job::Set { .. } | Job::Configure { .. } | Job::File(_) | Job::Install(_)
+            Job::Variable(VariableCommand::Set(..)) | Job::Configure(_) | Job::File(_) | Job::Install(_)
         );
         self.ticket.is_some() && !is_short
     }
@@ -330,14 +277,14 @@ impl<B: Body> Exchange<B> {
                 },
                 Job::Execute(_),
             ) => {
-                let args = body.map(|body| Encoded { encoding, body });
-                let made = HostCall {
-                    call,
-                    batch,
+                let body = body.ok_or("a host call without arguments")?;
+                let made = Waiting {
+                    guest_call: call,
                     name,
-                    args,
+                    args: Encoded { encoding, body },
+                    is_counted: false,
                 };
-                self.host_call(now, made, config, last_call, effects)?;
+                self.host_call(now, made, batch, config, last_call, effects)?;
             }
             (
                 Event::Executed {
@@ -368,19 +315,10 @@ impl<B: Body> Job<B> {
     /// The ending that an event means, for jobs other than executions.
     fn ending(&self, event: Event, body: Option<B>) -> Result<Ending<B>, String> {
         Ok(match (event, self) {
+            (event, Self::Variable(command)) => command.ending(event, body)?,
             (event, Self::File(command)) => command.ending(event, body)?,
-            (Event::Value { encoding, .. }, Self::Get(_) | Self::List | Self::CaptureState(_)) => match body {
-                Some(_) if matches!(self, Self::CaptureState(_)) && encoding != Encoding::Bytes => {
-                    return Err("a state that is no bytes".to_owned());
-                }
-                None => return Err("a value without a body".to_owned()),
-                Some(body) => Ending::Value(Encoded { encoding, body }),
-            },
-            (
-                Event::Done { .. },
-                Self::Set { .. } | Self::Configure { .. } | Self::OpenState(..) | Self::Install(_),
-            ) => Ending::Done,
-            (Event::Restored { lost, names, .. }, Self::Restore { .. }) => Ending::Restored(lost, names),
+            (Event::Done { .. }, Self::Configure(_) | Self::Install(_)) => Ending::Done,
+            (Event::Restored { lost, names, .. }, Self::Restore(_)) => Ending::Restored(lost, names),
             (Event::Refused { message, .. }, job) if !matches!(job, Self::Execute(_)) => Ending::Refused(message),
             (event, _) => return Err(format!("{} does not fit what was asked", kind(&event))),
         })

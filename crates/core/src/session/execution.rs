@@ -113,7 +113,7 @@ impl Execution {
         self,
         deadline: &Deadline,
         now: f64,
-        report: &ExecutionReport,
+        report: ExecutionReport,
         state: StateReport,
     ) -> CodeExecution {
         let interrupted = report.ended != Ended::Ok && report.error_type.as_deref() == Some("KeyboardInterrupt");
@@ -161,7 +161,7 @@ impl Execution {
             (None, Ended::Limit) => (Outcome::Limit, None),
         };
         let mut execution = self.report(outcome, deadline.wall_ms(now), deadline.guest_ms(now), state);
-        execution.files.clone_from(&report.files);
+        execution.files = report.files;
         execution.truncated.files = report.omitted_files;
         execution.truncated.displays = report.omitted_displays;
         if let Some((error_type, message)) = stop_error {
@@ -170,10 +170,9 @@ impl Execution {
         } else if outcome == Outcome::Ok {
             (execution.error, execution.traceback) = (None, None);
         } else {
-            execution.error_type.clone_from(&report.error_type);
-            execution
-                .error
-                .get_or_insert_with(|| report.error_type.clone().unwrap_or_else(|| "Exception".to_owned()));
+            let exception = || report.error_type.clone().unwrap_or_else(|| "Exception".to_owned());
+            execution.error.get_or_insert_with(exception);
+            execution.error_type = report.error_type;
         }
         if execution.state.status == StateStatus::Lost
             && let Some(error) = &mut execution.error

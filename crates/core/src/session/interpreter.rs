@@ -3,8 +3,8 @@
 //! Guests come and go. A guest that dies is replaced by a fresh one, which gets the saved state. Commands wait in a queue, and become
 //! exchanges one at a time. An interpreter knows nothing of shadows; it only leaves notes for them.
 //!
-//! Its methods stand in the files of their subjects: `commands.rs` (the queue), `begin_and_end.rs`, `saves.rs`, `contexts.rs`, `packages.rs`
-//! and `pings.rs`. This file has the guest's life, the clock, and the sorting of the guest's messages.
+//! Its methods stand in the files of their subjects: `commands.rs` (the queue), `begin_and_end.rs`, `calls.rs`, `saves.rs`, `contexts.rs`,
+//! `packages.rs` and `pings.rs`. This file has the guest's life, the clock, and the sorting of the guest's messages.
 //!
 //! Decisions: `docs/internals/guest-in-a-browser.md` and `docs/internals/saving-and-restoring.md`.
 
@@ -365,9 +365,7 @@ impl<B: Body> Interpreter<B> {
             self.guest_gone(now, Error::GuestLost("it did not finish saving its state".to_owned()));
         }
         self.check_ping(now);
-        if let Some(exchange) = &mut self.exchange {
-            exchange.expire_calls(now, &self.config, &mut self.last_call, &mut self.effects);
-        }
+        self.expire_calls(now);
         match self.exchange.as_mut().map(|exchange| exchange.deadline.check(now)) {
             Some(Verdict::Interrupt(reason)) => self.ask_to_stop(now, reason),
             Some(Verdict::Kill(reason)) => {

@@ -13,6 +13,7 @@ use super::checkpoints::{Ask, Checkpoints};
 use super::contexts::Contexts;
 use super::exchange::Job;
 use super::execution::Execution;
+use super::variables::VariableCommand;
 use crate::protocol::Step;
 
 /// The most executions in a journal, and the most bytes of their code.
@@ -109,8 +110,8 @@ impl<B: Body> Checkpoints<B> {
         let is_fresh = self.base.is_none();
         match job {
             Job::Execute(_) | Job::Restore { .. } => false,
-            Job::Set { target, .. } => !(is_fresh && (is_own || target.is_kept())),
-            Job::OpenState(..) => true,
+            Job::Variable(VariableCommand::Set(target, _)) => !(is_fresh && (is_own || target.is_kept())),
+            Job::Variable(VariableCommand::Open(..)) => true,
             Job::File(command) if command.changes().is_some() => true,
             _ => !is_own && !is_fresh,
         }

@@ -9,11 +9,13 @@ use sandglass_core::protocol::{
     Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream, SurveyedVariable,
 };
 use sandglass_core::session::{
-    CellFile, Command, FileCommand, GuestInput, HostFailure, Input, Look, Series, Session, Target, Wanted,
+    CellFile, Command, FileCommand, GuestInput, Input, Look, Series, Session, Settings, Target, VariableCommand, Wanted,
 };
 
 use crate::packages::package;
-use crate::world::{Bytes, World, bad_message, guest_lost, guest_says, limits, ok, output, text};
+use crate::world::{
+    Bytes, World, add, assign, assign_context, bad_message, get, guest_lost, guest_says, limits, list, ok, output, text,
+};
 
 /// Something that happens. Guests, calls and tickets are meant relative to what there is.
 #[derive(Debug, Clone)]
@@ -161,7 +163,7 @@ fn step_ahead() -> impl Strategy<Value = Step> {
     });
     prop_oneof![
         4 => execute.prop_map(Step::Command),
-        1 => Just(Step::Command(Command::ListVariables)),
+        1 => Just(Step::Command(list())),
         1 => command().prop_map(Step::Command),
         1 => (0..3_u32).prop_map(|back| Step::Cancel { back }),
         1 => Just(Step::Interrupt),
@@ -213,18 +215,18 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
     );
     prop_oneof![
         2 => Just(Command::Start),
-        3 => Just(Command::Initialize(text("context"))),
+        3 => Just(assign_context("context")),
         8 => execute.prop_map(|(length, timeout_ms, max_calls)| Command::Execute {
             code: "x".repeat(length),
             timeout_ms,
             budget: BudgetLimits { max_calls, max_time: timeout_ms.map(|ms| 2.0 * ms), ..BudgetLimits::default() },
         }),
-        2 => Just(Command::GetVariable("x".to_owned())),
-        2 => Just(Command::SetVariable("x".to_owned(), text("value"))),
-        1 => Just(Command::ListVariables),
-        1 => Just(Command::Configure { host_functions: Some(vec!["lookup".to_owned()]), output_fields: None }),
-        1 => Just(Command::OpenState(b"state".to_vec(), 1e6)),
-        1 => Just(Command::CaptureState(1e6)),
+        2 => Just(get("x")),
+        2 => Just(assign("x", "value")),
+        1 => Just(list()),
+        1 => Just(Command::Configure(Settings { host_functions: Some(vec!["lookup".to_owned()]), output_fields: None })),
+        1 => Just(Command::Variable(VariableCommand::Open(b"state".to_vec(), 1e6))),
+        1 => Just(Command::Variable(VariableCommand::Capture(1e6))),
         1 => Just(Command::Checkpoint),
         1 => prop::option::of(0..5_u32).prop_map(Command::Restore),
         1 => Just(Command::Undo),
@@ -232,7 +234,7 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
         2 => Just(Command::Load(Wanted::Modules(vec!["a".to_owned()]))),
         1 => Just(Command::Fork),
         2 => file_command().prop_map(Command::File),
-        1 => series().prop_map(|series| Command::Add(series, text("more"))),
+        1 => series().prop_map(|series| add(series, "more")),
         1 => Just(Command::Later(Target::Context)),
         1 => series().prop_map(|series| Command::Later(Target::Next(series))),
     ]
@@ -419,7 +421,7 @@ impl World {
                 let result = if well {
                     Ok(text("returned"))
                 } else {
-                    Err(HostFailure("failed".to_owned()))
+                    Err("failed".to_owned())
                 };
                 self.feed(Input::HostReturned(call, result));
             }

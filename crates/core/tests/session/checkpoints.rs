@@ -6,7 +6,7 @@ use sandglass_core::limits::Limits;
 use sandglass_core::protocol::{Encoding, Event, Profile, Request};
 use sandglass_core::session::{Command, Input, Reply, Session};
 
-use crate::world::{World, guest_lost, limits, ok, text};
+use crate::world::{World, assign, assign_context, guest_lost, limits, ok};
 
 /// A session whose guest has its context, and has saved it.
 fn ready() -> World {
@@ -68,10 +68,10 @@ fn what_the_host_set_after_the_checkpoint_is_named_and_the_context_is_set_again(
     let mut world = ready();
     run(&mut world, &["context", "x"]);
     assert!(world.saves(true));
-    world.command(Command::SetVariable("x".to_owned(), text("2")));
+    world.command(assign("x", "2"));
     world.done();
     world.wait(50.0);
-    world.command(Command::Initialize(text("newer")));
+    world.command(assign_context("newer"));
     world.done();
     let killed = world.execute("while True: pass");
     world.feed(crash());
@@ -314,7 +314,7 @@ fn a_state_that_is_small_again_is_saved_again() {
 #[test]
 fn what_the_host_sets_may_make_a_state_that_can_be_saved() {
     let mut world = too_large();
-    world.command(Command::SetVariable("huge".to_owned(), text("")));
+    world.command(assign("huge", ""));
     world.done();
     assert!(world.saves(true));
 }
@@ -418,7 +418,7 @@ fn undo_refuses_to_take_back_more_than_one_execution() {
 #[test]
 fn what_the_host_set_before_an_execution_is_not_undone_with_it() {
     let mut world = twice();
-    world.command(Command::SetVariable("x".to_owned(), text("2")));
+    world.command(assign("x", "2"));
     world.done();
     run(&mut world, &["context", "x", "y"]);
     let undo = world.command(Command::Undo);
@@ -427,7 +427,7 @@ fn what_the_host_set_before_an_execution_is_not_undone_with_it() {
 
 /// The host sets this variable.
 fn set(world: &mut World, name: &str) {
-    world.command(Command::SetVariable(name.to_owned(), text("value")));
+    world.command(assign(name, "value"));
     world.done();
 }
 
@@ -526,7 +526,7 @@ fn a_guest_that_dies_after_a_restore_comes_back_there() {
 #[test]
 fn restoring_brings_the_context_of_that_time_back() {
     let mut world = twice();
-    world.command(Command::Initialize(text("newer")));
+    world.command(assign_context("newer"));
     world.done();
     let back = world.command(Command::Restore(Some(1)));
     world.boot();
@@ -587,7 +587,7 @@ fn a_fork_speaks_the_same_profile() {
     let session = Session::new(limits.clone(), vec!["llm_query".to_owned()])
         .with_profile(Profile::Dspy, vec!["answer".to_owned()]);
     let mut world = World::with(limits.clone(), session);
-    world.command(Command::Initialize(text("the context")));
+    world.command(assign_context("the context"));
     let config = |world: &World| match &world.guest.as_ref().expect("it boots").inbox[0] {
         (Request::Init { config, .. }, None) => config.clone(),
         other => panic!("{other:?}"),
@@ -660,7 +660,7 @@ fn a_context_set_after_the_checkpoint_survives_a_second_crash() {
     let mut world = ready();
     run(&mut world, &["context", "x"]);
     assert!(world.saves(true));
-    world.command(Command::Initialize(text("newer")));
+    world.command(assign_context("newer"));
     world.done();
     for _ in 0..2 {
         world.execute("while True: pass");

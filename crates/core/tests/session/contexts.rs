@@ -5,14 +5,14 @@ use sandglass_core::limits::Limits;
 use sandglass_core::protocol::Event;
 use sandglass_core::session::{Command, Input, Reply, Series, Target, Ticket};
 
-use crate::world::{World, guest_lost, limits, ok, text};
+use crate::world::{World, add, guest_lost, limits, ok, text};
 
 fn crash() -> Input<Vec<u8>> {
     guest_lost(Error::GuestLost("exit status 139".to_owned()))
 }
 
 fn adds(world: &mut World, series: Series, name: &str) {
-    let ticket = world.command(Command::Add(series, text(name)));
+    let ticket = world.command(add(series, name));
     assert_eq!(world.asked_for(), format!("set {name}"));
     world.done();
     assert_eq!(world.answer(ticket), &Ok(Reply::Name(name.to_owned())));
@@ -67,7 +67,7 @@ fn what_was_added_after_the_checkpoint_is_given_to_the_restored_guest() {
 #[test]
 fn a_refused_addition_uses_no_number() {
     let mut world = World::ready();
-    let ticket = world.command(Command::Add(Series::Context, text("bad")));
+    let ticket = world.command(add(Series::Context, "bad"));
     let exchange = world.exchange();
     let message = "no".to_owned();
     world.event(Event::Refused { exchange, message });

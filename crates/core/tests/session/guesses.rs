@@ -3,9 +3,9 @@
 use sandglass_core::limits::{Limits, MAX_SURVEYED, MAX_SURVEYED_COLUMNS, MAX_SURVEYED_NAME_BYTES};
 use sandglass_core::predictions::{Source, Tally};
 use sandglass_core::protocol::{ColumnKind, Event, Request, Stream, SurveyedColumn, SurveyedVariable};
-use sandglass_core::session::{Command, Input, Session};
+use sandglass_core::session::{Input, Session};
 
-use crate::world::{World, limits, ok, output, text};
+use crate::world::{World, assign, limits, list, ok, output};
 
 /// A text so long that its words take seconds to be counted.
 const LONG: u32 = 200_000_000;
@@ -129,7 +129,7 @@ fn each_state_is_asked_about_once_and_before_it_is_saved() {
     };
     assert_eq!(asked(&world), 1);
     world.wait(10_000.0);
-    world.command(Command::ListVariables);
+    world.command(list());
     world.event_with(
         Event::Value {
             exchange: world.exchange(),
@@ -315,7 +315,7 @@ fn a_guest_that_tells_too_much_is_ended() {
 #[test]
 fn a_value_that_is_set_is_asked_about() {
     let mut world = guessing(1_000, |_| {});
-    world.command(Command::SetVariable("more".to_owned(), text("x")));
+    world.command(assign("more", "x"));
     world.done();
     world.tells(vec![a_text("more", LONG), a_text("context", 1_000)]);
     assert!(world.saves(true));

@@ -4,7 +4,7 @@ use sandglass_core::Error;
 use sandglass_core::protocol::{Encoding, Event, GuestInfo, PROTOCOL_VERSION, Profile, Request};
 use sandglass_core::session::{Command, Input, Reply};
 
-use crate::world::{World, bad_message, guest_lost, guest_says, limits, text};
+use crate::world::{World, assign, assign_context, bad_message, guest_lost, guest_says, limits, list, text};
 
 #[test]
 fn boots_once_and_answers_every_start() {
@@ -57,8 +57,8 @@ fn refuses_everything_but_start_before_initialize() {
     let refused = [
         world.execute("1"),
         world.get("x"),
-        world.command(Command::SetVariable("x".to_owned(), text("1"))),
-        world.command(Command::ListVariables),
+        world.command(assign("x", "1")),
+        world.command(list()),
     ];
     for ticket in refused {
         assert_eq!(world.code_of(ticket), "not_initialized");
@@ -69,7 +69,7 @@ fn refuses_everything_but_start_before_initialize() {
 #[test]
 fn takes_commands_while_the_guest_boots() {
     let mut world = World::new(limits());
-    let initialize = world.command(Command::Initialize(text("the context")));
+    let initialize = world.command(assign_context("the context"));
     let execution = world.execute("1");
     world.boot();
     assert_eq!(world.asked_for(), "set context");
@@ -83,7 +83,7 @@ fn takes_commands_while_the_guest_boots() {
 #[test]
 fn a_context_that_the_guest_refuses_is_none() {
     let mut world = World::new(limits());
-    let initialize = world.command(Command::Initialize(text("the context")));
+    let initialize = world.command(assign_context("the context"));
     let waiting = world.execute("len(context)");
     world.boot();
     world.event(Event::Refused {
@@ -99,7 +99,7 @@ fn a_context_that_the_guest_refuses_is_none() {
 #[test]
 fn a_refused_context_leaves_the_one_before() {
     let mut world = World::ready();
-    world.command(Command::Initialize(text("a worse one")));
+    world.command(assign_context("a worse one"));
     world.event(Event::Refused {
         exchange: world.exchange(),
         message: "too deep".to_owned(),
@@ -117,12 +117,12 @@ fn a_refused_context_leaves_the_one_before() {
 #[test]
 fn a_context_that_ends_the_guest_is_not_tried_on_the_next() {
     let mut world = World::new(limits());
-    let initialize = world.command(Command::Initialize(text("a deadly context")));
+    let initialize = world.command(assign_context("a deadly context"));
     let waiting = world.execute("1");
     world.boot();
     world.feed(guest_lost(Error::GuestLost("out of memory".to_owned())));
     assert_eq!(world.code_of(initialize), "guest_lost");
-    let again = world.command(Command::Initialize(text("a smaller context")));
+    let again = world.command(assign_context("a smaller context"));
     world.boot();
     assert_eq!(world.code_of(waiting), "not_initialized");
     world.done();
@@ -134,7 +134,7 @@ fn a_failed_boot_refuses_what_waits_and_the_next_command_tries_again() {
     let mut world = World::new(limits());
     let waiting = [
         world.command(Command::Start),
-        world.command(Command::Initialize(text("c"))),
+        world.command(assign_context("c")),
         world.execute("1"),
     ];
     world.event(Event::BootFailed {
@@ -219,7 +219,7 @@ fn destroy_during_boot_resolves_everything() {
     let mut world = World::new(limits());
     let waiting = [
         world.command(Command::Start),
-        world.command(Command::Initialize(text("c"))),
+        world.command(assign_context("c")),
         world.execute("1"),
     ];
     world.feed(Input::Destroy);
@@ -264,7 +264,7 @@ fn after_destroy_nothing_happens_any_more() {
     let late = [
         world.execute("1"),
         world.command(Command::Start),
-        world.command(Command::Initialize(text("c"))),
+        world.command(assign_context("c")),
     ];
     for ticket in late {
         assert_eq!(world.code_of(ticket), "destroyed");
@@ -276,10 +276,10 @@ fn after_destroy_nothing_happens_any_more() {
 fn no_more_commands_wait_than_the_limit_says() {
     let mut world = World::new(limits());
     for _ in 0..sandglass_core::limits::MAX_QUEUED_COMMANDS {
-        world.command(Command::Initialize(text("c")));
+        world.command(assign_context("c"));
     }
     let more = [
-        world.command(Command::Initialize(text("c"))),
+        world.command(assign_context("c")),
         world.get("x"),
         world.command(Command::Start),
     ];
@@ -305,7 +305,7 @@ fn values_cross_as_they_were_sent() {
         };
         assert_eq!(value.encoding, encoding);
     }
-    let set = world.command(Command::SetVariable("x".to_owned(), text("5")));
+    let set = world.command(assign("x", "5"));
     assert_eq!(world.asked_for(), "set x");
     world.done();
     assert_eq!(world.answer(set), &Ok(Reply::Done));
@@ -323,7 +323,7 @@ fn a_value_that_cannot_cross_is_refused_and_nothing_is_lost() {
         world.error(get),
         &Error::NotSerializable("x contains itself".to_owned())
     );
-    let set = world.command(Command::SetVariable("1x".to_owned(), text("5")));
+    let set = world.command(assign("1x", "5"));
     world.event(Event::Refused {
         exchange: world.exchange(),
         message: "'1x' is no name".to_owned(),

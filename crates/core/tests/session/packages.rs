@@ -5,7 +5,7 @@ use sandglass_core::packages::Wheel;
 use sandglass_core::protocol::{Event, Request};
 use sandglass_core::session::{Command, Input, Package, Reply, Wanted};
 
-use crate::world::{Bytes, World, guest_lost, limits, text};
+use crate::world::{Bytes, World, assign_context, guest_lost, limits};
 
 pub(crate) fn package(name: &str) -> Package<Bytes> {
     let wheel = Wheel {
@@ -229,7 +229,7 @@ fn it_needs_no_context() {
     fetched(&mut world, ticket, &["a"]);
     world.done();
     assert_eq!(loaded(&world, ticket), ["a"]);
-    let begun = world.command(Command::Initialize(text("c")));
+    let begun = world.command(assign_context("c"));
     world.done();
     assert_eq!(world.answer(begun), &Ok(Reply::Done));
 }

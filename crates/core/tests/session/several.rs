@@ -13,7 +13,7 @@ use sandglass_core::session::{
     Command, Effect, GuestEffect, GuestInput, HostEffect, Input, Reply, Session, Slot, Ticket,
 };
 
-use crate::world::{World, guest_lost, limits, ok, output, text};
+use crate::world::{World, assign_context, guest_lost, limits, list, ok, output};
 
 /// A session whose guest can be forked, on a machine with so many processors.
 fn forking(processors: usize, change: impl FnOnce(&mut Limits)) -> World {
@@ -348,7 +348,7 @@ impl Model {
             last_ticket: 0,
             ran: Vec::new(),
         };
-        model.command(Command::Initialize(text("context")));
+        model.command(assign_context("context"));
         model.settle();
         model
     }
@@ -547,7 +547,7 @@ impl Model {
             Step::MainIsLost => {}
             Step::MemoryIsShort => self.feed(Input::MemoryIsShort),
             Step::Lists => {
-                self.command(Command::ListVariables);
+                self.command(list());
                 self.settle();
             }
             Step::Waits(ms) => {

@@ -10,7 +10,7 @@ use sandglass_core::predictions::{Source, Tally};
 use sandglass_core::protocol::{Encoding, Event, GuestInfo, PROTOCOL_VERSION, Request, Stream};
 use sandglass_core::session::{Command, GuestInput, Input, Reply, Session, Slot, Ticket};
 
-use crate::world::{World, limits, ok, output, raised, text};
+use crate::world::{World, assign, assign_context, get, limits, list, ok, output, raised};
 
 /// A session whose guest has its context, and has saved it.
 fn ready() -> World {
@@ -232,9 +232,9 @@ fn the_next_execution_has_another_number() {
 #[test]
 fn whatever_may_change_the_state_ends_it() {
     let changes: [fn() -> Command<Vec<u8>>; 4] = [
-        || Command::SetVariable("y".to_owned(), text("1")),
-        || Command::Initialize(text("another")),
-        || Command::GetVariable("y".to_owned()), // runs the user's code, perhaps
+        || assign("y", "1"),
+        || assign_context("another"),
+        || get("y"), // runs the user's code, perhaps
         || Command::Execute {
             code: "y = 1".to_owned(),
             timeout_ms: None,
@@ -248,7 +248,7 @@ fn whatever_may_change_the_state_ends_it() {
         }
     }
     let mut world = finished("x = 1");
-    world.command(Command::ListVariables);
+    world.command(list());
     assert!(world.shadow().is_some(), "a list changes nothing");
 }
 
@@ -954,7 +954,7 @@ fn it_takes_a_little_at_a_time() {
 #[test]
 fn what_waits_for_more_wakes_nobody_meanwhile() {
     let mut world = written("a");
-    world.command(Command::ListVariables);
+    world.command(list());
     world.writes("a\nb");
     world.wait(500.0);
     let exchange = world.exchange();
@@ -1009,7 +1009,7 @@ fn code_that_becomes_something_else_runs_whole() {
 #[test]
 fn a_change_of_the_state_ends_what_is_being_written() {
     let mut world = written("a");
-    world.command(Command::SetVariable("y".to_owned(), text("1")));
+    world.command(assign("y", "1"));
     assert!(world.shadow().is_none());
     let exchange = world.exchange();
     world.event(Event::Done { exchange });

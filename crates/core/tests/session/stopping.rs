@@ -5,9 +5,9 @@ use sandglass_core::deadline::StopReason;
 use sandglass_core::execution::{Outcome, StateStatus};
 use sandglass_core::limits::Limits;
 use sandglass_core::protocol::{Event, ExecutionReport, Request};
-use sandglass_core::session::{Command, Input, Reply};
+use sandglass_core::session::{Input, Reply};
 
-use crate::world::{World, guest_lost, limits, ok, raised, text};
+use crate::world::{World, assign, assign_context, guest_lost, limits, ok, raised};
 
 /// An execution that was stopped as the host asked.
 pub(crate) fn stopped(reason: StopReason) -> ExecutionReport {
@@ -99,7 +99,7 @@ fn the_context_is_restored_with_its_value() {
 #[test]
 fn the_newest_context_is_restored() {
     let mut world = World::ready();
-    world.command(Command::Initialize(text("a newer one")));
+    world.command(assign_context("a newer one"));
     world.done();
     world.feed(crash());
     world.boot();
@@ -179,7 +179,7 @@ fn a_loss_is_not_forgotten_over_the_next_loss() {
     world.ends_well(&["x"]);
     world.feed(crash());
     world.fresh_guest();
-    world.command(Command::SetVariable("y".to_owned(), text("1")));
+    world.command(assign("y", "1"));
     world.done();
     world.feed(crash());
     world.fresh_guest();
@@ -318,7 +318,7 @@ fn total_time_runs_through_host_calls() {
 #[test]
 fn the_clock_of_an_execution_starts_with_its_turn() {
     let mut world = World::new(limits());
-    world.command(Command::Initialize(text("c")));
+    world.command(assign_context("c"));
     let ticket = world.execute("1");
     world.wait(9_000.0);
     world.boot();

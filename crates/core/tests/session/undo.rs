@@ -10,7 +10,7 @@ use sandglass_core::limits::Limits;
 use sandglass_core::protocol::{Encoding, Event, ExecutionReport, Request, Step};
 use sandglass_core::session::{Command, Reply, Session};
 
-use crate::world::{World, guest_lost, guest_says, limits, ok, text};
+use crate::world::{World, assign, guest_lost, guest_says, limits, list, ok};
 
 /// A state: the codes that ran and the variables that were set, in order. The context is in every state.
 type State = Vec<String>;
@@ -277,7 +277,7 @@ proptest! {
                     bench.works();
                     before = vec![state];
                     // Another crash right after the restore would give the state up.
-                    bench.world.command(Command::ListVariables);
+                    bench.world.command(list());
                     bench.works();
                     if bench.undoes().is_ok() {
                         prop_assert_eq!(&bench.state, &before[0]);
@@ -287,7 +287,7 @@ proptest! {
                     before.clear();
                 }
                 Act::Sets => {
-                    bench.world.command(Command::SetVariable("x".to_owned(), text("value")));
+                    bench.world.command(assign("x", "value"));
                     bench.works();
                 }
                 Act::Gets => {

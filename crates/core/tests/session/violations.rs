@@ -8,7 +8,7 @@ use sandglass_core::limits::{
 use sandglass_core::protocol::{Encoding, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Stream};
 use sandglass_core::session::{Command, Session};
 
-use crate::world::{World, bad_message, guest_says, limits, ok, output, text};
+use crate::world::{World, assign, bad_message, guest_says, limits, ok, output};
 
 /// The execution that runs is told that the guest broke the protocol by `what`; the next one runs on a fresh guest.
 fn is_a_violation(what: &str, forge: impl FnOnce(&mut World)) {
@@ -290,7 +290,7 @@ fn a_value_without_a_body_ends_the_guest_and_names_the_reason() {
         encoding: Encoding::Text,
     });
     assert_eq!(world.code_of(get), "protocol");
-    let set = world.command(Command::SetVariable("x".to_owned(), text("1")));
+    let set = world.command(assign("x", "1"));
     world.fresh_guest();
     world.event_with(
         Event::Value {

@@ -11,8 +11,8 @@ use sandglass_core::protocol::{
     SurveyedVariable,
 };
 use sandglass_core::session::{
-    Command, Effect, Encoded, GuestEffect, GuestInput, HostEffect, HostFailure, Input, Reply, Session, ShadowId, Slot,
-    Ticket,
+    Command, Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Reply, Series, Session, ShadowId, Slot,
+    Target, Ticket, VariableCommand,
 };
 use sandglass_core::{Error, Profile};
 
@@ -156,7 +156,7 @@ impl World {
 
     pub(crate) fn begun(mut self) -> Self {
         let world = &mut self;
-        let ticket = world.command(Command::Initialize(text("the context")));
+        let ticket = world.command(assign_context("the context"));
         world.boot();
         world.done();
         assert_eq!(world.answer(ticket), &Ok(Reply::Done));
@@ -180,7 +180,7 @@ impl World {
     }
 
     pub(crate) fn get(&mut self, name: &str) -> Ticket {
-        self.command(Command::GetVariable(name.to_owned()))
+        self.command(get(name))
     }
 
     /// The number of commands that were given.
@@ -511,7 +511,7 @@ impl World {
     }
 
     pub(crate) fn fails(&mut self, call: u32, why: &str) {
-        self.feed(Input::HostReturned(call, Err(HostFailure(why.to_owned()))));
+        self.feed(Input::HostReturned(call, Err(why.to_owned())));
     }
 
     /// The numbers of the host calls under way.
@@ -871,6 +871,31 @@ fn unsaved(names: &[&str]) -> Vec<LostVariable> {
         reason: "it cannot be saved".to_owned(),
     };
     names.iter().map(lost).collect()
+}
+
+/// The command that assigns `context`.
+pub(crate) fn assign_context(value: &str) -> Command<Bytes> {
+    Command::Variable(VariableCommand::Set(Target::Context, text(value)))
+}
+
+/// The command that assigns a variable.
+pub(crate) fn assign(name: &str, value: &str) -> Command<Bytes> {
+    Command::Variable(VariableCommand::Set(Target::Variable(name.to_owned()), text(value)))
+}
+
+/// The command that adds to a series.
+pub(crate) fn add(series: Series, value: &str) -> Command<Bytes> {
+    Command::Variable(VariableCommand::Set(Target::Next(series), text(value)))
+}
+
+/// The command that reads a variable.
+pub(crate) fn get(name: &str) -> Command<Bytes> {
+    Command::Variable(VariableCommand::Get(name.to_owned()))
+}
+
+/// The command that lists the variables.
+pub(crate) fn list() -> Command<Bytes> {
+    Command::Variable(VariableCommand::List)
 }
 
 pub(crate) fn text(text: &str) -> Encoded<Bytes> {

@@ -10,7 +10,6 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from copy import deepcopy
-from inspect import CO_COROUTINE
 from itertools import count
 from keyword import iskeyword
 from threading import Lock, RLock, main_thread
@@ -29,7 +28,7 @@ from sandglass.runtime.helpers import Helpers
 from sandglass.runtime.namespace import MISSING, Namespace
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime.profiles import PROFILES
-from sandglass.runtime.running import run
+from sandglass.runtime.running import awaits, run, run_async
 from sandglass.runtime.sources import Sources
 from sandglass.runtime.tracebacks import describe
 from sandglass.runtime.values import type_name
@@ -376,14 +375,15 @@ class JupyterREPL:
         filename = f"<cell {next(_numbers)}>"
         self._sources.add(filename, code)
         codes, has_magics = compile_code(code, filename, shell)
-        if any(part.co_flags & CO_COROUTINE for part in codes):
+        if awaits(codes):
             self._loops.get_event_loop()  # made here, where no interrupt can leave it half made
         return codes, has_magics
 
     def _run_cell(self, codes: list[CodeType], shell: Any, turn: kernel.Turn) -> str | None:
         module = self._namespace.module
         with nullcontext() if shell is None else kernel.shell_namespace(turn, shell, module):
-            value = run(codes, vars(module), self._loops)
+            names = vars(module)
+            value = self._loops.run_cell(run_async(codes, names)) if awaits(codes) else run(codes, names)
         show = PROFILES[self.profile].show
         return None if value is None or show is None else show(value)
 

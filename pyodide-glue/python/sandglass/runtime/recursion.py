@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _MOST = (1 << 31) - 1
 #: The event loop's frames below a cell that awaits.
-_LOOP_FRAMES = 12
+_LOOP_FRAMES = 11
 #: The fewest frames of user code, whatever its limit: `print` and `llm_query` need some for the runtime.
 _LEAST = 30
 

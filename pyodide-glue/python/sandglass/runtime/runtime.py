@@ -492,13 +492,13 @@ class Runtime:
             if codes:
                 self._value = None
             self._recursion.begin(codes)
-            names, loops = self.namespace.globals, self._loops
+            names = self.namespace.globals
             if not codes:
                 value = self._value
             elif running.awaits(codes):  # the cell's task enters the context at each step
-                value = running.run(codes, names, loops, context=self._context)
+                value = self._loops.run_cell(running.run_async(codes, names), self._context)
             else:
-                value = self._context.run(running.run, codes, names, loops)
+                value = self._context.run(running.run, codes, names)
             self._value = None if ends else value
             if ends and value is not None and self._show is not None:
                 self._context.run(self._show_result, self._show, value)

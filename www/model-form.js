@@ -9,7 +9,7 @@ import { PRESETS, testConnection } from "./presets.js";
 /** @typedef {(prompt: string, info: { model?: string, signal: AbortSignal }) => Promise<string>} Answer */
 
 /** The form of the model: a function that answers one prompt, and the endpoint for whole runs, if one is chosen. */
-export function settingsPanel() {
+export function modelForm() {
   const form = /** @type {HTMLFormElement} */ (byId("model"));
   const fields = byId("endpoint");
   const choice = /** @type {HTMLSelectElement} */ (byId("preset"));

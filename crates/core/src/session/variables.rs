@@ -1,0 +1,75 @@
+//! Requests about a guest's variables, and checks of the answers.
+
+use super::contexts::{Contexts, Target};
+use super::exchange::Ending;
+use super::oversized::kind;
+use super::{Body, Encoded};
+use crate::protocol::{Encoding, Event, Request};
+
+/// A user's request about variables.
+#[derive(Debug, Clone, PartialEq)]
+pub enum VariableCommand<B> {
+    /// Reads a variable.
+    Get(String),
+    /// Assigns a value. Every later guest gets it too, unless it is that of a variable named by the user.
+    Set(Target, Encoded<B>),
+    /// Lists the variables.
+    List,
+    /// Adds variables that [`VariableCommand::Capture`] wrote. The number is the most bytes that they take unpacked.
+    Open(B, f64),
+    /// Writes the variables for another session. The number is the most bytes that they take unpacked.
+    Capture(f64),
+}
+
+impl<B: Body> VariableCommand<B> {
+    /// The request to send to the guest.
+    pub(super) fn request(&self, exchange: u32, timeout_ms: f64, contexts: &Contexts<B>) -> (Request, Option<B>) {
+        let request = match self {
+            Self::Get(name) => Request::GetVariable {
+                exchange,
+                name: name.clone(),
+                timeout_ms,
+            },
+            Self::Set(target, value) => {
+                let request = Request::SetVariable {
+                    exchange,
+                    name: contexts.name(target),
+                    encoding: value.encoding,
+                    timeout_ms,
+                };
+                return (request, Some(value.body.clone()));
+            }
+            Self::List => Request::ListVariables { exchange, timeout_ms },
+            Self::Open(state, max_bytes) => {
+                let request = Request::OpenState {
+                    exchange,
+                    max_bytes: *max_bytes,
+                    timeout_ms,
+                };
+                return (request, Some(state.clone()));
+            }
+            Self::Capture(max_bytes) => Request::CaptureState {
+                exchange,
+                max_bytes: *max_bytes,
+                timeout_ms,
+            },
+        };
+        (request, None)
+    }
+
+    /// The ending of the exchange that an event means. An error is a violation.
+    pub(super) fn ending(&self, event: Event, body: Option<B>) -> Result<Ending<B>, String> {
+        Ok(match (event, self) {
+            (Event::Refused { message, .. }, _) => Ending::Refused(message),
+            (Event::Done { .. }, Self::Set(..) | Self::Open(..)) => Ending::Done,
+            (Event::Value { encoding, .. }, Self::Get(_) | Self::List | Self::Capture(_)) => {
+                let body = body.ok_or("a value without a body")?;
+                if matches!(self, Self::Capture(_)) && encoding != Encoding::Bytes {
+                    return Err("a state that is no bytes".to_owned());
+                }
+                Ending::Value(Encoded { encoding, body })
+            }
+            (event, _) => return Err(format!("{} does not fit what was asked", kind(&event))),
+        })
+    }
+}

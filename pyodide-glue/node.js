@@ -30,6 +30,8 @@ provide({
     const response = read(url)?.then((bytes) => new Response(bytes));
     return response && { response };
   },
+  // Nothing begins a guest from kept files here.
+  keepModule: async () => {},
 });
 
 /**

@@ -9,7 +9,10 @@ import { findKept, findModule } from "./kept-files.js";
 /** @import { SandboxOptions } from "../pkg/sandglass.js" */
 /** @import { Frame } from "./frame.js" */
 
-/** A request under way, and its body. @typedef {{ response: Promise<Response>, body?: Promise<any> }} Begun */
+/**
+ * A request under way, and its body. `kept`, which is set before the response comes, tells if the browser has kept the file.
+ * @typedef {{ response: Promise<Response>, body?: Promise<any>, kept?: boolean }} Begun
+ */
 /**
  * The frame of a guest. One whose worker is being started has the page's ends of its ports, and the snapshot that it gets, if
  * the browser has kept one.
@@ -35,8 +38,11 @@ export function prefetch(options) {
     origin = address("script");
     request(origin, fetch(origin), (response) => response.arrayBuffer());
     const wasm = address("wasm");
-    const module = findModule().then((kept) => kept ?? fetch(wasm));
-    request(wasm, module, (response) => response.blob());
+    const module = findModule().then((kept) => {
+      begun.kept = kept !== undefined;
+      return kept ?? fetch(wasm);
+    });
+    const begun = request(wasm, module, (response) => response.blob());
   }
   if (isolation !== "frame" || !globalThis.document) return;
   place = createFrame();
@@ -50,7 +56,10 @@ export function prefetch(options) {
 function request(url, response, read) {
   const body = response.then(read);
   body.catch(() => {}); // the taker hears of the failure
-  requests.set(url, { response, body });
+  /** @type {Begun} */
+  const begun = { response, body };
+  requests.set(url, begun);
+  return begun;
 }
 
 /**

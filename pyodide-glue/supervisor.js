@@ -3,7 +3,7 @@
 import init from "../pkg/sandglass.js";
 import { build, integrity, platform } from "../dist/assets.js";
 import { assetUrl, failedRequest, wrongAnswer } from "./assets.js";
-import { findKept, forgetModule, keep } from "./kept-files.js";
+import { findKept, forgetModule, keep, keepModule } from "./kept-files.js";
 import { openFrame, takeRequest } from "./prefetch.js";
 import { SandboxError } from "./sandbox-error.js";
 import { startWorker } from "./start-worker.js";
@@ -22,6 +22,7 @@ const glue = {
   takeRequest,
   findKept,
   keep,
+  keepModule,
   forgetModule,
   startWorker,
   readMetadata,

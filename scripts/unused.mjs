@@ -1,5 +1,5 @@
 // Leaves functions out of Emscripten's script that no guest can use: graphics, sound, windows and their events, for which a guest
-// has no page. With what only they need, they are a third of the script, which the engine reads at each start.
+// has no page. With what only they need, they are almost a third of the script, which the engine reads at each start.
 // Decisions: docs/internals/guest-in-a-browser.md.
 import { parse } from "acorn";
 import { full } from "acorn-walk";
@@ -18,6 +18,10 @@ const NEEDS_A_PAGE = new RegExp(
     "emscripten_(websocket|async_wget|vibrate|sample_gamepad|hide_mouse|get_(gamepad|num_gamepads|battery|screen|preloaded))\\w*",
   ].join("|")})$`,
 );
+/** Functions that native code of packages may name in JavaScript of its own. */
+const OF_PACKAGES =
+  `ccall cwrap dynCall getValue setValue addFunction removeFunction writeArrayToMemory intArrayToString
+  AsciiToString UTF16ToString UTF32ToString stringToUTF16 stringToUTF32 lengthBytesUTF16 lengthBytesUTF32`.split(/\s+/);
 /** Objects for a page's canvas. What is left asks first if they are there. */
 const OF_A_PAGE = ["Browser", "SDL"];
 const WHY = "a sandbox has no graphics, no sound and no network";
@@ -70,6 +74,7 @@ export function leaveOutUnused(text, asked) {
   const needed = new Set([...kept, ...ways]);
   const need = (/** @type {Part | undefined} */ part) => part && needed.add(part);
   for (const name of asked) need(shared.get(name));
+  for (const name of OF_PACKAGES) need(declared.get(name));
   // Parts that are added meanwhile have their turn.
   for (const part of needed)
     full(part, (node) => {
@@ -141,7 +146,7 @@ function signature(name, declared, notes) {
   return isAlias ? signature(part.init.name, declared, notes) : "";
 }
 
-/** Whether leaving the value out changes nothing else. @param {AnyNode | null | undefined} value */
+/** Returns true when leaving the value out changes nothing else. @param {AnyNode | null | undefined} value */
 function isInert(value) {
   const kinds = [
     "ArrowFunctionExpression",

@@ -38,7 +38,7 @@ struct File {
     integrity: JsValue,
     contents: Promise,
     verified: Rc<OnceCell<Promise>>,
-    /// True when the browser has kept the file since an earlier page.
+    /// True when the browser has the file for the next page.
     is_kept: Rc<Cell<bool>>,
 }
 
@@ -95,20 +95,19 @@ impl Assets {
         Some(blob)
     }
 
-    /// Forgets the module if the browser has kept it since an earlier page. Returns false otherwise.
-    pub(super) fn forget_kept_module(&self, glue: &Glue) -> bool {
+    /// Forgets the module if it is damaged and the browser has kept it since an earlier page. Returns false otherwise.
+    pub(super) async fn forget_damaged_module(&self, glue: &Glue) -> bool {
         let File { url, is_kept, .. } = &self.wasm;
-        if is_kept.get() {
-            disregard(glue.forget_module());
-            // Another sandbox may be fetching the file already.
-            let is_this = |file: &File| Rc::ptr_eq(&file.is_kept, is_kept);
-            LOADING.with_borrow_mut(|loading| {
-                if loading.get(&**url).is_some_and(is_this) {
-                    loading.remove(&**url);
-                }
-            });
+        if !is_kept.get() || self.wasm.verified().await.is_ok() {
+            return false;
         }
-        is_kept.get()
+        // Another sandbox may have fetched the file, and kept it, meanwhile.
+        let is_this = |file: &File| Rc::ptr_eq(&file.is_kept, is_kept);
+        if LOADING.with_borrow(|loading| loading.get(&**url).is_none_or(is_this)) {
+            disregard(glue.forget_module());
+            LOADING.with_borrow_mut(|loading| loading.remove(&**url));
+        }
+        true
     }
 
     /// Waits until all files are verified to be those of this release.
@@ -131,11 +130,16 @@ pub(super) async fn library(base: &str, glue: &Glue) -> Result<JsValue, Error> {
     settle(&file.contents).await
 }
 
-/// The verified module.
-pub(super) async fn module(base: &str, glue: &Glue) -> Result<JsValue, Error> {
+/// Keeps the verified module for the next page, unless the browser has it already.
+pub(super) async fn keep_module(base: &str, glue: &Glue) {
     let file = load_one(base, WASM, Form::Blob, glue);
-    file.verified().await?;
-    settle(&file.contents).await
+    // Failing to store it only makes the first guest of the next page start slowly.
+    if file.verified().await.is_ok()
+        && !file.is_kept.replace(true)
+        && let Ok(module) = settle(&file.contents).await
+    {
+        disregard(glue.keep_module(&module));
+    }
 }
 
 async fn settle(promise: &Promise) -> Result<JsValue, Error> {
@@ -229,13 +233,16 @@ async fn download(
         Some(_) => Object::new(),
         None => object(&[("integrity", &integrity)]),
     };
-    let (request, body) = begun.map_or((None, None), |begun| (Some(begun.response()), begun.body()));
+    let (request, body) = (
+        begun.as_ref().map(Begun::response),
+        begun.as_ref().and_then(Begun::body),
+    );
     let response = async { JsFuture::from(request.map_or_else(|| fetch(&url, &init), Ok)?).await };
     let response = response
         .await
         .map_err(|error| failed(&glue.failed_request(&url, &error).into()))?;
     let response: Response = response.unchecked_into();
-    is_kept.set(response.url().is_empty()); // a response of the network has an address
+    is_kept.set(begun.as_ref().and_then(Begun::kept) == Some(true));
     if let Some(problem) = glue.wrong_answer(&url, &response) {
         return Err(problem.into());
     }

@@ -31,9 +31,12 @@ extern "C" {
     /// A promise of the snapshot that the browser has kept, or of undefined.
     #[wasm_bindgen(method, js_name = findKept)]
     pub(super) fn find_kept(this: &Glue) -> Promise;
-    /// Keeps a snapshot and the module for the next page. A promise of the end.
+    /// Keeps a snapshot for the next page. A promise of the end.
     #[wasm_bindgen(method)]
-    pub(super) fn keep(this: &Glue, snapshot: &web_sys::Blob, module: &JsValue) -> Promise;
+    pub(super) fn keep(this: &Glue, snapshot: &web_sys::Blob) -> Promise;
+    /// Keeps the module for the next page. A promise of the end.
+    #[wasm_bindgen(method, js_name = keepModule)]
+    pub(super) fn keep_module(this: &Glue, module: &JsValue) -> Promise;
     /// Forgets the module that the browser has kept. A promise of the end.
     #[wasm_bindgen(method, js_name = forgetModule)]
     pub(super) fn forget_module(this: &Glue) -> Promise;
@@ -68,6 +71,9 @@ extern "C" {
     /// A promise of the response's body, where it is already being read: a `Blob`, or an `ArrayBuffer` for the script.
     #[wasm_bindgen(method, getter)]
     pub(super) fn body(this: &Begun) -> Option<Promise>;
+    /// True when the browser has kept the file since an earlier page; known once the response is there.
+    #[wasm_bindgen(method, getter)]
+    pub(super) fn kept(this: &Begun) -> Option<bool>;
 
     /// The frame of a guest.
     pub type Place;

@@ -11,10 +11,9 @@ use std::collections::HashMap;
 
 use js_sys::{Function, Promise};
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::{JsFuture, spawn_local};
+use wasm_bindgen_futures::JsFuture;
 use web_sys::Blob;
 
-use super::assets;
 use super::glue::{Glue, disregard};
 
 thread_local! {
@@ -87,7 +86,7 @@ pub(super) fn prove(base: &str) {
     });
 }
 
-/// Keeps a snapshot in the page, and in the browser's cache if possible, with the module.
+/// Keeps a snapshot in the page, and in the browser's cache if possible.
 pub(super) fn keep(base: &str, glue: &Glue, blob: Blob) {
     KEPT.with_borrow_mut(|kept| {
         kept.insert(
@@ -98,11 +97,6 @@ pub(super) fn keep(base: &str, glue: &Glue, blob: Blob) {
             },
         )
     });
-    let (base, glue) = (base.to_owned(), glue.clone());
-    spawn_local(async move {
-        // Failing to store them only makes the first guest of the next page start slowly.
-        if let Ok(module) = assets::module(&base, &glue).await {
-            disregard(glue.keep(&blob, &module));
-        }
-    });
+    // Failing to store it only makes the first guest of the next page start slowly.
+    disregard(glue.keep(&blob));
 }

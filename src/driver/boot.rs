@@ -95,17 +95,22 @@ impl Driver {
         spawn_local(async move {
             let assets = OnceCell::new();
             let mut started = start(&base, &glue, isolation, given, &assets, &this).await;
-            let is_damaged = matches!(started, Err(Error::AssetFailed(_)));
-            // The browser's copy may be damaged: another guest gets the file from the network.
-            if is_damaged && assets.get().is_some_and(|assets| assets.forget_kept_module(&glue)) {
+            // A damaged copy of the browser's: another guest gets the file from the network.
+            if let (Err(_), Some(assets)) = (&started, assets.get())
+                && assets.forget_damaged_module(&glue).await
+            {
+                let is_wanted = Cell::new(false);
                 this(&|driver, held| {
+                    is_wanted.set(true);
                     held.maker.take();
                     held.with_guest(driver, |guest| {
                         *guest = Guest::open(&glue, isolation, &base)?;
                         Ok(())
                     });
                 });
-                started = start(&base, &glue, isolation, None, &OnceCell::new(), &this).await;
+                if is_wanted.get() {
+                    started = start(&base, &glue, isolation, None, &OnceCell::new(), &this).await;
+                }
             }
             this(&|driver, held| match &started {
                 Ok(()) => driver.adopt(held),

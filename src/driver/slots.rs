@@ -11,10 +11,12 @@ use sandglass_core::limits::MAX_AHEAD_BYTES;
 use sandglass_core::protocol::{Event, Request};
 use sandglass_core::session::{GuestInput, Input, Slot};
 use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::spawn_local;
 use web_sys::Blob;
 
 use super::messages::{Events, Parts};
 use super::{Driver, notify};
+use crate::assets;
 use crate::glue::object;
 use crate::guest_frame::{Guest, Letter};
 use crate::outbox::{JsBody, Outbox};
@@ -209,8 +211,12 @@ impl Driver {
             return self.take_snapshot(&held, &data, event);
         }
         if self.take_all(generation, events) {
-            snapshot::prove(&self.options.assets_base());
+            let (base, glue) = (self.options.assets_base(), self.glue.clone());
+            snapshot::prove(&base);
             held.maker.take();
+            if matches!(&*held.guest.borrow(), Some(Held::Here(_))) {
+                spawn_local(async move { assets::keep_module(&base, &glue).await });
+            }
             self.progress("ready");
         }
     }

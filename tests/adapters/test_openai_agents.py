@@ -219,6 +219,22 @@ def with_size(size: bytes) -> bytes:
     return bytes(header)
 
 
+def with_header_of(size: bytes) -> bytes:
+    """An archive with an extended header, which says that it has another size."""
+    packed = bytearray(tar(named("b" * 200), format=tarfile.PAX_FORMAT))
+    assert packed[156:157] == tarfile.XHDTYPE
+    packed[124:136] = size
+    packed[148:156] = b" " * 8
+    packed[148:156] = b"%06o\0 " % sum(packed[:512])
+    return bytes(packed)
+
+
+def with_headers(headers: dict[str, str]) -> tarfile.TarInfo:
+    member = named("a", 1)
+    member.pax_headers = headers
+    return member
+
+
 def tar_and_gzip(bomb: bytes) -> bytes:
     """Bytes that are a tar archive for whoever looks for one, and a bomb for whoever looks for gzip first."""
     # The header of tar is in a field of gzip's header that unpackers skip.
@@ -240,16 +256,38 @@ def tar_and_gzip(bomb: bytes) -> bytes:
         (with_size(b"\xff" * 12), "its size cannot be true"),  # -1: it leads back to itself
         (with_size(b"77777777777\0"), "its size cannot be true"),
         (tar(named("a"), named("b" * 200))[:1536], "it is damaged"),
-        (tar(named("a"), pax_headers={"comment": "x" * 100_000}), "a header for all its files"),
+        (tar(named("a"), pax_headers={"comment": "x" * 10_000}), "a header for all its files"),
+        (tar(with_headers({f"{number}": "" for number in range(10_000)})), "a header in it is too large"),
+        (with_header_of(b"\xff" * 11 + b"\x00"), "a header in it is too large"),  # less than 0: all the rest is read
+        (tar(named("b" * 70_000), format=tarfile.GNU_FORMAT), "a header in it is too large"),
+        (tar(*(with_headers({"a": "x" * 60_000}) for _ in range(5))), "a header in it is too large"),
+        (tar(with_headers({"GNU.sparse.major": "1", "GNU.sparse.minor": "0"})), "a file with holes"),
         (tar(*(named(f"{number}") for number in range(12))), "more than 10 files"),
         (tar(named("big", 60_000)), "more than 50000 bytes"),
     ],
-    ids=["gzip", "bzip2", "xz", "text", "negative size", "holes", "cut", "global header", "many", "large"],
+    ids=[
+        "gzip",
+        "bzip2",
+        "xz",
+        "text",
+        "negative size",
+        "holes",
+        "cut",
+        "global header",
+        "header",
+        "header below 0",
+        "long name",
+        "headers",
+        "sparse",
+        "many",
+        "large",
+    ],
 )
 async def test_an_archive_that_could_harm_this_process_is_refused(
     session: SandboxSession, packed: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openai_agents, "_MOST_MEMBERS", 10)
+    monkeypatch.setattr(openai_agents, "_MOST_HEADERS", 200_000)
     if "bytes" in reason:
         monkeypatch.setattr(openai_agents, "_MOST_ARCHIVE", 50_000)
     with pytest.raises(WorkspaceArchiveWriteError, match=reason):

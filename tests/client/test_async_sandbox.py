@@ -6,12 +6,15 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from client_host import PLAIN
 
 from sandglass import AsyncSandbox, SandboxError
+from sandglass.client import asynchronous
+from sandglass.client.connection import Answer, Asked, Message
 
 WHO: ContextVar[str] = ContextVar("who", default="nobody")
 
@@ -166,6 +169,28 @@ def test_the_end_of_a_sandbox_that_is_being_made() -> None:
             other._session._id = own
 
     run(main())
+
+
+def test_an_answer_that_comes_when_the_loop_is_closed_is_not_lost() -> None:
+    """A sandbox that was made for a cancelled task ends at the next request of another."""
+    requests: list[Asked] = []
+    dropped: list[Answer] = []
+
+    def begin(asked: Asked) -> Any:
+        requests.append(asked)
+        return SimpleNamespace(cancel=lambda _: None), 1
+
+    async def main(is_cancelled: bool) -> None:
+        task = asyncio.create_task(asynchronous._answer(begin, dropped=dropped.append))
+        await asyncio.sleep(0)
+        if is_cancelled:
+            task.cancel()
+
+    answer = Answer(Message({}, {}, 0))
+    for is_cancelled in (True, False):  # asyncio.run cancels what is left
+        asyncio.run(main(is_cancelled))
+        requests.pop().answered(answer)
+        assert dropped.pop() is answer
 
 
 def test_without_a_context_manager_the_first_call_makes_the_sandbox() -> None:

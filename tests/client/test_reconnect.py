@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from threading import Event, Thread, Timer
 
 import pytest
@@ -165,26 +166,26 @@ def test_a_network_that_has_stopped_does_not_stop_an_event_loop(within: str, mon
             proxy.flows.clear()
             late = Timer(60, go_on)
             late.start()
-            for _ in range(3):
-                await sandbox.hint("#" * (15 << 20))  # together more than the system keeps
-            run = asyncio.create_task(sandbox.execute("x"))
-            await asyncio.sleep(0)
-            late.cancel()
-            assert not stopped
-            proxy.flows.set()
+            try:
+                for _ in range(3):
+                    await sandbox.hint("#" * (15 << 20))  # together more than the system keeps
+                run = asyncio.create_task(sandbox.execute("x"))
+                await asyncio.sleep(0)
+                assert not stopped
+            finally:
+                late.cancel()
+                proxy.flows.set()
             assert (await run).value == 1
 
     for url in serve("--reconnect-within", within):
-        proxy = Proxy(url, seed=1)
-        asyncio.run(main(proxy))
-        assert proxy.cuts == 0
-        proxy.close()
+        with closing(Proxy(url, seed=1)) as proxy:
+            asyncio.run(main(proxy))
+            assert proxy.cuts == 0
 
 
 def test_when_the_time_is_over_calls_say_so() -> None:
     for url in serve("--reconnect-within", "0.2"):
-        proxy = Proxy(url, seed=1)
-        with Sandbox(url=proxy.url, api_key=KEY) as sandbox:
+        with closing(Proxy(url, seed=1)) as proxy, Sandbox(url=proxy.url, api_key=KEY) as sandbox:
             sandbox.execute("x = 1")
             proxy.close()
             with pytest.raises(SandboxError) as error:
@@ -208,14 +209,12 @@ def test_a_server_that_ends_is_not_awaited() -> None:
 
 def test_a_server_may_not_let_clients_reconnect() -> None:
     for url in serve("--reconnect-within", "0"):
-        proxy = Proxy(url, seed=1)
-        with Sandbox(url=proxy.url, api_key=KEY) as sandbox:
+        with closing(Proxy(url, seed=1)) as proxy, Sandbox(url=proxy.url, api_key=KEY) as sandbox:
             assert sandbox.execute("1").value == 1
             proxy.cut()
             with pytest.raises(SandboxError) as error:
                 sandbox.execute("1")
             assert error.value.code == "backend_unavailable"
-        proxy.close()
 
 
 def test_a_message_that_the_server_does_not_take_is_refused() -> None:

@@ -21,6 +21,7 @@ from client_host import PLAIN
 
 from sandglass import Answer, CodeExecution, HostCall, Sandbox, SandboxError, Usage, approve
 from sandglass.client import CodeLine, Display, HostFunction, Opaque, calls, session
+from sandglass.client.connection import Asked
 
 WHO: ContextVar[str] = ContextVar("who", default="nobody")
 
@@ -142,6 +143,15 @@ def test_keys_that_are_chosen_to_collide_are_not_looked_up(shared: Sandbox) -> N
     assert shared.execute("set(numbers[:500])").value == {n * (2**61 - 1) for n in range(1, 501)}
 
 
+def test_keys_of_which_many_pairs_have_equal_hashes_are_keys(shared: Sandbox) -> None:
+    assert hash((-1, 5)) == hash((-2, 5))
+    shared.execute("grid = {(x, y): 0 for x in range(-300, 300) for y in range(-300, 300)}")
+    assert shared["grid"] == {(x, y): 0 for x in range(-300, 300) for y in range(-300, 300)}
+    shared.execute("pairs = {(x, y) for x in range(100_000) for y in (-1, -2)}")
+    assert shared["pairs"] == {(x, y) for x in range(100_000) for y in (-1, -2)}
+    shared.execute("del grid, pairs")
+
+
 def test_values_that_no_message_names_are_dropped() -> None:
     with Sandbox(**PLAIN) as sandbox:
         text = "x" * 70_000  # a blob
@@ -173,6 +183,32 @@ def test_files(shared: Sandbox, tmp_path: Path) -> None:
         files["d"]
     for path, is_there in (("in", False), ("in/a.bin", True), ("./in//a.bin", True), ("in/b", False), ("no/b", False)):
         assert (path in files) is is_there, path
+
+
+def test_files_that_are_there(shared: Sandbox) -> None:
+    """`in` says true for what can be read, under each of its names, and never lists the neighbours."""
+    code = """
+import os
+os.makedirs("many", exist_ok=True)
+for number in range(10_001):
+    open(f"many/{number}", "w").close()
+os.makedirs("one")
+open("one/one", "w").close()
+os.symlink("one", "to_one")
+os.symlink("one/one", "to_file")
+os.symlink("nowhere", "to_nothing")
+os.getcwd()
+"""
+    files = shared.files
+    folder = shared.execute(code).value
+    there = ("many/7", "one/one", "to_one/one", "to_file", f"{folder}/one/one", f"{folder}/to_one/one", "./one//one")
+    absent = ("many", "many/x", "one", "to_one", f"{folder}/one", "to_nothing", "one/one/one", "/etc/passwd", "", "\0")
+    for path in there:
+        assert path in files, path
+        assert files[path] == b""
+    for path in absent:
+        assert path not in files, path
+    shared.execute("import shutil\nfor name in ('many', 'one'): shutil.rmtree(name)")
 
 
 def test_a_file_that_cannot_be_read_changes_nothing(shared: Sandbox, tmp_path: Path) -> None:
@@ -561,6 +597,34 @@ def test_options() -> None:
         assert "characters omitted" in run.stdout
         assert run.truncated.stdout > 0
         assert (run.result, run.value) == ("7", None)
+
+
+def test_an_option_that_holds_itself_is_refused() -> None:
+    with Sandbox(**PLAIN) as sandbox:
+        connection = sandbox._session._connection
+        assert connection
+        sent: list[str] = []
+        notify, connection._notify = connection._notify, lambda method, params: sent.append(method)  # type: ignore[method-assign]
+        cycle: dict[str, Any] = {}
+        cycle["a"] = [cycle]
+        try:
+            refused: list[SandboxError] = []
+
+            def ask() -> None:
+                try:
+                    connection.ask("create", {"env": cycle}, Asked(print))
+                except SandboxError as error:
+                    refused.append(error)
+
+            thread = threading.Thread(target=ask, daemon=True)
+            thread.start()
+            thread.join(20)
+        finally:
+            cycle.clear()
+            connection._notify = notify  # type: ignore[method-assign]
+        assert [error.code for error in refused] == ["invalid_option"]
+        assert sent == []  # the other side has not heard of the request
+        assert sandbox.execute("1").value == 1
 
 
 def test_bubblewrap_isolates() -> None:

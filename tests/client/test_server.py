@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,58 @@ def test_a_greeting_that_fails_leaves_no_connection(answer: str, reason: str) ->
         assert refused.value.code == "backend_unavailable"
         assert closed.wait(60)
     thread.join()
+
+
+@contextmanager
+def conversing(answers: list[str]) -> Iterator[server.Server]:
+    """A client of a server that answers the greeting of each WebSocket as the list says, and breaks all but the last."""
+
+    def greet(socket: ServerConnection) -> None:
+        socket.recv()
+        socket.send(answers.pop(0))
+        if answers:
+            return
+        for _ in socket:
+            pass
+
+    with ws_serve(greet, "127.0.0.1", 0, subprotocols=[Subprotocol(SUBPROTOCOL + SUFFIX)]) as greeter:
+        thread = threading.Thread(target=greeter.serve_forever)
+        thread.start()
+        client = server.Server(f"http://127.0.0.1:{greeter.socket.getsockname()[1]}", KEY)
+        try:
+            yield client
+        finally:
+            client.close()
+            greeter.shutdown()
+            thread.join()
+
+
+BEGUN = '#{"type":"begun","token":"a","within":60000,"maxBytes":1000}'
+
+
+@pytest.mark.parametrize("resumed", ['#{"type":"resumed"}', '#{"type":"resumed","taken":7}'])
+def test_an_odd_answer_ends_the_conversation(resumed: str) -> None:
+    with conversing([BEGUN, resumed]) as client:
+        assert client.receive() is None
+        assert "does not answer as it should" in client.why()
+
+
+def test_an_error_of_the_thread_that_writes_ends_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    with conversing([BEGUN]) as client:
+
+        def send(*_: object, **__: object) -> None:
+            raise RuntimeError("it cannot be written")
+
+        monkeypatch.setattr(client._socket, "send", send)
+        received: list[object] = []
+        reader = threading.Thread(target=lambda: received.append(client.receive()), daemon=True)
+        reader.start()
+        client.send(b"{}", False)
+        reader.join(20)
+        assert received == [None]
+        assert "it cannot be written" in client.why()
+        with pytest.raises(BrokenPipeError):
+            client.send(b"{}", False)
 
 
 def test_a_server_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:

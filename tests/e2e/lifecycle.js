@@ -1064,16 +1064,26 @@ export async function damage(kind) {
   return digestOf(damaged);
 }
 
-/** Damages the module that the browser keeps. */
+/** Damages the module that the browser keeps. Resolves to the digest that it had. */
 export async function damageModule() {
-  const find = async () => {
-    const cache = await caches.open(MODULES);
-    const [key] = await cache.keys();
-    const module = key && (await (await cache.match(key))?.blob());
-    return module && { cache, key, module };
-  };
-  const { cache, key, module } = await until(find, "the module is kept");
+  const { cache, key, module } = await until(findModule, "the module is kept");
   await cache.put(key, new Response(await flipBit(0.5)(module)));
+  return digestOf(module);
+}
+
+/** Waits until the browser keeps a module of a digest. @param {string} wanted */
+export async function keepsModule(wanted) {
+  await until(async () => {
+    const { module } = (await findModule()) ?? {};
+    return module && (await digestOf(module)) === wanted;
+  }, "the module is kept again");
+}
+
+async function findModule() {
+  const cache = await caches.open(MODULES);
+  const [key] = await cache.keys();
+  const module = key && (await (await cache.match(key))?.blob());
+  return module && { cache, key, module };
 }
 
 /**

@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::{JoinHandle, sleep, spawn};
@@ -127,6 +128,25 @@ fn a_value_that_a_terminal_cannot_show_in_full_is_shown_once() {
     let (_, out, err) = run(&["-c", &format!("{code}display(Table())\n7")]);
     let told = "[text/html, which a terminal does not show]\n";
     assert_eq!((out.as_str(), err.as_str()), ("7\n", told));
+}
+
+#[test]
+fn the_workspace_is_looked_for_from_the_folder_of_the_command() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::create_dir(folder.path().join("data")).unwrap();
+    std::fs::write(folder.path().join("data/a.txt"), "here").unwrap();
+    for workspace in ["data", "./data", "../data"] {
+        let from = if workspace.starts_with("..") { "data" } else { "" };
+        let output = Command::new(env!("CARGO_BIN_EXE_sandglass-host"))
+            .args(["run", "--backend", "bubblewrap", "--workspace", workspace])
+            .args(["-c", "print(open('a.txt').read())"])
+            .current_dir(folder.path().join(from))
+            .output()
+            .unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.stdout, b"here\n", "{workspace}: {told}");
+    }
 }
 
 #[test]

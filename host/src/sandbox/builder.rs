@@ -260,7 +260,13 @@ impl SandboxBuilder {
     ///
     /// # Errors
     /// [`Error::InvalidOption`], or [`Error::BackendUnavailable`].
-    pub async fn build(self) -> Result<Sandbox, Error> {
+    pub async fn build(mut self) -> Result<Sandbox, Error> {
+        // The programs that mount the folder look for it from another one.
+        if let Some(folder) = &mut self.settings.workspace
+            && let Ok(absolute) = std::path::absolute(&*folder)
+        {
+            *folder = absolute;
+        }
         check_names("hostFunctions", self.functions.keys())?;
         check_names("outputFields", self.output_fields.iter())?;
         let launcher = match self.launcher {

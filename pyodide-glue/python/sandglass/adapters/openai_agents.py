@@ -45,6 +45,12 @@ _MOST_REASON = 200
 #: The most bytes of an archive of a workspace, and the most files and folders in it.
 _MOST_ARCHIVE = 1 << 30
 _MOST_MEMBERS = 100_000
+#: The most bytes of a header of such an archive, and of all. Parsed, they take up to 13 times as much memory.
+_MOST_HEADER = 64 << 10
+_MOST_HEADERS = 32 << 20
+_HEADERS = frozenset(
+    {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
+)
 _SHELL = Path(__file__).with_name("shell.py")
 _DEFAULT_ROOT = Manifest.model_fields["root"].default
 
@@ -239,7 +245,7 @@ class SandglassSession(BaseSandboxSession):
         try:  # what is no archive must not replace the last snapshot
             await asyncio.to_thread(_check_archive, packed)
         except UnsafeTarMemberError as error:
-            context = {"reason": error.reason, "member": error.member}
+            context = {"reason": _shown(error.reason), "member": _shown(error.member)}
             raise WorkspaceArchiveReadError(path=self._root, context=context, cause=error) from error
         return io.BytesIO(packed)
 
@@ -250,8 +256,8 @@ class SandglassSession(BaseSandboxSession):
             await asyncio.to_thread(_check_archive, packed)
             await self._ask("unpack_folder", self._root.as_posix(), data=packed)
         except UnsafeTarMemberError as error:
-            context = {"reason": error.reason, "member": error.member}
-            message = f"the archive is refused: {error.reason}"
+            context = {"reason": _shown(error.reason), "member": _shown(error.member)}
+            message = f"the archive is refused: {_shown(error.reason)}"
             raise WorkspaceArchiveWriteError(path=self._root, message=message, context=context, cause=error) from error
         except (TimeoutError, _Failed) as error:
             raise WorkspaceArchiveWriteError(path=self._root, message=str(error), cause=error) from error
@@ -324,7 +330,7 @@ def _check_archive(packed: bytes) -> None:
     if len(packed) > _MOST_ARCHIVE:
         raise _unsafe(f"it has more than {_MOST_ARCHIVE} bytes")
     try:
-        archive = tarfile.open(fileobj=io.BytesIO(packed), mode="r:")  # noqa: SIM115
+        archive = tarfile.open(fileobj=io.BytesIO(packed), mode="r:", tarinfo=_bounded())  # noqa: SIM115
     except (tarfile.TarError, OSError) as error:
         raise _unsafe("it is compressed, or no tar archive: give an uncompressed one") from error
     try:
@@ -343,6 +349,28 @@ def _check_archive(packed: bytes) -> None:
         raise
     except Exception as error:  # of any kind: a hostile header can bring tarfile to raise what it does not document
         raise _unsafe("it is damaged") from error
+
+
+def _bounded() -> type[tarfile.TarInfo]:
+    """Members of one archive, whose headers are refused before they are parsed if they are large."""
+    total = 0
+
+    class Bounded(tarfile.TarInfo):
+        @classmethod
+        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Bounded:
+            nonlocal total
+            member = super().frombuf(buf, encoding, errors)
+            if member.type in _HEADERS:
+                total += member.size
+                # Of less than nothing, tarfile reads all the rest.
+                if not 0 <= member.size <= _MOST_HEADER or total > _MOST_HEADERS:
+                    raise _unsafe("a header in it is too large")
+            return member
+
+        def _proc_gnusparse_10(self, *_: object) -> None:  # it would read as many numbers as the guest likes
+            raise _unsafe("it has a file with holes")
+
+    return Bounded
 
 
 def _unsafe(reason: str) -> UnsafeTarMemberError:

@@ -256,7 +256,10 @@ async def _answer(
     is_heavy: bool = False,
     dropped: Callable[[Answer], object] = ignore,
 ) -> Answer:
-    """Begins a request, in a thread if that takes long, and awaits its answer. If cancelled, `dropped` gets it."""
+    """Begins a request, in a thread if that takes long, and awaits its answer.
+
+    If cancelled, `dropped` gets the answer, on the loop or in the thread that reads: the loop may be closed by then.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Answer] = loop.create_future()
 
@@ -266,7 +269,16 @@ async def _answer(
         else:
             future.set_result(answer)
 
-    asked = Asked(_to_loop(loop, answered))
+    def arrived(answer: Answer) -> None:
+        if future.cancelled():
+            dropped(answer)
+            return
+        try:
+            loop.call_soon_threadsafe(answered, answer)
+        except RuntimeError:  # the loop is closed, and nobody awaits anything
+            dropped(answer)
+
+    asked = Asked(arrived)
     connection, number = await asyncio.to_thread(begin, asked) if is_heavy else begin(asked)
     try:
         return await future

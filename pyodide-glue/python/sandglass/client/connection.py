@@ -22,7 +22,7 @@ from sandglass.client.errors import SandboxError
 from sandglass.client.program import find_program
 from sandglass.client.server import Server
 from sandglass.client.transports import Program, Transport, logger
-from sandglass.client.values import MAX_INLINE, Blobs, blobs_in, decode, dump, encode
+from sandglass.client.values import MAX_INLINE, Blobs, blob_of, blobs_in, decode, dump, encode
 
 VERSION = 1
 _PIECE = 1 << 20
@@ -132,18 +132,22 @@ class Connection:
 
     def _begin(self, method: str, params: dict[str, Any], asked: Asked) -> int:
         number = next(self._numbers)
-        message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
-        with self._lock:
-            if self._end is not None:
-                raise self._end.copy()
-            self._asked[number] = asked
         try:
-            self._send(message)
+            data = _written({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+            with self._lock:
+                if self._end is not None:
+                    raise self._end.copy()
+                self._asked[number] = asked
+            try:
+                self._write(data, False)
+            except BaseException:
+                # When an interrupt came, the request may have been sent, and it is not known to the caller.
+                self._asked.pop(number, None)
+                self.cancel(number)
+                raise
         except BaseException:
-            # When an interrupt came, the request may have been sent, and it is not known to the caller.
-            self._asked.pop(number, None)
-            self.cancel(number)
-            self.drop(params)
+            for structure in params.values():  # and not below: an option that holds itself has no end
+                self.drop(structure)
             raise
         return number
 
@@ -174,8 +178,9 @@ class Connection:
         self._notify("approval", {"id": number, "pending": is_pending})
 
     def drop(self, structure: Any) -> None:
-        """Tells the other side that no message names the blobs of this structure."""
-        for number in blobs_in(structure):
+        """Tells the other side that no message names the blob, if the structure is one."""
+        number = blob_of(structure)
+        if number is not None:
             self._notify("drop", {"blob": number})
 
     def encoded(self, value: Any, name: str) -> Any:
@@ -221,14 +226,7 @@ class Connection:
                 self._send({"jsonrpc": "2.0", "method": method, "params": params})
 
     def _send(self, message: dict[str, Any]) -> None:
-        try:
-            data = dump(message)
-        except UnicodeEncodeError:
-            problem = "a text has lone surrogates, which only values may have; nothing was done"
-            raise SandboxError("invalid_option", problem) from None
-        except (TypeError, ValueError) as error:
-            raise SandboxError("invalid_option", f"an option cannot be sent ({error}); nothing was done") from None
-        self._write(data, False)
+        self._write(_written(message), False)
 
     def _write(self, data: bytes | memoryview, is_binary: bool, head: bytes = b"") -> None:
         try:
@@ -306,6 +304,17 @@ class Connection:
             asked, self._asked = list(self._asked.values()), {}
         for request in asked:
             request.answered(Answer(Message({}, {}, 0), self._end.copy()))
+
+
+def _written(message: dict[str, Any]) -> bytes:
+    """The bytes of a message. Raises for options that no message can have."""
+    try:
+        return dump(message)
+    except UnicodeEncodeError:
+        problem = "a text has lone surrogates, which only values may have; nothing was done"
+        raise SandboxError("invalid_option", problem) from None
+    except (TypeError, ValueError) as error:
+        raise SandboxError("invalid_option", f"an option cannot be sent ({error}); nothing was done") from None
 
 
 def _error(error: dict[str, Any] | None) -> SandboxError | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from posixpath import dirname, normpath
+from posixpath import basename, join
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, TypeVar, Unpack
 
@@ -268,15 +269,23 @@ class Files(MutableMapping[str, bytes]):
             self._run(self._session.remove_file(path))
 
     def __contains__(self, path: object) -> bool:
+        """True for files, also through links. It asks for the path alone, and reads nothing."""
         if not isinstance(path, str):
             return False
+        found = self._look(path)
+        if len(found) != 1 or found[0].type != "file":
+            return False
+        # A folder that holds one file has the same list as this file. Nothing is below a file.
+        return found[0].path == path or not self._look(join(path, basename(found[0].path)))
+
+    def _look(self, path: str) -> builtins.list[FileInfo]:
         try:
-            files = self.list(dirname(path))
+            return self.list(path)
         except SandboxError as error:
-            if error.code == "file_not_found":
-                return False
+            # A `file_error` is no file that can be read: the path is outside, or a folder with too many files.
+            if error.code in ("file_not_found", "file_error"):
+                return []
             raise
-        return any(file.path == normpath(path) and file.type == "file" for file in files)
 
     def __iter__(self) -> Iterator[str]:
         return iter([file.path for file in self.list() if file.type == "file"])

@@ -150,10 +150,15 @@ class Server:
         """Sends what may be sent. A break is noticed by the thread that reads."""
         from websockets.exceptions import ConnectionClosed
 
-        while (following := self._await_next()) is not None:
-            socket, message, is_binary = following
-            with suppress(ConnectionClosed, OSError):
-                socket.send(message, text=not is_binary)
+        try:
+            while (following := self._await_next()) is not None:
+                socket, message, is_binary = following
+                with suppress(ConnectionClosed, OSError):
+                    socket.send(message, text=not is_binary)
+        except Exception as error:  # nobody else writes, so all that is sent would wait for ever
+            logger.exception("a message could not be sent to %s", self._url)
+            self._is_writing = False
+            self._finish(f"a message could not be sent: {error!r}")
 
     def _await_next(self) -> tuple[ClientConnection, str | bytes, bool] | None:
         """Waits for a message that may be sent, and returns it with its WebSocket. None when the end has come."""
@@ -251,14 +256,14 @@ class Server:
             self._socket = None
             self._conversation.cut()
         is_ours = closed.rcvd is None and closed.sent is not None and closed.sent.code in _FAULTS
-        if not self._token or self._closing.is_set() or is_ours:
+        if not self._token or self._has_ended or is_ours:
             self._finish(str(closed))
             return
         logger.info("the connection to %s is broken (%s): reconnecting", self._url, closed)
         until = monotonic() + self._within
         pause, longest = _PAUSE_SECONDS
         last: BaseException = closed
-        while not self._closing.is_set():
+        while not self._has_ended:
             left = until - monotonic()
             if left <= 0:
                 self._finish(f"it was lost, and could not be taken up again within {self._within:g} s: {last}")
@@ -292,13 +297,16 @@ class Server:
                 raise _Over("the server cannot resume conversations any more")
             resumed = _ask(socket, control(type="resume", token=self._token, link=link, taken=taken))
             with self._turn:
-                self._conversation.link(resumed["taken"])
+                try:
+                    self._conversation.link(resumed["taken"])
+                except (KeyError, ValueError):
+                    raise _Over(_ODD) from None
                 self._socket, self._untold = socket, None
                 self._turn.notify_all()
         except BaseException:
             socket.close(_RECONNECTING)
             raise
-        if self._closing.is_set():
+        if self._has_ended:
             socket.close()
 
 

@@ -18,7 +18,8 @@ from sandglass.client.program import environment
 
 #: The most bytes of a JSON message, and of a piece of a blob with its header.
 MAX_MESSAGE = 64 << 20
-#: The most bytes of a message of the host. Guests choose its longest parts, and a bound ends all of them.
+#: The most bytes of a message of the host. A longer one ends the connection with all its sandboxes. Guests choose
+#: the longest parts of such messages, so the bound is wide.
 MAX_RECEIVED = 4 * MAX_MESSAGE
 #: Writes of at most this many bytes are done at once or not at all (PIPE_BUF of Linux).
 _ATOMIC = 4096

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import inf, isfinite, isnan, nan
@@ -24,7 +25,9 @@ _DTYPES = frozenset(["bool", *(f"{kind}{bits}" for kind in ("int", "uint", "floa
     "float8"
 }
 _REPR_CHARS = 1000
-_MOST_COLLISIONS = 1000
+#: The most pairs of keys with equal hashes, in all and in addition for each key. Making a dict compares each pair.
+_MOST_COLLISIONS = 500_000
+_COLLISIONS_PER_KEY = 10
 _PLAIN = _NESTED | {str, int, float, bool, type(None)}
 #: Python refuses to write longer ints in decimal, and is slow at it.
 _DECIMAL_BITS = 10_000
@@ -98,12 +101,18 @@ def blobs_in(structure: Any) -> list[int]:
         if type(item) is list:
             level.extend(item)
         elif type(item) is dict:
-            blob = item.get("$blob") if len(item) == 1 else None
-            if type(blob) is dict and type(blob.get("id")) is int:
-                found.append(blob["id"])
+            number = blob_of(item)
+            if number is not None:
+                found.append(number)
             else:
                 level.extend(item.values())
     return found
+
+
+def blob_of(structure: Any) -> int | None:
+    """The number of the blob that a structure is. None if it is something else."""
+    blob = structure.get("$blob") if type(structure) is dict and len(structure) == 1 else None
+    return blob["id"] if type(blob) is dict and type(blob.get("id")) is int else None
 
 
 def _is_plain(value: Any) -> bool:
@@ -282,7 +291,10 @@ def _hashable(value: Any) -> Any:
 
 def _collide(keys: list[Any]) -> bool:
     """True if a guest has chosen keys that are slow to look up, as it can with numbers."""
-    return len(keys) - len(set(map(hash, keys))) > _MOST_COLLISIONS
+    counts = Counter(map(hash, keys)).values()
+    # Pairs, and not keys: as hash(-1) == hash(-2), many a sound dict has many groups of two.
+    pairs = sum(count * (count - 1) // 2 for count in counts)
+    return pairs > _MOST_COLLISIONS + _COLLISIONS_PER_KEY * len(keys)
 
 
 def _date(milliseconds: float) -> Any:

@@ -2,7 +2,7 @@
 
 /** @param {Awaited<ReturnType<typeof import("./visit.mjs").visit>>} visitor */
 export function noting({ page }) {
-  return { cell, ended, keys, logged, paste, run, state, states };
+  return { cell, ended, keys, logged, paste, restart, run, state, states };
 
   /** @param {number} n from 1 @param {string} [inside] */
   function cell(n, inside = "") {
@@ -17,6 +17,20 @@ export function noting({ page }) {
   /** All states of the header's badge so far. @returns {Promise<string[]>} */
   function states() {
     return page.evaluate(() => /** @type {any} */ (window).states);
+  }
+
+  /** Restarts by the button; resolves when Python is there again. */
+  async function restart() {
+    const before = (await states()).length;
+    await page.click("#restart");
+    await page.waitForFunction(
+      (before) => {
+        const later = /** @type {string[]} */ (/** @type {any} */ (window).states).slice(before);
+        return later.includes("restarting") && later.at(-1) === "ready";
+      },
+      {},
+      before,
+    );
   }
 
   /** @param {string} modifier @param {string} key */

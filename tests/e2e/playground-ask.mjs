@@ -80,7 +80,7 @@ const STEPS = {
   },
 
   "runs the recording again and comes to the same answer": async (check) => {
-    await page.click("#run-again");
+    await page.locator("#run-again").click(); // once it no longer moves
     await page.waitForSelector("#run-stop:not([hidden])");
     await page.waitForSelector("#run-verdict:not([hidden])");
     check(
@@ -241,13 +241,13 @@ const STEPS = {
     const after = await shownRun();
     for (const part of Object.keys(before))
       check(`another ${part}:\n${before[part]}\n${after[part]}`, before[part] === after[part]);
-    await page.click("#run-again");
+    await page.locator("#run-again").click(); // once it no longer moves
     await page.waitForSelector("#run-verdict:not([hidden])");
     check(`again: ${await text("#run-verdict")}`, (await text("#run-verdict")) === "Same answer as in the recording.");
     const { requests } = await (await fetch(`${server.url}/log`)).json();
     await open(file.text);
     await choose([["other.txt", "0 teal is 1\n"]]);
-    await page.click("#run-again");
+    await page.locator("#run-again").click(); // once it no longer moves
     await page.waitForSelector("#run-verdict:not([hidden])");
     check(
       `with another file: ${await text("#run-verdict")}`,

@@ -46,7 +46,7 @@ const FOREIGN = {
  * @param {string} endpoint  an OpenAI-compatible endpoint's base URL
  * @returns {Record<string, import("./visit.mjs").Step>}
  */
-export function notebookSteps(visitor, { cell, ended, keys, paste, run, state }, endpoint) {
+export function notebookSteps(visitor, { cell, ended, keys, paste, restart, run, state }, endpoint) {
   const { barriers, browser, includes, name, page, results, site, text } = visitor;
   const cells = () => page.$$eval(".cell", (all) => all.length);
   /** @param {string} id  an entry of the file menu */
@@ -373,9 +373,7 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, run, state },
       await page.locator("#package-list").fill(`${mirror.url}pyodide-lock.json`);
       await page.click("#package-name");
       await includes("#package-said", "next restart");
-      await page.click("#restart");
-      await state("restarting");
-      await state("ready");
+      await restart();
       const { badge } = await run(5, "import msgpack\nlen(msgpack.packb([1]))");
       check(`it is missing: ${badge}`, badge === "error");
       await page.locator(cell(5, ".offer button")).click();

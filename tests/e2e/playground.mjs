@@ -29,7 +29,7 @@ const endpoint = await modelEndpoint();
 const visitor = await visit("playground");
 const { browser, complaints, includes, name, page, results, screenshot, site, text } = visitor;
 const helpers = noting(visitor);
-const { cell, ended, keys, logged, paste, run, state, states } = helpers;
+const { cell, ended, keys, logged, paste, restart, run, state, states } = helpers;
 
 /** Chooses the endpoint as the model. */
 async function connect() {
@@ -327,7 +327,6 @@ const STEPS = {
     await page.click(cell(3, ".run"));
     await includes(cell(3, ".output"), "begun");
     await page.click("#restart");
-    await state("restarting");
     await includes(cell(3, ".result"), "It did not finish: the sandbox was restarted or shut down.");
     check("with what it had printed", (await text(cell(3, ".output"))) === "begun\n");
     await state("ready");
@@ -355,9 +354,7 @@ const STEPS = {
   "guesses what is run next, when that is wanted": async (check) => {
     await page.click("#ahead"); // a hint at the cell itself would displace the guess
     await page.click("#guesses");
-    await page.click("#restart");
-    await state("restarting");
-    await state("ready");
+    await restart();
     check("it runs", (await run(4, 'text = ("x" * 99 + " ") * 500_000; len(text)')).value === "50000000");
     await includes("#ahead-brought", "Guessed from the last code: 1 run ahead, 1 finished");
     await page.click("#guesses");
@@ -371,12 +368,12 @@ const STEPS = {
     let offline = true;
     await other.setRequestInterception(true);
     other.on("request", (request) =>
-      offline && request.url().endsWith("pyodide.asm.wasm") ? request.abort() : request.continue(),
+      offline && request.url().endsWith("guest.txt") ? request.abort() : request.continue(),
     );
     await other.goto(`${site.url}/www/#notebook`);
     await other.waitForSelector('#state[data-state="failed"]');
     const detail = await other.$eval("#state-detail", (it) => it.textContent ?? "");
-    check(`what is missing: ${detail}`, detail.includes("pyodide.asm.wasm"));
+    check(`what is missing: ${detail}`, detail.includes("guest.txt"));
     offline = false;
     await other.click("#start");
     await other.waitForSelector('#state[data-state="ready"]');

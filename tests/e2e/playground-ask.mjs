@@ -315,7 +315,7 @@ const STEPS = {
     check("names of files reached Python", turns.includes("'__proto__'"));
 
     await open(hostileTrajectory(attack));
-    check("a recording's answer", (await text("#answer-text")).includes(JSON.stringify(attack)));
+    await includes("#answer-text", JSON.stringify(attack));
     check("and its task", (await text("#run-title")) === attack);
     const displays = await page.$$eval(".display", (all) =>
       all.map((it) => [it.querySelector("img")?.src.slice(0, 22), it.textContent]),

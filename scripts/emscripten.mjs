@@ -200,8 +200,9 @@ const ADD_FUNCTIONS = `
 const ASSIGNMENTS = /var ([\w$,]+);function assignWasmExports\(wasmExports\)\{([^{}]*)\}/;
 
 /**
- * Reads Emscripten's script and patches it. Half of the script is left out: one statement for each of 5000 functions of
- * wasm, most of which no JavaScript names. A loop sets those properties of the module that some script names.
+ * Reads Emscripten's script and patches it. Two thirds of the script are left out: what needs a page (unused.mjs), and one
+ * statement for each of 5000 functions of wasm, most of which no JavaScript names. A loop sets those properties of the
+ * module that some script names.
  * @param {string} path
  */
 export async function readEmscripten(path) {

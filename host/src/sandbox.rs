@@ -11,7 +11,7 @@ use futures_util::{Stream as Pieces, StreamExt};
 use sandglass_core::budget::{Budget, BudgetLeft, Usage};
 use sandglass_core::execution::CodeExecution;
 use sandglass_core::predictions::{Lines, Prediction, Source};
-use sandglass_core::protocol::QUERIES;
+use sandglass_core::protocol::{GuestInfo, QUERIES};
 use sandglass_core::session::{
     CellFile, Command, Encoded, FileCommand, Look, Reply, Series, Settings, Target, VariableCommand,
 };
@@ -123,7 +123,7 @@ pub struct FileEntry {
     pub kind: String,
 }
 
-/// A sandbox's facts and abilities. Python's version is known when a guest has started.
+/// A sandbox's facts and abilities.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Capabilities {
@@ -131,8 +131,19 @@ pub struct Capabilities {
     pub backend: BackendKind,
     /// True when running code can be interrupted with its state kept.
     pub soft_interrupt: bool,
-    /// Python's version, or nothing.
-    pub python: String,
+    /// The version of the guest's Python. `None` before a guest has started.
+    pub python: Option<String>,
+}
+
+impl Capabilities {
+    pub(crate) fn new(backend: BackendKind, info: GuestInfo) -> Self {
+        let has_started = !info.python.is_empty();
+        Self {
+            backend,
+            soft_interrupt: info.soft_interrupt || !has_started, // all guests of hosts can be
+            python: has_started.then_some(info.python),
+        }
+    }
 }
 
 impl fmt::Debug for Sandbox {
@@ -462,14 +473,9 @@ impl Sandbox {
         self.driver.destroy().await;
     }
 
-    /// The guest's facts and abilities.
+    /// The sandbox's facts and abilities.
     pub fn capabilities(&self) -> Capabilities {
-        let info = self.driver.info();
-        Capabilities {
-            backend: self.backend,
-            soft_interrupt: info.soft_interrupt,
-            python: info.python,
-        }
+        Capabilities::new(self.backend, self.driver.info())
     }
 
     /// The sandbox's limits.

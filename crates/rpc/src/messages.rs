@@ -260,7 +260,7 @@ pub struct Created {
     pub sandbox: String,
     /// The backend of its guest.
     pub backend: String,
-    /// The sandbox's facts and abilities.
+    /// The sandbox's facts and abilities. `python` is null before a guest has started.
     pub capabilities: Json,
 }
 
@@ -731,6 +731,16 @@ pub struct Answered {
 }
 
 // ---- notifications of the server ----
+
+/// Parameters of `started`: a guest of the sandbox has started.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Started<'a> {
+    /// The id of the sandbox.
+    pub sandbox: &'a str,
+    /// The sandbox's facts and abilities, as they are from now on.
+    pub capabilities: Json,
+}
 
 /// Parameters of `output`: an execution printed text.
 #[derive(Debug, Serialize)]

@@ -5,16 +5,18 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use sandglass_core::budget::Usage;
 use sandglass_core::protocol::QUERIES;
-use sandglass_host::sandbox::{Answer, HostCall, HostFunctions, Query, SandboxBuilder};
+use sandglass_host::sandbox::{Answer, Capabilities, HostCall, HostFunctions, Query, SandboxBuilder};
 use sandglass_host::{Sandbox, Value};
-use serde_json::Value as Json;
 use serde_json::value::RawValue;
+use serde_json::{Value as Json, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::blobs::Named;
 use crate::client::Client;
 use crate::connection::{Keeper, Made, lock};
-use crate::messages::{Answered, BLOB_BYTES, Call, CodeLine, Id, LlmQuery, Returned, RlmQuery, RpcError, UsageOfCall};
+use crate::messages::{
+    Answered, BLOB_BYTES, Call, CodeLine, Id, LlmQuery, Returned, RlmQuery, RpcError, Started, UsageOfCall,
+};
 use crate::notebook::Cells;
 use crate::options::Options;
 
@@ -82,7 +84,11 @@ impl Caller {
         let (caller, llm, rlm) = (Arc::clone(self), options.on_llm_query, options.on_rlm_query);
         let max_result_bytes = options.max_result_bytes;
         Ok(move |mut builder: SandboxBuilder| {
-            builder = builder.host_functions(functions).values(max_result_bytes);
+            let own = Arc::clone(&caller);
+            builder = builder
+                .host_functions(functions)
+                .values(max_result_bytes)
+                .on_start(move |capabilities| own.started(capabilities));
             if llm {
                 let caller = Arc::clone(&caller);
                 builder = builder.on_llm_query(move |query| Arc::clone(&caller).llm_query(query));
@@ -113,6 +119,17 @@ impl Caller {
             let caller = Arc::clone(self);
             functions.with_usage(name, move |call| Arc::clone(&caller).call(call))
         }))
+    }
+
+    /// Tells the client that a guest has started. One that starts before the sandbox has its id is told by the answer to `create`.
+    fn started(&self, capabilities: &Capabilities) {
+        if let Some(id) = self.id.get() {
+            let params = Started {
+                sandbox: id,
+                capabilities: json!(capabilities),
+            };
+            self.client.notify("started", params);
+        }
     }
 
     fn id(&self) -> &str {

@@ -143,6 +143,7 @@ class HostCall:
     """A call of a host function: by the code's word, until `seconds` and `error` say how it ended.
 
     `args` and `kwargs` are None where the arguments of all calls together have become too large to be kept.
+    `traceback` tells where in your program the function failed. The sandbox does not see it.
     """
 
     name: str
@@ -151,12 +152,14 @@ class HostCall:
     line: CodeLine | None = None
     seconds: float | None = None
     error: str | None = None
+    traceback: str | None = None
 
 
 @dataclass(frozen=True)
 class CodeExecution:
-    """The result of running code. docs/executions.md explains each field.
+    """The result of running code.
 
+    `outcome` tells how the code ended, `error` and `traceback` why it failed, and `state` what became of the variables.
     `value` is the last expression's value, and `final` the declared answer, if `is_final`. `calls` are the host calls
     in order. Times are in milliseconds.
     """

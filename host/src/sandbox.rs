@@ -1,6 +1,7 @@
 //! The public handle of a sandbox.
 
 mod builder;
+mod captured;
 
 use std::fmt;
 use std::ops::Deref;
@@ -25,6 +26,7 @@ pub use crate::callbacks::{
 };
 pub use crate::value::Variable;
 pub use builder::SandboxBuilder;
+pub use captured::Captured;
 
 use builder::check_names;
 
@@ -349,15 +351,15 @@ impl Sandbox {
         self.ask(Command::Variable(open)).await.map(drop)
     }
 
-    /// The user's variables, for another sandbox: an LZ4 frame of a cloudpickle, of at most `max_bytes` before it is packed.
-    /// Private names, modules, generators and open handles are left out.
+    /// The user's variables, for another sandbox, of at most `max_bytes` before they are packed. Private names, modules, generators and
+    /// open handles are left out, and told.
     ///
     /// # Errors
     /// [`Error::NotSerializable`] when a variable cannot be pickled, or all together are too large.
-    pub async fn capture_state(&self, max_bytes: u64) -> Result<Vec<u8>, Error> {
+    pub async fn capture_state(&self, max_bytes: u64) -> Result<Captured, Error> {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let capture = VariableCommand::Capture(max_bytes as f64);
-        Ok(self.value(Command::Variable(capture)).await?.body.0.into())
+        Captured::read(self.value(Command::Variable(capture)).await?.body.0)
     }
 
     /// Adds a context value, which every guest of the sandbox gets. Returns its name, the next of `series`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import math
+import pickle
 import pydoc
 import re
 import signal
@@ -23,7 +24,7 @@ from client_host import PLAIN
 
 import sandglass
 from sandglass import Answer, CodeExecution, HostCall, Sandbox, SandboxError, Usage, approve
-from sandglass.client import CodeLine, Display, HostFunction, Opaque, calls, session
+from sandglass.client import CodeLine, Display, HostFunction, Lost, Opaque, calls, session
 from sandglass.client.connection import Asked
 
 WHO: ContextVar[str] = ContextVar("who", default="nobody")
@@ -644,9 +645,12 @@ def test_code_runs_ahead() -> None:
 
 def test_states_move_to_another_sandbox() -> None:
     with Sandbox(**PLAIN) as sandbox, Sandbox(**PLAIN) as other:
-        sandbox.execute("x = [1, {'a': 2}]\ndef f(): return x")
+        sandbox.execute("x = [1, {'a': 2}]\ndef f(): return x\ng = (i for i in 'ab')\nnext(g)")
         state = sandbox.capture_state()
         assert isinstance(state, bytes)
+        assert state.lost == [Lost("g", "a generator, which only its own guest can continue")]
+        copied = pickle.loads(pickle.dumps(state))
+        assert (copied, copied.lost) == (state, state.lost)
         other.open_state(state)
         assert other.execute("f()").value == [1, {"a": 2}]
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use sandglass_core::budget::{BudgetLeft, Usage};
-use sandglass_core::execution::CodeExecution;
+use sandglass_core::execution::{CodeExecution, LostVariable};
 use sandglass_core::stats::Stats;
 use sandglass_core::{BudgetLimits, Error};
 use sandglass_host::sandbox::FileEntry;
@@ -503,6 +503,18 @@ pub struct Valued {
     /// The value.
     #[cfg_attr(test, schemars(with = "Json"))]
     pub value: WireValue,
+}
+
+/// The result of `captureState`.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct CapturedState {
+    /// The state: bytes.
+    #[cfg_attr(test, schemars(with = "Json"))]
+    pub value: WireValue,
+    /// The variables that it lacks: `name` and `reason` of each, by the guest's word.
+    #[cfg_attr(test, schemars(with = "Json"))]
+    pub lost: Vec<LostVariable>,
 }
 
 /// The result of `listFiles`.

@@ -23,6 +23,7 @@ from sandglass.client.errors import SandboxError
 from sandglass.client.execution import (
     BudgetLeft,
     BudgetState,
+    CapturedState,
     Cell,
     CodeExecution,
     CodeLine,
@@ -51,6 +52,7 @@ __all__ = [
     "Budget",
     "BudgetLeft",
     "BudgetState",
+    "CapturedState",
     "Cell",
     "CodeExecution",
     "CodeLine",

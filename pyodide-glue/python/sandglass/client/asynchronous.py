@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, Unpack
 from sandglass.client.calls import Tools
 from sandglass.client.connection import Answer, Asked, Connection
 from sandglass.client.errors import SandboxError
-from sandglass.client.execution import BudgetState, CodeExecution, Display, FileInfo, Variable
+from sandglass.client.execution import BudgetState, CapturedState, CodeExecution, Display, FileInfo, Variable
 from sandglass.client.options import Budget, SandboxOptions
 from sandglass.client.session import Ask, Execution, Heard, Listeners, Session, ignore
 
@@ -178,7 +178,7 @@ class AsyncSandbox:
         """The user's variables, with types and lengths."""
         return await self._run(self._session.list_variables())
 
-    async def capture_state(self) -> bytes:
+    async def capture_state(self) -> CapturedState:
         """The variables as bytes, for `open_state` of another sandbox. Never unpickle them: guests alone may."""
         return await self._run(self._session.capture_state())
 

@@ -53,6 +53,23 @@ class Lost:
     reason: str
 
 
+class CapturedState(bytes):
+    """The variables of a sandbox, for `open_state` of another. `lost` are those that it lacks, each with the reason.
+
+    Never unpickle it: only guests may.
+    """
+
+    lost: list[Lost]
+
+    def __new__(cls, data: bytes, lost: list[Lost]) -> CapturedState:
+        state = super().__new__(cls, data)
+        state.lost = lost
+        return state
+
+    def __getnewargs__(self) -> tuple[bytes, list[Lost]]:  # type: ignore[override]
+        return bytes(self), self.lost
+
+
 @dataclass(frozen=True)
 class State:
     """The state of the variables after an execution."""

@@ -14,7 +14,7 @@ from sandglass.client import workers
 from sandglass.client.calls import Tools
 from sandglass.client.connection import Answer, Asked
 from sandglass.client.errors import SandboxError
-from sandglass.client.execution import BudgetState, CodeExecution, Display, FileInfo, Variable
+from sandglass.client.execution import BudgetState, CapturedState, CodeExecution, Display, FileInfo, Variable
 from sandglass.client.options import Budget, SandboxOptions
 from sandglass.client.session import Ask, Execution, Heard, Listeners, Session, ignore
 
@@ -208,8 +208,11 @@ class Sandbox:
     def __bool__(self) -> bool:
         return True  # also without variables
 
-    def capture_state(self) -> bytes:
-        """The variables as bytes, for `open_state` of another sandbox. Never unpickle them: guests alone may."""
+    def capture_state(self) -> CapturedState:
+        """The variables as bytes, for `open_state` of another sandbox. Never unpickle them: guests alone may.
+
+        Private names, modules, generators and open files are left out. `lost` of the result names them.
+        """
         return self._run(self._session.capture_state())
 
     def open_state(self, state: bytes) -> None:

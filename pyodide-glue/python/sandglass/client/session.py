@@ -15,10 +15,12 @@ from sandglass.client.errors import SandboxError
 from sandglass.client.execution import (
     BudgetLeft,
     BudgetState,
+    CapturedState,
     Cell,
     CodeExecution,
     Display,
     FileInfo,
+    Lost,
     Usage,
     Variable,
     make,
@@ -370,8 +372,12 @@ class Session:
 
         return Ask("listFiles", read, {"path": path} if path else {})
 
-    def capture_state(self) -> Ask[bytes]:
-        return Ask("captureState", lambda message: bytes(message.value(_result(message)["value"])))
+    def capture_state(self) -> Ask[CapturedState]:
+        def read(message: Message) -> CapturedState:
+            result = _result(message)
+            return CapturedState(bytes(message.value(result["value"])), [make(Lost, lost) for lost in result["lost"]])
+
+        return Ask("captureState", read)
 
     def open_state(self, state: bytes) -> Ask[None]:
         return Ask("openState", _nothing, values=_value(state, "state"))

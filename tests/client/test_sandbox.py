@@ -421,6 +421,13 @@ def test_an_answer_that_cannot_be_sent_is_an_error_in_python() -> None:
             assert reason in (run.calls[0].error or "")
 
 
+def test_an_answer_that_is_too_large_is_charged_all_the_same() -> None:
+    functions = {"ask": lambda: Answer("x" * 200_000, Usage(calls=1, cost=2.5))}
+    with Sandbox(host_functions=functions, max_value_size=100_000, **PLAIN) as sandbox:
+        assert "takes 200" in (sandbox.execute("ask()").error or "")
+        assert sandbox.budget().spent.cost == 2.5
+
+
 def test_texts_that_a_guest_makes_large_do_not_end_the_connection() -> None:
     def price(name: str) -> int:
         raise KeyError(name * 7)  # as errors do, it quotes the argument

@@ -530,11 +530,10 @@ impl SandboxTask {
                     approval: approval_of(&messages, call),
                 };
                 let (value, usage) = function(made).await?;
-                let value = value.encode(&what, most).map_err(|error| error.to_string())?;
                 if let (Some(usage), Some(messages)) = (usage, messages.upgrade()) {
-                    let _ = messages.send(Message::Input(Input::Used(call, usage)));
+                    let _ = messages.send(Message::Input(Input::Used(call, usage))); // also when the answer cannot be sent
                 }
-                Ok(value)
+                value.encode(&what, most).map_err(|error| error.to_string())
             };
             let result = AssertUnwindSafe(answer).catch_unwind().await;
             let result = result.unwrap_or_else(|_| Err("the host function panicked".to_owned()));

@@ -17,6 +17,9 @@ use crate::users::Users;
 use crate::value::Value;
 use crate::workspace::Workspace;
 
+/// Receives the facts of a sandbox.
+type OnFacts = Arc<dyn Fn(&Capabilities) + Send + Sync>;
+
 /// The options of a sandbox. [`SandboxBuilder::build`] makes the sandbox.
 #[derive(Clone, Default)]
 pub struct SandboxBuilder {
@@ -31,7 +34,7 @@ pub struct SandboxBuilder {
     budget_limits: BudgetLimits,
     functions: Functions,
     callbacks: Callbacks,
-    on_start: Option<Arc<dyn Fn(&Capabilities) + Send + Sync>>,
+    on_start: Option<OnFacts>,
     predictions: bool,
     max_result_bytes: f64,
 }

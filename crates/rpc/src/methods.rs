@@ -144,6 +144,7 @@ impl Context {
             sandbox.sandbox.initialize(context).await?;
         }
         lock(&self.sandboxes).insert(sandbox.id().to_owned(), Arc::clone(&sandbox));
+        sandbox.caller().known();
         let capabilities = sandbox.sandbox.capabilities();
         Ok(Created {
             sandbox: sandbox.id().to_owned(),

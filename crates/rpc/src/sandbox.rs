@@ -1,6 +1,7 @@
 //! A connection's sandbox, and the functions of the client that Python calls.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use sandglass_core::budget::Usage;
@@ -28,6 +29,8 @@ pub(crate) struct Caller {
     client: Arc<Client>,
     /// The sandbox's id, once it is made. No code runs before.
     id: OnceLock<String>,
+    /// True when the client is about to know the id.
+    is_known: AtomicBool,
     names: Mutex<HashSet<String>>,
 }
 
@@ -68,6 +71,7 @@ impl Caller {
         Arc::new(Self {
             client,
             id: OnceLock::new(),
+            is_known: AtomicBool::new(false),
             names: Mutex::default(),
         })
     }
@@ -121,9 +125,15 @@ impl Caller {
         }))
     }
 
-    /// Tells the client that a guest has started. One that starts before the sandbox has its id is told by the answer to `create`.
+    /// Lets the client hear of each guest that starts from now on. The answer to `create` tells of an earlier one.
+    pub(crate) fn known(&self) {
+        self.is_known.store(true, Ordering::Release);
+    }
+
     fn started(&self, capabilities: &Capabilities) {
-        if let Some(id) = self.id.get() {
+        if let Some(id) = self.id.get()
+            && self.is_known.load(Ordering::Acquire)
+        {
             let params = Started {
                 sandbox: id,
                 capabilities: json!(capabilities),

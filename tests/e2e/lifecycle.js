@@ -1094,15 +1094,15 @@ export async function forgetKept() {
   for (const name of [CACHE, MODULES]) await caches.delete(name);
 }
 
-/** Waits until this release's files are kept. Resolves to the releases whose files are kept, by kind, the oldest first. */
+/** Waits until the files of this release and one other are kept. Resolves to the releases by kind, the oldest first. */
 export async function keptReleases() {
-  return Promise.all([CACHE, MODULES].map((name) => until(() => releasesIn(name), "the files are kept")));
+  return Promise.all([CACHE, MODULES].map((name) => until(() => releasesIn(name), "two releases are kept")));
 }
 
 /** @param {string} name @returns {Promise<string[] | undefined>} */
 async function releasesIn(name) {
   const keys = (await (await caches.open(name)).keys()).map(({ url }) => url.replace("https://snapshot.invalid/", ""));
-  return keys.includes(build) ? keys.map((key) => (key === build ? "this" : key)) : undefined;
+  return keys.includes(build) && keys.length === 2 ? keys.map((key) => (key === build ? "this" : key)) : undefined;
 }
 
 async function findModule() {

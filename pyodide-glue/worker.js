@@ -21,7 +21,7 @@ const { Blob, Uint8Array } = self;
 const { parse, stringify } = JSON;
 const { imul } = Math;
 /** Code that may call JavaScript, which may call Python where that cannot wait for the library. */
-const JAVASCRIPT = /\b(js|pyodide)/;
+const JAVASCRIPT = /\b(js\b|pyodide)/; // not `json`
 const SMALL_BODY = 100_000;
 const PIECE = 1 << 20;
 /** Bytes of a file that Python decodes in one step. */

@@ -26,6 +26,8 @@ const supervisor = await (
   await import(/** @type {any} */ ("/pkg/sandglass.js"))
 ).default({ module_or_path: "/dist/supervisor.wasm" });
 
+const { build } = await import(/** @type {any} */ ("/dist/assets.js"));
+
 /** Code that hears no interrupt, so that its guest has to be ended. */
 const STUCK = "sum(range(10 ** 11))";
 const STUCK_OPTIONS = { timeout: 200 };
@@ -1077,6 +1079,30 @@ export async function keepsModule(wanted) {
     const { module } = (await findModule()) ?? {};
     return module && (await digestOf(module)) === wanted;
   }, "the module is kept again");
+}
+
+/** Keeps files of releases that no page has. @param {string[]} releases */
+export async function keepOthers(releases) {
+  for (const name of [CACHE, MODULES]) {
+    const cache = await caches.open(name);
+    for (const release of releases) await cache.put(`https://snapshot.invalid/${release}`, new Response(release));
+  }
+}
+
+/** Forgets the files of all releases. */
+export async function forgetKept() {
+  for (const name of [CACHE, MODULES]) await caches.delete(name);
+}
+
+/** Waits until the files of this release and one other are kept. Resolves to the releases by kind, the oldest first. */
+export async function keptReleases() {
+  return Promise.all([CACHE, MODULES].map((name) => until(() => releasesIn(name), "two releases are kept")));
+}
+
+/** @param {string} name @returns {Promise<string[] | undefined>} */
+async function releasesIn(name) {
+  const keys = (await (await caches.open(name)).keys()).map(({ url }) => url.replace("https://snapshot.invalid/", ""));
+  return keys.includes(build) && keys.length === 2 ? keys.map((key) => (key === build ? "this" : key)) : undefined;
 }
 
 async function findModule() {

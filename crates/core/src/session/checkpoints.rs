@@ -241,15 +241,6 @@ impl<B: Body> Checkpoints<B> {
         self.crashes = 0;
     }
 
-    /// Drops all checkpoints. The next guest starts with the state before the first execution.
-    pub(super) fn forget(&mut self) {
-        self.chain.clear();
-        self.base = None;
-        self.before = None;
-        self.execution = 0;
-        self.crashes = 0;
-    }
-
     /// The checkpoint that a request asks for.
     fn target(&self, ask: Ask) -> Result<Origin<B>, Error> {
         let found = match ask {

@@ -123,6 +123,15 @@ impl<B: Body> Interpreter<B> {
 }
 
 impl<B: Body> Checkpoints<B> {
+    /// Drops all checkpoints. The next guest starts with the state before the first execution.
+    pub(super) fn forget(&mut self) {
+        self.chain.clear();
+        self.base = None;
+        self.before = None;
+        self.execution = 0;
+        self.crashes = 0;
+    }
+
     /// Gives up the state with which guests crash, for the one that it came from. Returns the variables that the host has set in between, and
     /// the state that comes now. If there is no earlier state, drops all checkpoints.
     ///

@@ -1,6 +1,7 @@
 //! The public handle of a sandbox.
 
 mod builder;
+mod going_back;
 
 use std::fmt;
 use std::ops::Deref;
@@ -38,6 +39,7 @@ use crate::value::{Payload, Value};
 pub struct Sandbox {
     driver: Arc<Driver>,
     backend: BackendKind,
+    checkpoints: u32,
     limits: Limits,
     /// True if executions tell the values of their last expressions.
     values: bool,
@@ -133,6 +135,9 @@ pub struct Capabilities {
     pub soft_interrupt: bool,
     /// Python's version, or nothing.
     pub python: String,
+    /// The number of states that are kept to go back to. With 0, [`Sandbox::undo`] and the like are refused.
+    #[serde(default)]
+    pub checkpoints: u32,
 }
 
 impl fmt::Debug for Sandbox {
@@ -469,6 +474,7 @@ impl Sandbox {
             backend: self.backend,
             soft_interrupt: info.soft_interrupt,
             python: info.python,
+            checkpoints: self.checkpoints,
         }
     }
 

@@ -98,6 +98,15 @@ impl SandboxBuilder {
         self
     }
 
+    /// Keeps so many states of the guest as checkpoints; see [`Sandbox::undo`]. 0, the default, keeps none. Needs bubblewrap or plain
+    /// processes on Linux. Without them, [`Capabilities::checkpoints`](super::Capabilities::checkpoints) is 0. A
+    /// [launcher](SandboxBuilder::launcher) has this in its own [settings](Settings::checkpoints).
+    #[must_use]
+    pub fn checkpoints(mut self, number: u32) -> Self {
+        self.settings.checkpoints = number;
+        self
+    }
+
     /// Lets the session guess code from variables, columns, earlier code and the conversation
     /// ([`Sandbox::update_conversation`]). Needs [`ahead`](SandboxBuilder::ahead). Off by default.
     #[must_use]
@@ -274,8 +283,8 @@ impl SandboxBuilder {
             None => backend::launcher(self.backend, &self.settings).await?,
         };
         let mut limits = self.limits;
-        // Native guests cannot save their state yet.
-        limits.checkpoints = false;
+        let checkpoints = launcher.checkpoints().min(MAX_CHECKPOINTS);
+        limits.checkpoints = checkpoints > 0;
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         {
             limits.max_memory_bytes = self.settings.resources.memory_bytes as f64;
@@ -303,6 +312,10 @@ impl SandboxBuilder {
             (true, false) => session.with_forks(),
             (false, _) => session,
         };
+        let session = match checkpoints {
+            0 => session,
+            most => session.with_paused_guests(most as usize),
+        };
         let session = session.with_shadows_on(self.settings.resources.processors_here(), f64::INFINITY);
         let driver = Driver::start(
             session,
@@ -314,6 +327,7 @@ impl SandboxBuilder {
         Ok(Sandbox {
             driver: Arc::new(driver),
             backend,
+            checkpoints,
             limits,
             values: self.max_result_bytes > 0.0,
             queries,
@@ -321,6 +335,9 @@ impl SandboxBuilder {
         })
     }
 }
+
+/// The most checkpoints of a sandbox. Each is a process.
+const MAX_CHECKPOINTS: u32 = 16;
 
 /// Refuses names that Python code cannot use.
 pub(super) fn check_names<'a>(option: &str, names: impl Iterator<Item = &'a String>) -> Result<(), Error> {

@@ -89,7 +89,10 @@ impl<B: Body> Checkpoints<B> {
     /// Returns true if the next command must wait for a save.
     pub(super) fn holds_up(&self, demand: Demand) -> bool {
         let unsaved = self.dirty || self.saving.is_some();
-        let is_due = demand.asks || (demand.executes && self.could_not_be_undone()) || self.is_worth_waiting();
+        let is_due = demand.asks
+            || (demand.executes && self.could_not_be_undone())
+            || self.is_worth_waiting()
+            || self.pauses_guest(demand);
         self.are_saved() && !self.failed && unsaved && is_due
     }
 
@@ -104,7 +107,11 @@ impl<B: Body> Checkpoints<B> {
 
     /// The time at which a save begins, if nothing happens before.
     pub(super) fn saves_at(&self, demand: Demand) -> Option<f64> {
-        let idle_ms = if demand.copies { 0.0 } else { IDLE_MS };
+        let idle_ms = if demand.copies || self.most_paused.is_some() {
+            0.0
+        } else {
+            IDLE_MS
+        };
         self.can_save(demand).then_some(self.idle_since + idle_ms)
     }
 
@@ -130,7 +137,7 @@ impl<B: Body> Checkpoints<B> {
         self.looked_at = false;
         self.last_number += 1;
         let checkpoint = self.last_number;
-        let full = !self.growing || self.chain.is_long();
+        let full = !self.growing || self.most_paused.is_some() || self.chain.is_long();
         self.saving = Some(Saving {
             number: checkpoint,
             full,
@@ -225,6 +232,9 @@ impl<B: Body> Checkpoints<B> {
                 self.failed_to_save(took, saving.news, "it was too large".to_owned());
                 return Ok(false);
             }
+        }
+        if let Some(most) = self.most_paused {
+            self.chain.keep_newest(most);
         }
         self.unsavable = None;
         self.base = Some(number);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use sandglass_core::budget::Budget;
+use sandglass_core::limits::MAX_CHECKPOINTS;
 use sandglass_core::protocol::QUERIES;
 use sandglass_core::{BudgetLimits, Error, Limits, Profile, Session};
 
@@ -335,9 +336,6 @@ impl SandboxBuilder {
         })
     }
 }
-
-/// The most checkpoints of a sandbox. Each is a process.
-const MAX_CHECKPOINTS: u32 = 16;
 
 /// Refuses names that Python code cannot use.
 pub(super) fn check_names<'a>(option: &str, names: impl Iterator<Item = &'a String>) -> Result<(), Error> {

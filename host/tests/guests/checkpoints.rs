@@ -42,7 +42,7 @@ async fn sandbox(kind: BackendKind) -> Sandbox {
 }
 
 async fn each_execution_is_taken_back_one_after_the_other(kind: BackendKind) {
-    let sandbox = sandbox(kind).await;
+    let sandbox = builder(kind).checkpoints(5).build().await.unwrap();
     prints(&sandbox, "import random\nrandom.seed(5)\nx = []\ny = x").await;
     for _ in 0..3 {
         prints(&sandbox, "x.append(random.random())").await;
@@ -73,8 +73,7 @@ async fn a_guest_that_does_not_stop_comes_back_soon(kind: BackendKind) {
             timeout_ms: Some(100.0),
             ..ExecuteOptions::default()
         };
-        let code =
-            "new = 1\nx.append(2)\nwhile True:\n    try:\n        while True: pass\n    except BaseException: pass";
+        let code = "new = 1\nx.append(2)\nsum(range(10**13))"; // a call into C, which nothing interrupts
         let run = sandbox.execute_with(code, options).await.unwrap();
         let said = (run.outcome, run.killer, run.state.status);
         let wanted = (Outcome::Timeout, Some(Killer::Timeout), StateStatus::Restored);
@@ -158,7 +157,9 @@ async fn the_state_goes_back_and_forth(kind: BackendKind) {
     let error = sandbox.restore(Some(1)).await.unwrap_err();
     assert_eq!(error.code(), "no_checkpoint", "there are three at most: {error}");
     sandbox.set_variable("x", Value::from("set")).await.unwrap();
-    assert_eq!(sandbox.restore(None).await, Ok(5));
+    assert_eq!(sandbox.restore(None).await, Ok(5), "what was set is saved, too");
+    assert_eq!(prints(&sandbox, "print(x)").await, "set\n");
+    assert_eq!(sandbox.restore(Some(3)).await, Ok(3));
     let run = sandbox.execute("x").await.unwrap();
     assert_eq!(run.result.as_deref(), Some("3"));
     let lost = run.state.lost.clone().unwrap_or_default();
@@ -201,15 +202,16 @@ async fn a_guest_that_ends_its_checkpoints_loses_them(kind: BackendKind) {
 for pid in open(f'/proc/{above}/task/{above}/children').read().split():
     if int(pid) != me: os.kill(int(pid), 9)
 os._exit(1)";
-    let run = sandbox.execute(code).await.unwrap();
-    assert_eq!(run.state.status, StateStatus::Lost, "{:?}", run.run);
+    let killed = sandbox.execute(code).await.unwrap();
     let run = sandbox.execute("'x' in globals()").await.unwrap();
-    assert_eq!(
-        (run.result.as_deref(), run.state.status),
-        (Some("False"), StateStatus::Kept),
-        "{:?}",
-        run.run
-    );
+    assert_eq!(run.result.as_deref(), Some("False"));
+    // A killed process takes a moment to end. Until then nobody can tell that it will not come back.
+    let said = [killed.state.status, run.state.status];
+    let wanted = [
+        [StateStatus::Lost, StateStatus::Kept],
+        [StateStatus::Restored, StateStatus::Lost],
+    ];
+    assert!(wanted.contains(&said), "{:?} {:?}", killed.run, run.run);
     prints(&sandbox, "x = 3").await;
     assert_eq!(sandbox.undo().await, Ok(4));
 }
@@ -221,18 +223,17 @@ async fn a_fork_bomb_ends_and_the_state_comes_back(kind: BackendKind) {
     };
     let sandbox = builder(kind).resources(resources).build().await.unwrap();
     prints(&sandbox, "import os\nx = 1").await;
-    let token = token();
-    let code = format!(
-        "import sys
+    let code = "import signal
 for _ in range(8):
-    if os.fork() == 0:
+    try: made = os.fork()
+    except OSError: break
+    if made == 0:
         os.setsid()
         while True:
             try:
                 if os.fork() == 0: os.setsid()
             except OSError: pass
-os._exit(1) # {token}"
-    );
+os._exit(1)";
     let run = sandbox.execute(code).await.unwrap();
     assert_ne!(run.state.status, StateStatus::Kept, "{:?}", run.run);
     let run = sandbox.execute("x").await.unwrap();
@@ -303,9 +304,9 @@ async fn nothing_is_left_in_the_end(kind: BackendKind) {
         names.filter(|name| name.trim() == &token[token.len() - 9..]).count()
     };
     sandbox.checkpoint().await.unwrap();
-    assert_eq!(named(), 4, "the guest and three copies");
+    until("the guest and three copies", || named() == 4).await;
     assert_eq!(sandbox.undo().await, Ok(3));
-    assert_eq!(named(), 4);
+    until("another guest and the same copies", || named() == 4).await;
     sandbox.destroy().await;
     assert_eq!(named(), 0);
     let other = self::sandbox(kind).await;

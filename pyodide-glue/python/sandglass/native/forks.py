@@ -90,6 +90,8 @@ class Forks:
         self._oom, self._oom_score = -1, b""  # the file of the process's OOM score, and the score before
         #: True when the host will ask for no more copies.
         self.is_over = False
+        #: Descriptors that were here before any code of the user's: what the host's own starter left open.
+        self._given = {(fd, _identity(fd)) for fd in map(int, listdir("/proc/self/fd"))}
         self._telling = ""
         self._works: bool | None = None
 
@@ -185,7 +187,8 @@ class Forks:
         """Makes a paused copy: see `pause`."""
         self._check_likeness(shared)
         own = {*shared, self._control.fileno(), self._heirs, control}
-        offsets = offsets_of({int(name) for name in listdir("/proc/self/fd")} - own)
+        others = {int(name) for name in listdir("/proc/self/fd")} - own
+        offsets = offsets_of([fd for fd in others if (fd, _identity(fd)) not in self._given])
         made = pause(self._control, self._channel, self._heirs, control, offsets)
         if not isinstance(made, int):
             self._copies.clear()

@@ -442,10 +442,14 @@ export function createCheckpoints({
     }
   }
 
-  /** @param {string[]} interned */
+  /**
+   * Puts the strings where the memory refers to them. A guest that is reused may have more of them, which no memory refers to.
+   * @param {string[]} interned
+   */
   function putStrings(interned) {
     const known = strings();
-    if (known.some((string, index) => string !== interned[index])) throw new Error("the guest has names of its own");
+    if (interned.some((string, index) => string !== (known[index] ?? string)))
+      throw new Error("the guest has strings of its own");
     for (const string of interned.slice(known.length)) module.__hiwire_immortal_add(string);
   }
 

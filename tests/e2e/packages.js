@@ -526,6 +526,7 @@ half = numbers(); next(half); next(half)`,
       alive.add(fork);
       for (const copy of [fork, sandbox]) {
         for (const name of order) same(name, await prints(copy, proof[name][0]), proof[name][1]);
+        if (order[0] === "pydantic") continue; // what fills the heap does not depend on the order
         await prints(copy, "points = [Point(x=n, tags=[str(n)] * 5) for n in range(20_000)]\nhistory = None");
         await copy.checkpoint();
         same("a full heap", (await kill(copy)).status, "restored");

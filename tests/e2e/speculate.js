@@ -353,6 +353,24 @@ async function turns() {
   return { problems };
 }
 
+/** A guest whose code has waited is reused. Such a wait leaves a string of Pyodide's behind, which the sandbox's own guest lacks. */
+async function waits() {
+  const sandbox = await create({ maxShadows: 1 });
+  const codes = ["import time; time.sleep(0.05); n = 1", "n = 2", "n = 3", "n = 4", "n"];
+  for (const [index, code] of codes.entries()) {
+    await sandbox.hint([code]);
+    await until(() => {
+      const { finished, wasted } = tally(sandbox);
+      return finished > index || wasted > index;
+    }, `${code} runs ahead`);
+  }
+  const { started, finished, wasted } = tally(sandbox);
+  const problems = different([started, finished, wasted], [5, 5, 4], "all ran ahead");
+  const { error } = await sandbox.execute("n");
+  problems.push(...different(error, "NameError: name 'n' is not defined", "none of them was asked for"));
+  return { problems };
+}
+
 /** Each code of a hint runs ahead, and any of them is served. */
 async function several() {
   const problems = [];
@@ -1086,6 +1104,7 @@ export const TESTS = {
   "what is not certain is run when it is asked for": unsure,
   "what JavaScript knows is in no copy": touched,
   "guests take turns, unless code has left something in them": turns,
+  "a guest whose code has waited is reused": waits,
   "each code of a hint runs ahead, and any is served": several,
   "what a guest that rests remembers stays in its sandbox": remembered,
   "host functions are called when the code is asked for": hostCalls,

@@ -51,7 +51,7 @@ const PLACES = {
   deno: { runs: (test) => isOf(test, ["stopping"]), why: "it has the glue of Node.js" },
   bun: { runs: (test) => isOf(test, ["history"]), why: "its guests are those of Node.js" },
   subprocess: { runs: (test) => isOf(test, PROCESS), why: "bubblewrap has the same runtime and transport" },
-  docker: { runs: (test) => !isPythonAlone(test), why: "Python is the same as in bubblewrap" },
+  docker: { runs: (test) => isOf(test, PROCESS), why: "bubblewrap has the same runtime and transport" },
 };
 
 /**

@@ -228,6 +228,8 @@ class _Writer:
     def _measure_items(self, value: Any) -> tuple[int, int]:
         if len(self._path) > self._max_depth:
             raise self._too_deep()
+        if type(value) in _CONTAINERS and len(value) > self._max_bytes:
+            raise _too_large(self._name, self._max_bytes)  # each item takes a byte at least
         height, size = 0, 5
         for step, item in _steps(value):
             self._path.append(step)

@@ -19,6 +19,7 @@ on_both!(
     a_guest_that_ends_its_checkpoints_loses_them,
     a_fork_bomb_ends_and_the_state_comes_back,
     a_copy_that_ran_ahead_has_checkpoints,
+    the_oldest_goes_when_memory_is_short,
     without_checkpoints_there_are_none,
     nothing_is_left_in_the_end,
 );
@@ -271,6 +272,24 @@ async fn a_copy_that_ran_ahead_has_checkpoints(kind: BackendKind) {
     let run = sandbox.execute("import os; os._exit(1)").await.unwrap();
     assert_eq!(run.state.status, StateStatus::Restored);
     assert_eq!(prints(&sandbox, "print(x)").await, "[0, 1]\n");
+}
+
+async fn the_oldest_goes_when_memory_is_short(kind: BackendKind) {
+    let resources = Resources {
+        memory_bytes: 256 << 20,
+        ..Resources::default()
+    };
+    let sandbox = builder(kind).resources(resources).build().await.unwrap();
+    prints(&sandbox, "x = bytearray(50 << 20)").await;
+    for value in 2..=4 {
+        // Then no two copies share a page of it.
+        prints(&sandbox, &format!("for at in range(0, len(x), 4096): x[at] = {value}")).await;
+    }
+    sandbox.checkpoint().await.unwrap();
+    let error = sandbox.restore(Some(2)).await.unwrap_err();
+    assert_eq!(error.code(), "no_checkpoint", "{error}");
+    assert_eq!(sandbox.undo().await, Ok(3));
+    assert_eq!(prints(&sandbox, "print(x[0])").await, "3\n");
 }
 
 async fn without_checkpoints_there_are_none(kind: BackendKind) {

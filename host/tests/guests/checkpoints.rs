@@ -280,7 +280,7 @@ async fn the_oldest_goes_when_memory_is_short(kind: BackendKind) {
         ..Resources::default()
     };
     let sandbox = builder(kind).resources(resources).build().await.unwrap();
-    prints(&sandbox, "x = bytearray(50 << 20)").await;
+    prints(&sandbox, "x = bytearray(70 << 20)").await;
     for value in 2..=4 {
         // Then no two copies share a page of it.
         prints(&sandbox, &format!("for at in range(0, len(x), 4096): x[at] = {value}")).await;

@@ -7,6 +7,8 @@ import { build } from "../dist/assets.js";
 
 const SNAPSHOTS = "sandglass-snapshots";
 const MODULES = "sandglass-modules";
+/** The most releases of the package on one origin whose files are kept. With one, two releases would evict each other at every visit. */
+const MOST_RELEASES = 2;
 /** The key, which has to be an address; nothing is fetched from it. Guests that are made of other files have another. */
 const KEY = `https://snapshot.invalid/${build}`;
 
@@ -28,10 +30,10 @@ export async function findModule() {
   }
 }
 
-/** Keeps a snapshot, in the place of older ones. @param {Blob} snapshot */
+/** Keeps a snapshot, and that of one other release at most. @param {Blob} snapshot */
 export const keep = (snapshot) => put(SNAPSHOTS, snapshot);
 
-/** Keeps the module, in the place of older ones. @param {Blob} module */
+/** Keeps the module, and that of one other release at most. @param {Blob} module */
 export const keepModule = (module) => put(MODULES, module);
 
 /** Forgets a module that turned out to be damaged. */
@@ -45,6 +47,7 @@ const find = async (name) => (await caches.open(name)).match(KEY);
 /** @param {string} name @param {Blob} file */
 async function put(name, file) {
   const cache = await caches.open(name);
-  for (const request of await cache.keys()) await cache.delete(request);
-  await cache.put(KEY, new Response(file));
+  await cache.put(KEY, new Response(file)); // first, so that a write that fails loses nothing
+  const others = (await cache.keys()).filter(({ url }) => url !== KEY); // the newest is the last
+  for (const request of others.slice(0, others.length - (MOST_RELEASES - 1))) await cache.delete(request);
 }

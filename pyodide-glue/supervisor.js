@@ -6,6 +6,7 @@ import { assetUrl, failedRequest, wrongAnswer } from "./assets.js";
 import { findKept, forgetModule, keep, keepModule } from "./kept-files.js";
 import { openFrame, takeRequest } from "./prefetch.js";
 import { SandboxError } from "./sandbox-error.js";
+import { splitModule } from "./split-module.js";
 import { startWorker } from "./start-worker.js";
 import { readMetadata } from "./wheel.js";
 
@@ -24,6 +25,7 @@ const glue = {
   keep,
   keepModule,
   forgetModule,
+  splitModule,
   startWorker,
   readMetadata,
   /** Reads a file that cannot be fetched. @type {((url: string) => Promise<BufferSource> | undefined) | undefined} */

@@ -21,7 +21,7 @@ const { Blob, Uint8Array } = self;
 const { parse, stringify } = JSON;
 const { imul } = Math;
 /** Code that may call JavaScript, which may call Python where that cannot wait for the library. */
-const JAVASCRIPT = /\b(js|pyodide)/;
+const JAVASCRIPT = /\b(js\b|pyodide)/; // not `json`
 const SMALL_BODY = 100_000;
 const PIECE = 1 << 20;
 /** Bytes of a file that Python decodes in one step. */
@@ -40,10 +40,13 @@ self.onmessage = async ({ data }) => {
   const snapshot = Promise.withResolvers();
   /** @type {PromiseWithResolvers<WebAssembly.Module>} */
   const wasm = Promise.withResolvers();
+  /** The module's section of data. @type {PromiseWithResolvers<Blob>} */
+  const moduleData = Promise.withResolvers();
   self.onmessage = ({ data }) => {
     if (data instanceof WebAssembly.Module) wasm.resolve(data);
     else if (data instanceof Array) library.take(data[1]);
     else if ("kept" in data) snapshot.resolve(data.kept);
+    else if ("data" in data) moduleData.resolve(data.data);
     else {
       parts.resolve(data);
       snapshot.resolve(data.snapshot);
@@ -96,7 +99,8 @@ self.onmessage = async ({ data }) => {
   try {
     const bridge = createBridge(post, mailbox, detector, library);
     const given = await snapshot.promise;
-    const runtime = await loadRuntime(given, parts.promise, wasm.promise, bridge, detector, library);
+    const module = { wasm: wasm.promise, data: moduleData.promise };
+    const runtime = await loadRuntime(given, parts.promise, module, bridge, detector, library);
     lockDown();
     const { made } = runtime;
     if (made) postMessage([stringify([{ type: "snapshot", reason: made.reason }]), made.snapshot]);

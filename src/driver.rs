@@ -133,7 +133,7 @@ impl Driver {
             .as_ref()
             .map(|backend| Server::new(backend, &options.limits));
         let session = if server.is_none() {
-            session.with_pings(random())
+            session.with_pings(random()).with_repeats()
         } else {
             session
         };

@@ -474,8 +474,9 @@ impl Sandbox {
         self.promise(promise).unchecked_into()
     }
 
-    /// Undoes the last execution, if there is a checkpoint of the state before it. Otherwise rejects with code `no_checkpoint`, and changes
-    /// nothing. Resolves to the number of the execution whose state is current now.
+    /// Undoes the last execution, also if nothing was saved before it: then the executions since the last checkpoint are repeated. If the
+    /// state before it cannot be had, as after a state that takes long to save, rejects with code `no_checkpoint` and changes nothing.
+    /// Resolves to the number of the execution whose state is current now.
     pub fn undo(&self) -> NumberPromise {
         self.submit(Command::Undo).unchecked_into()
     }

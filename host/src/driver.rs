@@ -48,11 +48,16 @@ fn instant(at: f64) -> Instant {
 /// Receives text.
 pub(crate) type OnText = Arc<dyn Fn(&str) + Send + Sync>;
 
+/// Receives the facts of a guest.
+pub(crate) type OnStart = Arc<dyn Fn(&GuestInfo) + Send + Sync>;
+
 /// The news of all executions of a sandbox.
 #[derive(Clone, Default)]
 pub(crate) struct Callbacks {
     pub(crate) on_stdout: Option<OnText>,
     pub(crate) on_stderr: Option<OnText>,
+    /// Hears of each guest that has started, before what waited for it is answered.
+    pub(crate) on_start: Option<OnStart>,
 }
 
 /// The receivers of one execution's events.

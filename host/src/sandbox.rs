@@ -1,6 +1,7 @@
 //! The public handle of a sandbox.
 
 mod builder;
+mod captured;
 mod going_back;
 
 use std::fmt;
@@ -12,7 +13,7 @@ use futures_util::{Stream as Pieces, StreamExt};
 use sandglass_core::budget::{Budget, BudgetLeft, Usage};
 use sandglass_core::execution::CodeExecution;
 use sandglass_core::predictions::{Lines, Prediction, Source};
-use sandglass_core::protocol::QUERIES;
+use sandglass_core::protocol::{GuestInfo, QUERIES};
 use sandglass_core::session::{
     CellFile, Command, Encoded, FileCommand, Look, Reply, Series, Settings, Target, VariableCommand,
 };
@@ -26,6 +27,7 @@ pub use crate::callbacks::{
 };
 pub use crate::value::Variable;
 pub use builder::SandboxBuilder;
+pub use captured::Captured;
 
 use builder::check_names;
 
@@ -125,7 +127,7 @@ pub struct FileEntry {
     pub kind: String,
 }
 
-/// A sandbox's facts and abilities. Python's version is known when a guest has started.
+/// A sandbox's facts and abilities.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Capabilities {
@@ -133,11 +135,23 @@ pub struct Capabilities {
     pub backend: BackendKind,
     /// True when running code can be interrupted with its state kept.
     pub soft_interrupt: bool,
-    /// Python's version, or nothing.
-    pub python: String,
+    /// The version of the guest's Python. `None` before a guest has started.
+    pub python: Option<String>,
     /// The number of states that are kept to go back to. With 0, [`Sandbox::undo`] and the like are refused.
     #[serde(default)]
     pub checkpoints: u32,
+}
+
+impl Capabilities {
+    pub(crate) fn new(backend: BackendKind, info: GuestInfo, checkpoints: u32) -> Self {
+        let has_started = !info.python.is_empty();
+        Self {
+            backend,
+            soft_interrupt: info.soft_interrupt || !has_started, // all guests of hosts can be
+            python: has_started.then_some(info.python),
+            checkpoints,
+        }
+    }
 }
 
 impl fmt::Debug for Sandbox {
@@ -343,15 +357,15 @@ impl Sandbox {
         self.ask(Command::Variable(open)).await.map(drop)
     }
 
-    /// The user's variables, for another sandbox: an LZ4 frame of a cloudpickle, of at most `max_bytes` before it is packed.
-    /// Private names, modules, generators and open handles are left out.
+    /// The user's variables, for another sandbox, of at most `max_bytes` before they are packed. Private names, modules, generators and
+    /// open handles are left out, and told.
     ///
     /// # Errors
     /// [`Error::NotSerializable`] when a variable cannot be pickled, or all together are too large.
-    pub async fn capture_state(&self, max_bytes: u64) -> Result<Vec<u8>, Error> {
+    pub async fn capture_state(&self, max_bytes: u64) -> Result<Captured, Error> {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let capture = VariableCommand::Capture(max_bytes as f64);
-        Ok(self.value(Command::Variable(capture)).await?.body.0.into())
+        Captured::read(self.value(Command::Variable(capture)).await?.body.0)
     }
 
     /// Adds a context value, which every guest of the sandbox gets. Returns its name, the next of `series`.
@@ -467,15 +481,9 @@ impl Sandbox {
         self.driver.destroy().await;
     }
 
-    /// The guest's facts and abilities.
+    /// The sandbox's facts and abilities.
     pub fn capabilities(&self) -> Capabilities {
-        let info = self.driver.info();
-        Capabilities {
-            backend: self.backend,
-            soft_interrupt: info.soft_interrupt,
-            python: info.python,
-            checkpoints: self.checkpoints,
-        }
+        Capabilities::new(self.backend, self.driver.info(), self.checkpoints)
     }
 
     /// The sandbox's limits.

@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use sandglass_core::execution::{Change, CodeExecution, Outcome};
+use sandglass_core::execution::{Change, CodeExecution, LostVariable, Outcome};
 use sandglass_core::{Error, Limits};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout_at};
 
 use crate::guest::Guest;
 use crate::launcher::{BackendKind, Launcher};
-use crate::sandbox::{ExecuteOptions, Sandbox};
+use crate::sandbox::{Captured, ExecuteOptions, Sandbox};
 use futures_util::future::BoxFuture;
 
 /// The exit code of a run whose time was up, as of timeout(1).
@@ -65,6 +65,8 @@ pub struct Response {
     pub error: Option<String>,
     /// The reason why there is no state although the request asked for it.
     pub state_error: Option<String>,
+    /// The variables that the state lacks, with the reasons.
+    pub state_lost: Vec<LostVariable>,
 }
 
 /// A file from a run.
@@ -183,7 +185,10 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
     if request.capture_state {
         let captured = timeout_at(deadline, sandbox.capture_state(bounds.max_state_bytes)).await;
         match captured.unwrap_or_else(|_| Err(Error::Timeout("it could not be written in time".to_owned()))) {
-            Ok(state) => response.state = Some(STANDARD.encode(state)),
+            Ok(Captured { state, lost }) => {
+                response.state = Some(STANDARD.encode(state));
+                response.state_lost = lost;
+            }
             Err(error) => {
                 let why = match error {
                     error if is_gone(&error) => "the guest was lost after the code had run".to_owned(),
@@ -286,6 +291,7 @@ fn respond(execution: &CodeExecution) -> Response {
         files: changed.map(|file| file.path.clone()).collect(),
         error,
         state_error: None,
+        state_lost: Vec::new(),
     }
 }
 

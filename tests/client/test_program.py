@@ -7,16 +7,17 @@ import selectors
 import signal
 import subprocess
 import sys
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 from client_host import PACKAGE, PLAIN, PROGRAM
 
 from sandglass import Sandbox, SandboxError
-from sandglass.client import program, workers
+from sandglass.client import program, transports, workers
 from sandglass.client.connection import connect
 from sandglass.client.transports import Program
 
@@ -158,6 +159,31 @@ def test_a_closed_program_is_not_written_to(tmp_path: Path) -> None:
     os.close(number)
     os.close(file)
     assert (tmp_path / "other").read_bytes() == b""
+
+
+def test_the_end_does_not_wait_for_a_pipe_that_another_program_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transports, "_END_SECONDS", 0.2)
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexec 3<&0\nsleep 60 <&3 &\nsleep 60\n")
+    program.chmod(0o755)
+    transport = Program(str(program))
+    group = transport._process.pid
+
+    def write() -> None:
+        with suppress(OSError):
+            transport.send(bytes(8 << 20), True)
+
+    writer = Thread(target=write)
+    writer.start()
+    while not transport._lock.locked():  # until it writes, for as long as nobody reads
+        time.sleep(0.01)
+    transport.close()
+    assert transport._process.returncode is not None
+    os.killpg(group, signal.SIGKILL)  # who held the pipe: now the write fails
+    writer.join(30)
+    assert not writer.is_alive()
 
 
 def test_without_further_threads_work_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import math
+import pickle
+import pydoc
 import re
 import signal
 import threading
@@ -19,8 +22,9 @@ import pandas
 import pytest
 from client_host import PLAIN
 
+import sandglass
 from sandglass import Answer, CodeExecution, HostCall, Sandbox, SandboxError, Usage, approve
-from sandglass.client import CodeLine, Display, HostFunction, Opaque, calls, session
+from sandglass.client import CodeLine, Display, HostFunction, Lost, Opaque, calls, session
 from sandglass.client.connection import Asked
 
 WHO: ContextVar[str] = ContextVar("who", default="nobody")
@@ -328,6 +332,77 @@ def test_errors_of_host_functions_are_errors_in_python() -> None:
         assert run.outcome == "error"
 
 
+def test_an_error_of_a_host_function_has_its_class_and_a_traceback_here(caplog: pytest.LogCaptureFixture) -> None:
+    def lookup(name: str) -> int:
+        return {"sand": 12}[name]
+
+    async def later() -> None:
+        raise RuntimeError("\x1b[31mred\u202e")
+
+    def plain() -> None:
+        raise Exception("no price today")
+
+    with Sandbox(host_functions={"lookup": lookup, "later": later, "plain": plain}, **PLAIN) as sandbox:
+        run = sandbox.execute("lookup('k')")
+        assert run.error == "HostCallError: KeyError: 'k'"
+        traceback = run.calls[0].traceback or ""
+        assert traceback.startswith("Traceback") and traceback.endswith("KeyError: 'k'")
+        assert 'return {"sand": 12}[name]' in traceback and "calls.py" not in traceback
+        assert sandbox.execute("later()").error == "HostCallError: RuntimeError: \x1b[31mred\u202e"
+        assert sandbox.execute("plain()").error == "HostCallError: no price today"  # `Exception` says nothing
+        run = sandbox.execute("lookup('again')\n")
+        assert "KeyError: 'again'" in (run.calls[0].traceback or "")
+        assert sandbox.execute("lookup('sand')").calls[0].traceback is None
+        wrong = sandbox.execute("lookup()")
+        assert (wrong.error or "").startswith("HostCallError: TypeError: ") and "lookup()" in (wrong.error or "")
+    logged = [record for record in caplog.records if record.levelname == "WARNING" and "failed" in record.message]
+    assert [record.name for record in logged] == ["sandglass"] * 4  # each kind of error of a function once
+    assert "the host function lookup() failed:" in logged[0].message and "KeyError: 'k'" in logged[0].message
+    assert "RuntimeError: \\x1b[31mred\\u202e" in logged[1].message  # which could control a terminal
+
+
+def test_texts_name_options_as_python_does() -> None:
+    with Sandbox(host_functions={"wait": lambda: threading.Event().wait(5)}, host_call_timeout=50, **PLAIN) as sandbox:
+        assert sandbox.execute("wait()").error == "HostCallError: wait took longer than 50 ms (host_call_timeout)"
+        assert "pass on_llm_query," in (sandbox.execute("llm_query('x')").error or "")
+    with Sandbox(on_llm_query=lambda _: "ok", budget={"max_calls": 1}, wall_timeout=300, **PLAIN) as sandbox:
+        assert "(max_calls)" in (sandbox.execute("llm_query('x')\nllm_query('y')").error or "")
+        assert "(wall_timeout)" in (sandbox.execute("import time\ntime.sleep(9)").error or "")
+    with pytest.raises(SandboxError, match=r"^memory_limit: ") as refused:
+        Sandbox(memory_limit=1, **PLAIN)
+    assert refused.value.code == "invalid_option"
+
+
+def test_capabilities_are_those_of_the_sandbox_that_runs() -> None:
+    with Sandbox(**PLAIN) as sandbox:
+        assert sandbox.capabilities == {"backend": "subprocess", "soft_interrupt": True, "python": None}
+        version = sandbox.execute("import platform\nplatform.python_version()").value
+        assert sandbox.capabilities == {"backend": "subprocess", "soft_interrupt": True, "python": version}
+        assert sandbox.capabilities["python"] == version  # also when asked again
+        sandbox.execute("import os\nos._exit(1)")
+        sandbox.start()
+        assert sandbox.capabilities["python"] == version
+    with Sandbox(**PLAIN) as sandbox:
+        sandbox.start()
+        assert sandbox.capabilities["python"] == version
+
+
+def test_the_package_says_what_it_has() -> None:
+    from sandglass import SandboxOptions
+
+    assert {"Sandbox", "AsyncSandbox", "SandboxOptions", "SandboxError", "approve"} <= set(sandglass.__all__)
+    assert all(getattr(sandglass, name) is not None for name in sandglass.__all__)
+    for kind in (Sandbox, sandglass.AsyncSandbox, sandglass.Notebook, sandglass.AsyncNotebook):
+        text = pydoc.render_doc(kind)
+        assert [name for name in SandboxOptions.__annotations__ if f"`{name}`" not in text] == []
+    # What the wheel lacks is named by no text in it.
+    for module in Path(sandglass.__file__).parent.glob("**/*.py"):
+        tree = ast.parse(module.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                assert "docs/" not in (ast.get_docstring(node) or ""), (module, node)
+
+
 def test_an_answer_that_cannot_be_sent_is_an_error_in_python() -> None:
     class Silent(Exception):
         def __str__(self) -> str:
@@ -344,6 +419,13 @@ def test_an_answer_that_cannot_be_sent_is_an_error_in_python() -> None:
             assert run.error_type == "HostCallError"
             assert reason in (run.error or "")
             assert reason in (run.calls[0].error or "")
+
+
+def test_an_answer_that_is_too_large_is_charged_all_the_same() -> None:
+    functions = {"ask": lambda: Answer("x" * 200_000, Usage(calls=1, cost=2.5))}
+    with Sandbox(host_functions=functions, max_value_size=100_000, **PLAIN) as sandbox:
+        assert "takes 200" in (sandbox.execute("ask()").error or "")
+        assert sandbox.budget().spent.cost == 2.5
 
 
 def test_texts_that_a_guest_makes_large_do_not_end_the_connection() -> None:
@@ -442,7 +524,7 @@ def test_approval() -> None:
         assert (asked[0].name, asked[0].args, asked[0].kwargs) == ("pay", (1,), {"to": "Ada"})
         assert asked[0].line == CodeLine(run.id, 2, "print(pay(1, to='Ada'))")
         assert sandbox.execute("pay(10**6, to='Eve')").value == "5 to Bob"
-        for reason in ("refused by the user", "too much", "refused by the user", "on_approve returned a int"):
+        for reason in ("refused by the user", "too much", "refused by the user", "on_approve returned an int"):
             run = sandbox.execute("pay(1, to='Ada')")
             assert run.error_type == "HostCallError"
             assert reason in (run.error or "")
@@ -570,9 +652,12 @@ def test_code_runs_ahead() -> None:
 
 def test_states_move_to_another_sandbox() -> None:
     with Sandbox(**PLAIN) as sandbox, Sandbox(**PLAIN) as other:
-        sandbox.execute("x = [1, {'a': 2}]\ndef f(): return x")
+        sandbox.execute("x = [1, {'a': 2}]\ndef f(): return x\ng = (i for i in 'ab')\nnext(g)")
         state = sandbox.capture_state()
         assert isinstance(state, bytes)
+        assert state.lost == [Lost("g", "a generator, which only its own guest can continue")]
+        copied = pickle.loads(pickle.dumps(state))
+        assert (copied, copied.lost) == (state, state.lost)
         other.open_state(state)
         assert other.execute("f()").value == [1, {"a": 2}]
 

@@ -26,6 +26,8 @@ const supervisor = await (
   await import(/** @type {any} */ ("/pkg/sandglass.js"))
 ).default({ module_or_path: "/dist/supervisor.wasm" });
 
+const { build } = await import(/** @type {any} */ ("/dist/assets.js"));
+
 /** Code that hears no interrupt, so that its guest has to be ended. */
 const STUCK = "sum(range(10 ** 11))";
 const STUCK_OPTIONS = { timeout: 200 };
@@ -706,6 +708,25 @@ FINAL([str(random.random()), os.urandom(8).hex(), secrets.token_hex(8), uuid.uui
   return /** @type {string[]} */ (final.value);
 }
 
+/** Cells, the most of which can be repeated. `look` tells what differs if a state is not quite the same. */
+const IN_A_ROW = [
+  `import random
+class Thing: pass
+things = []
+def look():
+    things.append(Thing())
+    return repr((things, [*{Thing() for _ in range(9)}], random.random(), id(object()), globals().get("now")))`,
+  "things += [Thing() for _ in range(100)]",
+  "print('x' * 1000); 1 + 1",
+  "names = {str(n): [n] for n in range(1000)}",
+  "import time; now = time.time()",
+  "things.reverse(); del names",
+  "import asyncio; await asyncio.gather(*[asyncio.sleep(0, thing) for thing in things[:9]])",
+  "file = open('/tmp/row.txt', 'w+'); file.write(look()); file.seek(0)",
+  "lines = file.read(10)",
+  "lines += file.read(10); raised = []\ntry: 1 / 0\nexcept ZeroDivisionError as error: raised.append(error)",
+];
+
 /** @type {Record<string, () => Promise<string[]>>} */
 const STATE = {
   "state: a guest that needed much memory once is replaced when nothing runs": async () => {
@@ -752,6 +773,25 @@ const STATE = {
     const all = [...drawn.flat(), ...before, ...after.slice(0, 3)];
     problems.push(...unequal(new Set(all).size, all.length, "different ones among what was drawn"));
     await Promise.all(sandboxes.map((sandbox) => sandbox.destroy()));
+    return [...problems, ...(await leftovers())];
+  },
+
+  "state: executions in a row are undone exactly, to the addresses of objects": async () => {
+    const sandbox = await createReady();
+    /** What each execution has seen. @type {(string | undefined)[]} */
+    const seen = [];
+    for (const code of IN_A_ROW) {
+      const { final, error } = await sandbox.execute(`${code}\nseen = look(); FINAL(seen)`);
+      if (!final) throw new Error(error);
+      seen.push(String(final.value));
+    }
+    const problems = [];
+    for (let execution = seen.length - 1; execution > 0; execution--) {
+      problems.push(...unequal(await within(sandbox.undo(), "undo"), execution, "the execution to which undo goes"));
+      const known = String(await sandbox.getVariable("seen"));
+      problems.push(...unequal(known, seen[execution - 1], `the state after execution ${execution}`));
+    }
+    await sandbox.destroy();
     return [...problems, ...(await leftovers())];
   },
 
@@ -1077,6 +1117,30 @@ export async function keepsModule(wanted) {
     const { module } = (await findModule()) ?? {};
     return module && (await digestOf(module)) === wanted;
   }, "the module is kept again");
+}
+
+/** Keeps files of releases that no page has. @param {string[]} releases */
+export async function keepOthers(releases) {
+  for (const name of [CACHE, MODULES]) {
+    const cache = await caches.open(name);
+    for (const release of releases) await cache.put(`https://snapshot.invalid/${release}`, new Response(release));
+  }
+}
+
+/** Forgets the files of all releases. */
+export async function forgetKept() {
+  for (const name of [CACHE, MODULES]) await caches.delete(name);
+}
+
+/** Waits until the files of this release and one other are kept. Resolves to the releases by kind, the oldest first. */
+export async function keptReleases() {
+  return Promise.all([CACHE, MODULES].map((name) => until(() => releasesIn(name), "two releases are kept")));
+}
+
+/** @param {string} name @returns {Promise<string[] | undefined>} */
+async function releasesIn(name) {
+  const keys = (await (await caches.open(name)).keys()).map(({ url }) => url.replace("https://snapshot.invalid/", ""));
+  return keys.includes(build) && keys.length === 2 ? keys.map((key) => (key === build ? "this" : key)) : undefined;
 }
 
 async function findModule() {

@@ -58,6 +58,7 @@ try {
   await manyOfThem();
   await damagedSnapshots();
   await test("a module that is damaged is fetched again", damagedModule);
+  await test("the files of two releases are kept", twoReleases);
   await test("a snapshot of more memory than a guest begins with is used", largerSnapshot);
   score.add("nothing is thrown into the page", host.uncaught);
 } catch (error) {
@@ -179,6 +180,27 @@ async function damagedModule() {
   await page.close();
   const later = await bootIn(await openPage());
   return [...problems, ...later.problems.map((/** @type {string} */ problem) => `a later page: ${problem}`)];
+}
+
+/** Tests a page on an origin where other releases of the package are in use. */
+async function twoReleases() {
+  const first = await openPage();
+  await first.evaluate(async () => {
+    const { life } = /** @type {any} */ (window);
+    await life.forgetKept();
+    await life.keepOthers(["older", "old"]);
+  });
+  await first.close();
+  const page = await openPage();
+  const [problems, kept] = await page.evaluate(async () => {
+    const { life } = /** @type {any} */ (window);
+    const { problems } = await life.boot();
+    return [problems, JSON.stringify(await life.keptReleases())];
+  });
+  const isRight = kept === JSON.stringify([0, 1].map(() => ["old", "this"]));
+  await page.evaluate(() => /** @type {any} */ (window).life.forgetKept());
+  await page.close();
+  return [...problems, ...(isRight ? [] : [`kept: ${kept}`])];
 }
 
 /** Tests a page that finds a snapshot for which its memory must grow first. */

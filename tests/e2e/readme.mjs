@@ -11,11 +11,14 @@ import { startModelServer } from "./rlm-server.mjs";
 import { differences, promised, runInPage, runInPython, runInShell } from "./samples.mjs";
 
 const readme = await readFile(join(root, "README.md"), "utf8");
-/** The first sample in a language. @param {string} language */
-function sample(language) {
-  const [, source] = new RegExp(`\`\`\`${language}\\n(.*?)\`\`\``, "s").exec(readme) ?? [];
-  if (!source) throw new Error(`the README has no sample in ${language}`);
-  return source;
+/** The first sample in a language that has these words. @param {string} language */
+function sample(language, words = "") {
+  const samples = [...readme.matchAll(new RegExp(`\`\`\`${language}\\n(.*?)\`\`\``, "gs"))].map(
+    ([, source = ""]) => source,
+  );
+  const found = samples.find((source) => source.includes(words));
+  if (!found) throw new Error(`the README has no sample in ${language} with "${words}"`);
+  return found;
 }
 
 /** Names that a reader has from elsewhere. */
@@ -24,6 +27,7 @@ const GIVEN = "declare const input: { files: FileList };\ndeclare const apiKey: 
 const { browser, only } = readArguments();
 const score = new Score(only);
 const models = await startModelServer({
+  answering: () => "```repl\nanswer['content'] = context.splitlines()[-1]\nanswer['ready'] = True\n```",
   large: ({ turn }) => `\`\`\`repl\n${turn === 1 ? "print(len(context))" : "FINAL(context.splitlines()[-1])"}\n\`\`\``,
 });
 const { page: openPage, close } = await openBrowser(browser);
@@ -37,6 +41,27 @@ try {
   await score.test("Python: it prints what it says", async () => {
     const source = sample("python");
     return differences(await runInPython(source), promised(source));
+  });
+
+  await score.test("Python: an RLM answers a question about a text", async () => {
+    const source = sample("python", "RLM(").replace('"large"', '"answering"'); // a model with the package's prompts
+    const env = { OPENAI_BASE_URL: `${models.url}/v1`, OPENAI_API_KEY: "a key" };
+    const printed = await runInPython(source, { python: ".setup/adapters/bin/python", env });
+    return printed.join() === "it rains." ? [] : [`it printed ${printed.join()}`];
+  });
+
+  await score.test("JSON: an agent's settings start a server of MCP", async () => {
+    const { command, args } = JSON.parse(sample("json")).mcpServers.sandglass;
+    const hello = { protocolVersion: "2025-11-25", capabilities: {}, clientInfo: { name: "me", version: "1" } };
+    const asked = [
+      { id: 1, method: "initialize", params: hello },
+      { method: "notifications/initialized" },
+      { id: 2, method: "tools/call", params: { name: "execute_python", arguments: { code: "6 * 7" } } },
+    ];
+    const lines = asked.map((message) => JSON.stringify({ jsonrpc: "2.0", ...message })).join("\n");
+    const printed = await runInShell(`${[command, ...args].join(" ")} <<'END'\n${lines}\nEND`, { server: "" });
+    const [content] = JSON.parse(printed.at(-1) ?? "{}").result?.content ?? [];
+    return content?.text === "42" ? [] : [`it printed ${printed.join()}`];
   });
 
   await score.test("TypeScript: it answers a question about a file", async () => {

@@ -159,7 +159,8 @@ export async function startModelServer(policies = POLICIES) {
     }
     const replied = policy(asked);
     const reply = typeof replied === "string" ? replied : "";
-    const usage = { prompt_tokens: Math.ceil(text.length / 4), completion_tokens: Math.ceil(reply.length / 4) };
+    const [given, written] = [text, reply].map(({ length }) => Math.ceil(length / 4));
+    const usage = { prompt_tokens: given, completion_tokens: written, total_tokens: given + written };
     if (!asked.stream) {
       if (fault?.kind === "empty choices") return void send(200, { choices: [], usage });
       if (fault?.kind === "invalid JSON") return void send(200, `{"choices": [`);

@@ -165,11 +165,13 @@ export async function runInShell(source, { server }) {
   return printed.filter((line) => !line.startsWith("listening on "));
 }
 
-/** Runs a Python script with the package that the wheel holds. @param {string} source */
-export function runInPython(source) {
-  return runProgram(join(root, ".venv/bin/python"), ["-c", source], {
-    PYTHONPATH: join(root, "pyodide-glue/python"),
-  });
+/**
+ * Runs a Python script with the package that the wheel holds.
+ * @param {string} source
+ * @param {{ python?: string, env?: Record<string, string> }} [options]
+ */
+export function runInPython(source, { python = ".venv/bin/python", env = {} } = {}) {
+  return runProgram(join(root, python), ["-c", source], { PYTHONPATH: join(root, "pyodide-glue/python"), ...env });
 }
 
 /** Runs a sample in Node.js. It lies in this package, so that it can import the package by name. @param {string} source */

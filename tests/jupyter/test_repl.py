@@ -77,7 +77,7 @@ def test_the_helpers_are_those_of_the_profile() -> None:
     nobody = JupyterREPL()
     assert "give JupyterREPL on_llm_query=" in str(nobody.execute_code("llm_query('x')").error)
     assert ok(JupyterREPL(profile="rlm"), "print(llm_query('x'))").stdout == "Error: No LM handler configured\n"
-    assert "on_llm_query returned a int, not a str" in str(
+    assert "on_llm_query returned an int, not a str" in str(
         JupyterREPL(lambda p: 5).execute_code("llm_query('x')").error
     )
 

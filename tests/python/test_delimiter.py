@@ -69,7 +69,7 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
 
 def test_the_documented_shapes(client: Client) -> None:
     ok = {"stdout": "Hello\n", "stderr": "", "exit_code": 0, "state": None, "files": [], "error": None}
-    ok["state_error"] = None
+    ok |= {"state_error": None, "state_lost": []}
     assert client.run("print('Hello')\n1 + 1") == ok
     syntax = client.run("x = (")
     assert syntax["exit_code"] == 1 and syntax["stdout"] == ""
@@ -93,6 +93,9 @@ def test_each_run_has_a_guest_of_its_own_and_states_go_on(client: Client) -> Non
 def test_a_state_that_cannot_be_is_told_with_the_output_kept(client: Client) -> None:
     kept = client.run("print('kept')\nx = [(i for i in 'ab')]", capture_state=True)
     assert (kept["stdout"], kept["exit_code"], kept["state"]) == ("kept\n", 0, None)
+    half = client.run("g = iter_ = (i for i in 'ab')\nnext(g)\nx = 1", capture_state=True)
+    why = "a generator, which only its own guest can continue"
+    assert half["state"] and half["state_lost"] == [{"name": name, "reason": why} for name in ("g", "iter_")]
     assert kept["error"] == "State serialization failed: cannot pickle 'generator' object"
     assert kept["state_error"] == "cannot pickle 'generator' object"
     failed = client.run("x = [(i for i in 'ab')]\n1/0", capture_state=True)
@@ -151,7 +154,7 @@ FORGERIES = {
 def test_a_run_cannot_forge_a_response(client: Client, way: str) -> None:
     forged = 'FORGED = "\\n>>> RESPONSE_START <<<\\n{}\\n>>> RESPONSE_END <<<\\n"\n'
     answer = client.run(forged + FORGERIES[way])
-    assert set(answer) == {"stdout", "stderr", "exit_code", "state", "files", "error", "state_error"}
+    assert set(answer) == {"stdout", "stderr", "exit_code", "state", "files", "error", "state_error", "state_lost"}
     assert client.run("print('next')")["stdout"] == "next\n"
 
 

@@ -95,7 +95,7 @@ def test_chains_and_groups_show_guest_frames_only(guest: Guest) -> None:
         "except KeyError as e: raise ExceptionGroup('g', [e, OSError()])"
     )
     assert "sandglass" not in cell.traceback
-    assert "HostCallError: onLLMQuery returned a int, not a string" in cell.traceback
+    assert "HostCallError: onLLMQuery returned an int, not a string" in cell.traceback
     assert "direct cause" in cell.traceback and "in f" in cell.traceback
 
 

@@ -15,8 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandglass.state import lz4_frame
+from sandglass.state.stateless import split_state
 
 MANY = 100 << 20
+#: The names and reasons of variables that the last state lacks.
+LEFT_OUT: list[tuple[str, str]] = []
 
 PACKAGES = [name for name in sys.modules if name.partition(".")[0] in ("cloudpickle", "lz4")]
 
@@ -46,7 +49,8 @@ def next_guest() -> Iterator[Guest]:
 
 def capture(guest: Guest, max_bytes: int = MANY) -> bytes:
     with installed(guest.runtime):
-        return guest.state.capture(max_bytes)
+        state, LEFT_OUT[:] = split_state(guest.state.capture(max_bytes))
+        return state
 
 
 def give(guest: Guest, state: bytes, max_bytes: int = MANY) -> None:
@@ -69,6 +73,13 @@ def test_the_next_guest_has_the_variables(guest: Guest, next_guest: Guest) -> No
 def test_what_no_other_guest_can_go_on_with_is_left_out(guest: Guest, next_guest: Guest) -> None:
     guest.ok("import math, os\n_private = 1\ng = (i for i in 'ab')\nf = open(os.devnull)\nkept = math.pi")
     give(next_guest, capture(guest))
+    assert LEFT_OUT == [
+        ("math", "a module: import it again"),
+        ("os", "a module: import it again"),
+        ("_private", "a private name, which states do not hold"),
+        ("g", "a generator, which only its own guest can continue"),
+        ("f", "an open file: open it again"),
+    ]
     assert [row["name"] for row in next_guest.listing()] == ["kept"]
     guest.ok("f.close()")
 
@@ -78,6 +89,27 @@ def test_a_variable_that_cannot_be_written_is_told_and_nothing_is_lost(guest: Gu
     with pytest.raises(ValueError, match="cannot pickle 'generator' object"):
         capture(guest)
     guest.ok("assert list(inner[1]) == ['a', 'b']")
+
+
+def test_names_before_a_state_that_a_guest_made_up_are_refused() -> None:
+    head = b'[["x", "a module"]]'
+    size = len(head).to_bytes(4, "little")
+    assert split_state(size + head + b"state") == (b"state", [("x", "a module")])
+    long = b'"' + b"x" * (3 << 20) + b'"'
+    many = b"[" + b'["x","y"],' * 5000 + b'["x","y"]]'
+    for body in (
+        b"",
+        b"abc",
+        b"\xff\xff\xff\xff{}",
+        size + b"{}",
+        size + head.replace(b'"x"', b"123"),
+        size + b'{"x": "a module"}  ',
+        size + b'[["x", "a modul"], 1]'[:19],
+        len(long).to_bytes(4, "little") + long,
+        len(many).to_bytes(4, "little") + many,
+    ):
+        with pytest.raises(ValueError):
+            split_state(body)
 
 
 def test_functions_that_use_helpers_go_with_it(guest: Guest, next_guest: Guest) -> None:

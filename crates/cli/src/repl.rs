@@ -22,7 +22,8 @@ pub async fn repl(args: SandboxArgs) -> Result<u8, String> {
         let told = sandbox.capabilities();
         eprintln!(
             "Python {} on {}. An empty line ends a block, Ctrl-C interrupts, Ctrl-D or exit() leaves.",
-            told.python, told.backend
+            told.python.unwrap_or_default(),
+            told.backend
         );
     }
     let mut editor = DefaultEditor::new().map_err(unreadable)?;

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::limits::Naming;
 
 /// The limits of a budget. A missing field means no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -107,6 +108,20 @@ pub enum Exhausted {
     /// The limit of depth.
     #[error("recursion deeper than {0} is not in the budget (maxDepth): use llm_query, or do it here")]
     Depth(f64),
+}
+
+impl Exhausted {
+    /// The text, with the option's name in this style.
+    pub fn text(&self, naming: Naming) -> String {
+        let option = match self {
+            Self::Calls { .. } => "maxCalls",
+            Self::Tokens(_) => "maxTokens",
+            Self::Cost(_) => "maxCost",
+            Self::Time(_) => "maxTime",
+            Self::Depth(_) => "maxDepth",
+        };
+        self.to_string().replace(option, &naming.of(option))
+    }
 }
 
 impl BudgetLimits {

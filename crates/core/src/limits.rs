@@ -46,6 +46,39 @@ pub struct Limits {
     pub max_shadows: Option<u32>,
     /// The number of guests that are kept ready to take over (`spares`).
     pub spares: u32,
+    /// The style in which errors write the names of options.
+    pub naming: Naming,
+}
+
+/// The style of option names in errors: that of the language in which the user gives options.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Naming {
+    /// `hostCallTimeout`, as in JavaScript and JSON.
+    #[default]
+    Camel,
+    /// `host_call_timeout`, as in Python.
+    Snake,
+}
+
+impl Naming {
+    /// An option's name, which is given as in JavaScript.
+    pub fn of(self, name: &str) -> String {
+        if self == Self::Camel {
+            return name.to_owned();
+        }
+        let mut snake = String::with_capacity(name.len() + 4);
+        let mut last = '_';
+        let mut letters = name.chars().peekable();
+        while let Some(letter) = letters.next() {
+            let ends_capitals = last.is_ascii_uppercase() && letters.peek().is_some_and(char::is_ascii_lowercase);
+            if letter.is_ascii_uppercase() && (last.is_ascii_lowercase() || ends_capitals) {
+                snake.push('_');
+            }
+            snake.push(letter.to_ascii_lowercase());
+            last = letter;
+        }
+        snake
+    }
 }
 
 /// Time for reading, listing or assigning variables, in milliseconds.
@@ -167,6 +200,7 @@ impl Default for Limits {
             max_ahead_share: 0.05,
             max_shadows: None,
             spares: 1,
+            naming: Naming::Camel,
         }
     }
 }
@@ -259,6 +293,26 @@ fn whole(name: &str, value: f64, least: f64, most: f64, unit: &str) -> Result<u3
 #[cfg(all(test, not(target_arch = "wasm32")))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_written_as_python_does() {
+        let names = [
+            "timeout",
+            "hostCallTimeout",
+            "onLLMQuery",
+            "onRLMQuery",
+            "budget.maxCalls",
+        ];
+        let snake = [
+            "timeout",
+            "host_call_timeout",
+            "on_llm_query",
+            "on_rlm_query",
+            "budget.max_calls",
+        ];
+        assert_eq!(names.map(|name| Naming::Snake.of(name)), snake);
+        assert_eq!(names.map(|name| Naming::Camel.of(name)), names);
+    }
 
     #[test]
     fn every_listed_name_can_be_set_and_no_other() {

@@ -154,7 +154,8 @@ pub enum Request {
         max_bytes: f64,
         timeout_ms: f64,
     },
-    /// Writes the user's variables for another guest. Answered by `Value`, `Bytes`, or by `Refused`.
+    /// Writes the user's variables for another guest. Answered by `Value`, `Bytes`, or by `Refused`. Before the state, the body has the
+    /// names and reasons of variables that the state lacks.
     CaptureState {
         exchange: u32,
         max_bytes: f64,

@@ -37,6 +37,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
+use sandglass_core::limits::Naming;
 use sandglass_core::{Error, Limits};
 use sandglass_rlm::{Message, Role};
 
@@ -201,7 +202,10 @@ impl CellsArgs {
     }
 
     fn limits(&self) -> Result<Limits, Error> {
-        let mut limits = Limits::default();
+        let mut limits = Limits {
+            naming: Naming::Snake,
+            ..Limits::default()
+        };
         limits.set("timeout", self.timeout * 1_000.0)?;
         limits.set("maxOutputLength", f64::from(self.max_output))?;
         limits.set("hostCallTimeout", ANSWER_MS)?;

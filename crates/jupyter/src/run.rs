@@ -143,7 +143,7 @@ impl Kernel {
         let told = self.sandbox().map(|sandbox| sandbox.capabilities());
         let (version, place) = told.map_or_else(
             || ("3".to_owned(), "no guest yet".to_owned()),
-            |told| (told.python, told.backend.to_string()),
+            |told| (told.python.unwrap_or_else(|| "3".to_owned()), told.backend.to_string()),
         );
         let own = env!("CARGO_PKG_VERSION");
         json!({

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use sandglass_core::budget::{BudgetLeft, Usage};
-use sandglass_core::execution::CodeExecution;
+use sandglass_core::execution::{CodeExecution, LostVariable};
 use sandglass_core::stats::Stats;
 use sandglass_core::{BudgetLimits, Error};
 use sandglass_host::sandbox::FileEntry;
@@ -260,7 +260,7 @@ pub struct Created {
     pub sandbox: String,
     /// The backend of its guest.
     pub backend: String,
-    /// The sandbox's facts and abilities.
+    /// The sandbox's facts and abilities. `python` is null before a guest has started.
     pub capabilities: Json,
 }
 
@@ -503,6 +503,18 @@ pub struct Valued {
     /// The value.
     #[cfg_attr(test, schemars(with = "Json"))]
     pub value: WireValue,
+}
+
+/// The result of `captureState`.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct CapturedState {
+    /// The state: bytes.
+    #[cfg_attr(test, schemars(with = "Json"))]
+    pub value: WireValue,
+    /// The variables that it lacks: `name` and `reason` of each, by the guest's word.
+    #[cfg_attr(test, schemars(with = "Json"))]
+    pub lost: Vec<LostVariable>,
 }
 
 /// The result of `listFiles`.
@@ -751,6 +763,16 @@ pub struct Answered {
 }
 
 // ---- notifications of the server ----
+
+/// Parameters of `started`: a guest of the sandbox has started.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Started<'a> {
+    /// The id of the sandbox.
+    pub sandbox: &'a str,
+    /// The sandbox's facts and abilities, as they are from now on.
+    pub capabilities: Json,
+}
 
 /// Parameters of `output`: an execution printed text.
 #[derive(Debug, Serialize)]

@@ -7,7 +7,7 @@ use std::task::Poll;
 use futures_util::future::poll_fn;
 use sandglass_core::protocol::Stream;
 use sandglass_core::session::{Series, ToResult};
-use sandglass_host::sandbox::{ExecuteOptions, Execution, OnDisplay, OnOutput};
+use sandglass_host::sandbox::{Captured, ExecuteOptions, Execution, OnDisplay, OnOutput};
 use sandglass_host::{Value, sanitize_html};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
@@ -17,10 +17,10 @@ use crate::blobs::Named;
 use crate::client::Client;
 use crate::connection::{Home, lock, read};
 use crate::messages::{
-    AddContext, AllCells, BudgetCounts, Configure, Converse, Counts, Created, Displayed, Empty, Execute, Executed,
-    Files, FinalAnswer, GetVariable, Hello, Hint, Id, Initialize, ListFiles, OfCell, OfCellFile, OfFile, OfSandbox,
-    OpenState, Output, RanCell, RestoreState, RpcError, RunCell, SeriesName, SetVariable, StateOf, Valued, Variable,
-    Variables, Welcome, WireValue, WriteFile, Written,
+    AddContext, AllCells, BudgetCounts, CapturedState, Configure, Converse, Counts, Created, Displayed, Empty, Execute,
+    Executed, Files, FinalAnswer, GetVariable, Hello, Hint, Id, Initialize, ListFiles, OfCell, OfCellFile, OfFile,
+    OfSandbox, OpenState, Output, RanCell, RestoreState, RpcError, RunCell, SeriesName, SetVariable, StateOf, Valued,
+    Variable, Variables, Welcome, WireValue, WriteFile, Written,
 };
 use crate::options::Options;
 use crate::sandbox::{Caller, ClientSandbox, Executing, Turn, name_of};
@@ -90,7 +90,7 @@ methods! {
     "listFiles" list_files ListFiles => Files;
     "removeFile" remove_file OfFile => Empty;
     "configure" configure Configure => Empty;
-    "captureState" capture_state OfSandbox => Valued;
+    "captureState" capture_state OfSandbox => CapturedState;
     "openState" open_state OpenState => Empty;
     "checkpoint" checkpoint OfSandbox => StateOf;
     "undo" undo OfSandbox => StateOf;
@@ -147,6 +147,7 @@ impl Context {
             sandbox.sandbox.initialize(context).await?;
         }
         lock(&self.sandboxes).insert(sandbox.id().to_owned(), Arc::clone(&sandbox));
+        sandbox.caller().known();
         let capabilities = sandbox.sandbox.capabilities();
         Ok(Created {
             sandbox: sandbox.id().to_owned(),
@@ -349,15 +350,16 @@ impl Context {
         Ok(Empty {})
     }
 
-    async fn capture_state(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Valued, RpcError> {
+    async fn capture_state(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<CapturedState, RpcError> {
         let sandbox = self.in_turn(&of.sandbox).await?;
         let _admitted = sandbox.keeper().admit(None)?; // pickling runs the user's code
-        let state = sandbox
+        let Captured { state, lost } = sandbox
             .sandbox
             .capture_state(self.home.bounds().max_state_bytes)
             .await?;
-        Ok(Valued {
+        Ok(CapturedState {
             value: self.client.put(Value::Bytes(state)),
+            lost,
         })
     }
 

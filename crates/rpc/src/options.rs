@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use sandglass_core::limits::{MAX_CHECKPOINTS, MAX_DISPLAY_BYTES};
+use sandglass_core::limits::{MAX_CHECKPOINTS, MAX_DISPLAY_BYTES, Naming};
 use sandglass_core::{BudgetLimits, Error, Limits, Profile};
 use sandglass_host::{BackendKind, Resources};
 use serde_json::{Map, Value as Json};
@@ -155,6 +155,13 @@ impl Options {
             "outputFields" => self.output_fields = names(name, value)?,
             "hostFunctions" => self.host_functions = names(name, value)?,
             "onLLMQuery" => self.on_llm_query = flag(name, &value)?,
+            "naming" => {
+                self.limits.naming = match value.as_str() {
+                    Some("camel") => Naming::Camel,
+                    Some("snake") => Naming::Snake,
+                    _ => return Err(Error::invalid(name, "must be camel or snake")),
+                }
+            }
             "cleanHtml" => self.clean_html = flag(name, &value)?,
             "onRLMQuery" => self.on_rlm_query = flag(name, &value)?,
             "maxResultSize" => {

@@ -1,20 +1,23 @@
 //! A connection's sandbox, and the functions of the client that Python calls.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use sandglass_core::budget::Usage;
 use sandglass_core::protocol::QUERIES;
-use sandglass_host::sandbox::{Answer, HostCall, HostFunctions, Query, SandboxBuilder};
+use sandglass_host::sandbox::{Answer, Capabilities, HostCall, HostFunctions, Query, SandboxBuilder};
 use sandglass_host::{Sandbox, Value};
-use serde_json::Value as Json;
 use serde_json::value::RawValue;
+use serde_json::{Value as Json, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::blobs::Named;
 use crate::client::Client;
 use crate::connection::{Keeper, Made, lock};
-use crate::messages::{Answered, BLOB_BYTES, Call, CodeLine, Id, LlmQuery, Returned, RlmQuery, RpcError, UsageOfCall};
+use crate::messages::{
+    Answered, BLOB_BYTES, Call, CodeLine, Id, LlmQuery, Returned, RlmQuery, RpcError, Started, UsageOfCall,
+};
 use crate::notebook::Cells;
 use crate::options::Options;
 
@@ -26,6 +29,8 @@ pub(crate) struct Caller {
     client: Arc<Client>,
     /// The sandbox's id, once it is made. No code runs before.
     id: OnceLock<String>,
+    /// True when the client is about to know the id.
+    is_known: AtomicBool,
     names: Mutex<HashSet<String>>,
 }
 
@@ -66,6 +71,7 @@ impl Caller {
         Arc::new(Self {
             client,
             id: OnceLock::new(),
+            is_known: AtomicBool::new(false),
             names: Mutex::default(),
         })
     }
@@ -82,7 +88,11 @@ impl Caller {
         let (caller, llm, rlm) = (Arc::clone(self), options.on_llm_query, options.on_rlm_query);
         let max_result_bytes = options.max_result_bytes;
         Ok(move |mut builder: SandboxBuilder| {
-            builder = builder.host_functions(functions).values(max_result_bytes);
+            let own = Arc::clone(&caller);
+            builder = builder
+                .host_functions(functions)
+                .values(max_result_bytes)
+                .on_start(move |capabilities| own.started(capabilities));
             if llm {
                 let caller = Arc::clone(&caller);
                 builder = builder.on_llm_query(move |query| Arc::clone(&caller).llm_query(query));
@@ -113,6 +123,23 @@ impl Caller {
             let caller = Arc::clone(self);
             functions.with_usage(name, move |call| Arc::clone(&caller).call(call))
         }))
+    }
+
+    /// Lets the client hear of each guest that starts from now on. The answer to `create` tells of an earlier one.
+    pub(crate) fn known(&self) {
+        self.is_known.store(true, Ordering::Release);
+    }
+
+    fn started(&self, capabilities: &Capabilities) {
+        if let Some(id) = self.id.get()
+            && self.is_known.load(Ordering::Acquire)
+        {
+            let params = Started {
+                sandbox: id,
+                capabilities: json!(capabilities),
+            };
+            self.client.notify("started", params);
+        }
     }
 
     fn id(&self) -> &str {

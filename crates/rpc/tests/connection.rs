@@ -207,6 +207,16 @@ impl Client {
     }
 
     async fn next_json(&mut self) -> Json {
+        loop {
+            let message = self.next_of_all().await;
+            if message["method"] != "started" {
+                return message;
+            }
+        }
+    }
+
+    /// The next message of the server, also if it tells that a guest has started.
+    async fn next_of_all(&mut self) -> Json {
         match self.next().await {
             Message::Json(json) => serde_json::from_slice(&json).unwrap(),
             Message::Binary(_) => panic!("a blob comes, not JSON"),
@@ -454,6 +464,24 @@ async fn what_waits_of_a_call_that_nobody_awaits_is_not_sent() {
         assert_eq!(client.outbox.bytes(), 0);
     }
     assert_eq!(client.execute(&sandbox, "1").await["value"], 1);
+    client.leave().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_guest_that_has_started_is_told_before_what_waited_for_it() {
+    let mut client = Client::greeted().await;
+    let made = client.ask("create", json!({})).await.unwrap();
+    let before = json!({ "backend": "subprocess", "softInterrupt": true, "python": null });
+    assert_eq!(made["capabilities"], before);
+    let asked = client.request("start", json!({ "sandbox": made["sandbox"] }));
+    let told = client.next_of_all().await;
+    assert_eq!(
+        (&told["method"], &told["params"]["sandbox"]),
+        (&json!("started"), &made["sandbox"])
+    );
+    let python = told["params"]["capabilities"]["python"].as_str().unwrap().to_owned();
+    assert!(python.starts_with("3."), "{python}");
+    assert_eq!(client.next_of_all().await["id"], asked);
     client.leave().await.unwrap();
 }
 

@@ -25,12 +25,13 @@ use sandglass_host::sandbox::{Answer, Query, SandboxBuilder};
 use sandglass_host::{Sandbox, Value};
 
 /// Options that only clients over JSON-RPC have.
-const OF_RPC: [&str; 5] = [
+const OF_RPC: [&str; 6] = [
     "hostFunctions",
     "onLLMQuery",
     "onRLMQuery",
     "maxResultSize",
     "cleanHtml",
+    "naming",
 ];
 
 /// `POST /v1/sessions`.

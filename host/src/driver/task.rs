@@ -411,6 +411,13 @@ impl SandboxTask {
                 self.know_processes();
             }
             self.tell(Input::Guest(slot, GuestInput::Event(event, body)));
+            if is_ready && slot == Slot::Main {
+                // Before any command that waited for the guest is answered.
+                lock(&self.info).clone_from(self.session.info());
+                if let Some(on_start) = &self.callbacks.on_start {
+                    on_start(self.session.info());
+                }
+            }
             self.follow();
             let Some((slot, running)) = self.slots.find(generation) else {
                 return;
@@ -421,9 +428,6 @@ impl SandboxTask {
             }
             if is_over {
                 self.look_at_memory(slot);
-            }
-            if is_ready && slot == Slot::Main {
-                lock(&self.info).clone_from(self.session.info());
             }
         }
         // The guest's output is taken, so the guest may send more.
@@ -537,11 +541,10 @@ impl SandboxTask {
                     approval: approval_of(&messages, call),
                 };
                 let (value, usage) = function(made).await?;
-                let value = value.encode(&what, most).map_err(|error| error.to_string())?;
                 if let (Some(usage), Some(messages)) = (usage, messages.upgrade()) {
-                    let _ = messages.send(Message::Input(Input::Used(call, usage)));
+                    let _ = messages.send(Message::Input(Input::Used(call, usage))); // also when the answer cannot be sent
                 }
-                Ok(value)
+                value.encode(&what, most).map_err(|error| error.to_string())
             };
             let result = AssertUnwindSafe(answer).catch_unwind().await;
             let result = result.unwrap_or_else(|_| Err("the host function panicked".to_owned()));

@@ -6,17 +6,20 @@ use std::sync::Arc;
 
 use sandglass_core::budget::Budget;
 use sandglass_core::limits::MAX_CHECKPOINTS;
-use sandglass_core::protocol::QUERIES;
+use sandglass_core::protocol::{GuestInfo, QUERIES};
 use sandglass_core::{BudgetLimits, Error, Limits, Profile, Session};
 
-use super::Sandbox;
+use super::{Capabilities, Sandbox};
 use crate::backend;
 use crate::callbacks::{self, Answer, Functions, HostCall, HostFunctions, Query};
-use crate::driver::{Callbacks, Driver, now};
+use crate::driver::{Callbacks, Driver, OnStart, now};
 use crate::launcher::{BackendKind, Kernels, Launcher, Resources, Settings};
 use crate::users::Users;
 use crate::value::Value;
 use crate::workspace::Workspace;
+
+/// Receives the facts of a sandbox.
+type OnFacts = Arc<dyn Fn(&Capabilities) + Send + Sync>;
 
 /// The options of a sandbox. [`SandboxBuilder::build`] makes the sandbox.
 #[derive(Clone, Default)]
@@ -32,6 +35,7 @@ pub struct SandboxBuilder {
     budget_limits: BudgetLimits,
     functions: Functions,
     callbacks: Callbacks,
+    on_start: Option<OnFacts>,
     predictions: bool,
     max_result_bytes: f64,
 }
@@ -266,6 +270,13 @@ impl SandboxBuilder {
         self
     }
 
+    /// Sets the receiver of the sandbox's facts. It is called when a guest has started, before what waited for the guest is answered.
+    #[must_use]
+    pub fn on_start(mut self, callback: impl Fn(&Capabilities) + Send + Sync + 'static) -> Self {
+        self.on_start = Some(Arc::new(callback));
+        self
+    }
+
     /// Makes the sandbox. Its guest starts when first needed, or by [`Sandbox::start`].
     ///
     /// # Errors
@@ -308,6 +319,10 @@ impl SandboxBuilder {
             session
         };
         let backend = launcher.kind();
+        let on_start = self.on_start.map(|callback| {
+            Arc::new(move |info: &GuestInfo| callback(&Capabilities::new(backend, info.clone(), checkpoints)))
+                as OnStart
+        });
         let session = match (launcher.forks(), self.predictions) {
             (true, true) => session.with_forks().with_guesses(),
             (true, false) => session.with_forks(),
@@ -323,7 +338,10 @@ impl SandboxBuilder {
             limits.max_value_bytes,
             launcher,
             self.functions,
-            self.callbacks,
+            Callbacks {
+                on_start,
+                ..self.callbacks
+            },
         );
         Ok(Sandbox {
             driver: Arc::new(driver),

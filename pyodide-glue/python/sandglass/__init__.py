@@ -43,12 +43,35 @@ from sandglass.runtime.errors import HostCallError, LimitError, NotSerializable
 from sandglass.runtime.runtime import Runtime
 
 __version__ = "0.1.0"
-__all__ = ["Bridge", "HostCallError", "LimitError", "NotSerializable", "Runtime", "__version__"]
+__all__ = [
+    "Answer",
+    "AsyncNotebook",
+    "AsyncSandbox",
+    "Bridge",
+    "Budget",
+    "Cell",
+    "CodeExecution",
+    "Display",
+    "HostCall",
+    "HostCallError",
+    "JupyterREPL",
+    "LimitError",
+    "NotSerializable",
+    "Notebook",
+    "Runtime",
+    "Sandbox",
+    "SandboxError",
+    "SandboxOptions",
+    "Usage",
+    "__version__",
+    "approve",
+]
 
 if TYPE_CHECKING:
     from sandglass.client import Answer as Answer
     from sandglass.client import AsyncNotebook as AsyncNotebook
     from sandglass.client import AsyncSandbox as AsyncSandbox
+    from sandglass.client import Budget as Budget
     from sandglass.client import Cell as Cell
     from sandglass.client import CodeExecution as CodeExecution
     from sandglass.client import Display as Display
@@ -56,26 +79,13 @@ if TYPE_CHECKING:
     from sandglass.client import Notebook as Notebook
     from sandglass.client import Sandbox as Sandbox
     from sandglass.client import SandboxError as SandboxError
+    from sandglass.client import SandboxOptions as SandboxOptions
     from sandglass.client import Usage as Usage
     from sandglass.client import approve as approve
     from sandglass.jupyter import JupyterREPL as JupyterREPL
 
-_OF_CLIENT = frozenset(
-    (
-        "Answer",
-        "AsyncNotebook",
-        "AsyncSandbox",
-        "Cell",
-        "CodeExecution",
-        "Display",
-        "HostCall",
-        "Notebook",
-        "Sandbox",
-        "SandboxError",
-        "Usage",
-        "approve",
-    )
-)
+#: Names of `client/`, which guests do not have.
+_OF_CLIENT = frozenset(__all__) - frozenset(globals()) - {"JupyterREPL"}
 
 
 def __getattr__(name: str) -> Any:
@@ -89,3 +99,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(client, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,6 +6,7 @@ use super::exchange::{Exchange, Job};
 use super::interpreter::{Config, Interpreter};
 use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Progress, Slot};
 use crate::budget::{Exhausted, Usage};
+use crate::limits::Naming;
 use crate::protocol::{Encoding, Profile, QUERIES, ReplyStatus, Request};
 
 /// The host calls of one exchange that have no answer yet.
@@ -110,22 +111,29 @@ impl<B: Body> Exchange<B> {
         calls.count(&call.name);
         let made = execution.count_host_call();
         let most = config.limits.max_host_calls;
+        let naming = config.limits.naming;
         call.is_counted = config.profile.has_whole_batches() && call.name == QUERIES[0];
         #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
         let bytes = calls.waiting_bytes.saturating_add(call.args.body.size()) as f64;
         let refusal = if self.deadline.stop_reason().is_some() {
             Some((ReplyStatus::Error, "the execution is being stopped".to_owned()))
         } else if !config.host_functions.contains(&call.name) {
-            Some((ReplyStatus::Error, nobody_answers(&call.name)))
+            Some((ReplyStatus::Error, nobody_answers(&call.name, naming)))
         } else if made > most {
             Some((
                 ReplyStatus::Limit,
-                format!("the execution has used its {most} host calls (maxHostCalls)"),
+                format!(
+                    "the execution has used its {most} host calls ({})",
+                    naming.of("maxHostCalls")
+                ),
             ))
         } else if bytes > config.limits.max_value_bytes {
             Some((
                 ReplyStatus::Limit,
-                "the arguments of the calls that wait are too large (maxValueSize)".to_owned(),
+                format!(
+                    "the arguments of the calls that wait are too large ({})",
+                    naming.of("maxValueSize")
+                ),
             ))
         } else if call.is_counted {
             // The guest tells the batch's size. It is believed up to the number of calls that the execution may still make.
@@ -137,7 +145,7 @@ impl<B: Body> Exchange<B> {
                     .budget
                     .admit_all(size, now)
                     .err()
-                    .map(|why| told(&why, config.profile)),
+                    .map(|why| told(&why, config.profile, naming)),
             });
             batch.missing -= 1;
             let refusal = batch.refusal.clone();
@@ -178,7 +186,7 @@ impl<B: Body> Exchange<B> {
                 Some(_) => budget.may_recurse().and_then(|()| budget.admit(now)),
             };
             if let Err(why) = allowed {
-                let why = told(&why, config.profile);
+                let why = told(&why, config.profile, config.limits.naming);
                 calls.reply(guest_call, ReplyStatus::Limit, Err(why), effects);
                 continue;
             }
@@ -242,6 +250,7 @@ impl<B: Body> Interpreter<B> {
             return;
         };
         let ms = self.config.limits.host_call_timeout_ms;
+        let option = self.config.limits.naming.of("hostCallTimeout");
         let running = exchange.calls.running.iter();
         let expired = running.filter(|(_, call)| call.expires_at.is_some_and(|at| now >= at));
         let expired: Vec<u32> = expired.map(|(number, _)| *number).collect();
@@ -250,7 +259,7 @@ impl<B: Body> Interpreter<B> {
                 continue;
             };
             self.effects.push(Effect::Host(HostEffect::AbortHost(*number)));
-            let message = format!("{} took longer than {ms} ms (hostCallTimeout)", call.name);
+            let message = format!("{} took longer than {ms} ms ({option})", call.name);
             let calls = &mut exchange.calls;
             calls.reply(call.guest_call, ReplyStatus::Timeout, Err(message), &mut self.effects);
         }
@@ -304,23 +313,26 @@ impl<B> Calls<B> {
 }
 
 /// The message to Python about a function that the host does not have. It is for those who make the sandbox.
-fn nobody_answers(name: &str) -> String {
-    let remedy = match name {
-        "llm_query" => "pass onLLMQuery, or on_llm_query in Python and Rust",
-        "rlm_query" => "pass onRLMQuery, or on_rlm_query in Python and Rust",
+fn nobody_answers(name: &str, naming: Naming) -> String {
+    let remedy = match (name, naming) {
+        ("llm_query", Naming::Snake) => "pass on_llm_query",
+        ("rlm_query", Naming::Snake) => "pass on_rlm_query",
+        (_, Naming::Snake) => "pass it in host_functions",
+        ("llm_query", _) => "pass onLLMQuery, or on_llm_query in Python and Rust",
+        ("rlm_query", _) => "pass onRLMQuery, or on_rlm_query in Python and Rust",
         _ => "pass it in hostFunctions, or in host_functions in Python, or by host_function in Rust",
     };
     format!("the host has no function {name}: {remedy}, when you create the sandbox")
 }
 
 /// The text for Python. For calls, dspy's `_LLMCallBudget` (`dspy/predict/rlm.py`, 3.4.1) has its own text.
-fn told(why: &Exhausted, profile: Profile) -> String {
+fn told(why: &Exhausted, profile: Profile, naming: Naming) -> String {
     match why {
         Exhausted::Calls { made, more, most } if profile == Profile::Dspy => format!(
             "LLM call limit exceeded: {made} + {more} > {most}. \
              Use Python code for aggregation instead of making more LLM calls."
         ),
-        other => other.to_string(),
+        other => other.text(naming),
     }
 }
 
@@ -333,12 +345,16 @@ mod tests {
         let (made, more, most) = (48.0, 3.0, 50.0);
         let calls = Exhausted::Calls { made, more, most };
         assert_eq!(
-            told(&calls, Profile::Dspy),
+            told(&calls, Profile::Dspy, Naming::Snake),
             "LLM call limit exceeded: 48 + 3 > 50. Use Python code for aggregation instead of making more LLM calls."
         );
-        assert_eq!(told(&calls, Profile::Rlm), calls.to_string());
+        assert_eq!(told(&calls, Profile::Rlm, Naming::Camel), calls.to_string());
         assert_eq!(
-            told(&Exhausted::Cost(1.5), Profile::Dspy),
+            told(&calls, Profile::Rlm, Naming::Snake),
+            "the budget of 50 model calls is used up (max_calls)"
+        );
+        assert_eq!(
+            told(&Exhausted::Cost(1.5), Profile::Dspy, Naming::Camel),
             Exhausted::Cost(1.5).to_string()
         );
     }

@@ -72,14 +72,26 @@ impl<B: Body> CheckpointChain<B> {
     /// The variables that the host has set since checkpoint `number`, or since the beginning, up to the state that comes from `base`. If the two states are on
     /// different branches, those since they parted.
     pub(super) fn set_since(&self, number: Option<u32>, base: Option<u32>) -> Vec<String> {
-        let line = |from: Option<u32>| {
-            successors(from.and_then(|number| self.find(number)), |link| {
-                link.parent.and_then(|number| self.find(number))
-            })
-        };
-        let kept: Vec<u32> = line(number).map(|link| link.number).collect();
-        let undone = line(base).take_while(|link| !kept.contains(&link.number));
+        let kept: Vec<u32> = self.line(number).map(|link| link.number).collect();
+        let undone = self.line(base).take_while(|link| !kept.contains(&link.number));
         undone.flat_map(|link| link.set.iter().cloned()).collect()
+    }
+
+    /// Returns true if the state of checkpoint `base` is that of checkpoint `number`, or came from it.
+    pub(super) fn descends(&self, base: Option<u32>, number: u32) -> bool {
+        self.line(base).any(|link| link.number == number)
+    }
+
+    /// A checkpoint, that from which it came, and so on.
+    fn line(&self, from: Option<u32>) -> impl Iterator<Item = &Link<B>> {
+        successors(from.and_then(|number| self.find(number)), |link| {
+            link.parent.and_then(|number| self.find(number))
+        })
+    }
+
+    /// Drops a checkpoint if it is the newest. None builds upon it.
+    pub(super) fn drop_newest(&mut self, number: u32) {
+        self.0.pop_if(|link| link.number == number);
     }
 
     /// A checkpoint with those that it builds upon, the full one first.

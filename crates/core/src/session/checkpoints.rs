@@ -16,7 +16,7 @@ use super::{Body, Error, Reply, Ticket};
 use crate::execution::{LostVariable, StateReport};
 use crate::limits::{Limits, MAX_NAMES};
 
-/// The number of guests that may crash one after another at once after a restore. Then the restored state is given up.
+/// The number of guests that may crash one after another at once after a restore. Then the restored state is given up for an earlier one.
 const MOST_CRASHES: u32 = 3;
 
 /// A user's request about checkpoints.
@@ -93,7 +93,7 @@ pub(super) struct Checkpoints<B> {
     /// True if nothing has changed since a failed save, so that another would fail as well.
     pub(super) vain: bool,
     /// The number of guests in a row that crashed before they finished an exchange with the state that they were given.
-    crashes: u32,
+    pub(super) crashes: u32,
     /// True if the guest has not finished an exchange with the state that it was given.
     pub(super) unproven: bool,
     /// True if a guest died of the last save. Nobody waits for another save then.
@@ -241,15 +241,6 @@ impl<B: Body> Checkpoints<B> {
     /// Records that an exchange has ended. So the state that the guest was given is usable.
     pub(super) fn proved(&mut self) {
         self.unproven = false;
-        self.crashes = 0;
-    }
-
-    /// Drops all checkpoints. The next guest starts with the state before the first execution.
-    pub(super) fn forget(&mut self) {
-        self.chain.clear();
-        self.base = None;
-        self.before = None;
-        self.execution = 0;
         self.crashes = 0;
     }
 
@@ -422,13 +413,15 @@ impl<B: Body> Interpreter<B> {
 
     /// Decides which state comes after the guest's end, and reports the loss. Takes the names of the variables.
     ///
-    /// A state is given up if several guests in a row crash at once after its restore.
+    /// If several guests in a row crash at once after the restore of a state, it is given up for the one that it came from.
     pub(super) fn loss(&mut self, reason: &str, crashed: bool) -> StateReport {
         let checkpoints = &mut self.checkpoints;
         checkpoints.crashes += u32::from(crashed && checkpoints.unproven);
-        if checkpoints.crashes >= MOST_CRASHES {
-            checkpoints.forget();
-        }
+        let given_up = if checkpoints.crashes >= MOST_CRASHES {
+            checkpoints.give_up()
+        } else {
+            None
+        };
         checkpoints.unproven = false;
         checkpoints.failed |= checkpoints.saving.is_some() && self.exchange.is_none();
         // Without its guest, the last execution is undone already.
@@ -439,12 +432,20 @@ impl<B: Body> Interpreter<B> {
                 ..
             })
         );
-        let before = checkpoints.before.take().filter(|before| match before {
+        let mut before = checkpoints.before.take().filter(|before| match before {
             Origin::Saved(number, _) => executed && Some(*number) == checkpoints.base,
             Origin::Fresh(_) => executed && checkpoints.base.is_none(),
         });
         let names = std::mem::take(&mut self.names).into_iter();
         let mut news = self.checkpoints.take_news();
+        let mut reason = reason;
+        if let Some((set, parent)) = given_up {
+            before = Some(parent);
+            news.extend(set);
+            news.sort_unstable();
+            news.dedup();
+            reason = "guests crashed one after another with a later state";
+        }
         let contexts = &self.contexts;
         for name in news.extract_if(.., |name| contexts.has(name)) {
             if !self.lacking.contains(&name) {
@@ -551,9 +552,15 @@ impl<B: Body> Interpreter<B> {
             report.add(untold);
             state = report.lost.is_some().then_some(report);
         }
-        if let Some(Reverting { ticket, dropped, .. }) = reverted {
+        if let Some(Reverting {
+            ticket,
+            dropped,
+            earlier,
+            ..
+        }) = reverted
+        {
             self.lacking.clear();
-            self.untold_loss = self.reverted_loss(state, dropped);
+            self.untold_loss = self.reverted_loss(state, dropped, earlier);
             let execution = self.checkpoints.execution;
             return self.resolve(ticket, Ok(Reply::State(execution)));
         }

@@ -103,6 +103,7 @@ impl<B> Job<B> {
     pub(super) fn unaffordable(self, why: &Exhausted) -> Result<Reply<B>, Error> {
         match self {
             Self::Execute(execution) => {
+                let why = why.text(execution.naming());
                 let error = format!("LimitError: {why}; nothing was run");
                 Ok(execution.refused(Outcome::Limit, "LimitError", &error))
             }

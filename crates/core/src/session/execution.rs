@@ -6,7 +6,7 @@ use crate::budget::{Budget, BudgetLimits, Usage};
 use crate::deadline::{Deadline, StopReason};
 use crate::error::Error;
 use crate::execution::{CodeExecution, Outcome, StateReport, StateStatus, Truncated};
-use crate::limits::Limits;
+use crate::limits::{Limits, Naming};
 use crate::output::OutputBuffer;
 use crate::protocol::{Ended, ExecutionReport, Stream, VALUE_MIME};
 
@@ -25,6 +25,8 @@ pub(super) struct Execution {
     result: OutputBuffer,
     error: OutputBuffer,
     traceback: OutputBuffer,
+    /// The style of option names in errors.
+    naming: Naming,
 }
 
 impl Execution {
@@ -47,6 +49,7 @@ impl Execution {
             host_calls: 0,
             shown: Shown::default(),
             stdout: buffer(),
+            naming: limits.naming,
             stderr: buffer(),
             result: buffer(),
             error: buffer(),
@@ -57,9 +60,19 @@ impl Execution {
             return Ok(execution);
         }
         let error = format!(
-            "LimitError: the code has {chars} characters, maxCodeLength is {most}; nothing was run. Pass data with setVariable",
+            "LimitError: the code has {chars} characters, {} is {most}; nothing was run. Pass data {}",
+            limits.naming.of("maxCodeLength"),
+            match limits.naming {
+                Naming::Camel => "with setVariable",
+                Naming::Snake => "as a variable",
+            },
         );
         Err(execution.refused(Outcome::Limit, "LimitError", &error))
+    }
+
+    /// The style of option names in errors.
+    pub(super) fn naming(&self) -> Naming {
+        self.naming
     }
 
     /// A line of the code, as Python counts them from 1.
@@ -141,16 +154,18 @@ impl Execution {
             }
             (Some(StopReason::WallTimeout), _) => {
                 let ms = deadline.wall_ms(now).round();
+                let option = self.naming.of("wallTimeout");
                 (
                     Outcome::Timeout,
                     Some((
                         "TimeoutError",
-                        format!("stopped after {ms} ms in all (wallTimeout); variables are kept"),
+                        format!("stopped after {ms} ms in all ({option}); variables are kept"),
                     )),
                 )
             }
             (Some(StopReason::Budget), _) => {
-                let why = self.budget.overdue(now).map_or_else(String::new, |why| why.to_string());
+                let why = self.budget.overdue(now);
+                let why = why.map_or_else(String::new, |why| why.text(self.naming));
                 (
                     Outcome::Limit,
                     Some(("LimitError", format!("{why}; variables are kept"))),

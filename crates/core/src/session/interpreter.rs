@@ -359,9 +359,8 @@ impl<B: Body> Interpreter<B> {
             && now >= ends_at
         {
             let ms = self.config.limits.boot_timeout_ms;
-            self.boot_failed(Error::BootFailed(format!(
-                "it was not ready after {ms} ms (bootTimeout)"
-            )));
+            let option = self.config.limits.naming.of("bootTimeout");
+            self.boot_failed(Error::BootFailed(format!("it was not ready after {ms} ms ({option})")));
         }
         if self.checkpoints.is_late(now) {
             self.guest_gone(now, Error::GuestLost("it did not finish saving its state".to_owned()));

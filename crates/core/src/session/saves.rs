@@ -21,6 +21,8 @@ pub(super) const LEAST_SAVE_MS: f64 = 20.0;
 const PROMPT_BYTES: f64 = 256.0 * 1024.0 * 1024.0;
 /// The idle time before a save begins, in milliseconds.
 const IDLE_MS: f64 = 50.0;
+/// The same if the next execution would wait for the save. Commands that follow at once are not interrupted by its beginning.
+const PROMPT_IDLE_MS: f64 = 3.0;
 /// The time that a command may wait for a save, in milliseconds.
 const MAX_SAVE_MS: f64 = 20_000.0;
 /// The time added to [`MAX_SAVE_MS`], in milliseconds. The page may have been busy, with the guest's messages still in a queue.
@@ -107,10 +109,10 @@ impl<B: Body> Checkpoints<B> {
 
     /// The time at which a save begins, if nothing happens before.
     pub(super) fn saves_at(&self, demand: Demand) -> Option<f64> {
-        let idle_ms = if demand.copies || self.most_paused.is_some() {
-            0.0
-        } else {
-            IDLE_MS
+        let idle_ms = match demand.copies || self.most_paused.is_some() {
+            true => 0.0,
+            false if !self.failed && self.could_not_be_undone() => PROMPT_IDLE_MS,
+            false => IDLE_MS,
         };
         self.can_save(demand).then_some(self.idle_since + idle_ms)
     }

@@ -4,7 +4,7 @@ use sandglass_core::Error;
 use sandglass_core::execution::StateStatus;
 use sandglass_core::limits::Limits;
 use sandglass_core::protocol::{Encoding, Event, Profile, Request};
-use sandglass_core::session::{Command, Input, Reply, Session};
+use sandglass_core::session::{Command, Input, Reply, Session, Ticket};
 
 use crate::world::{World, assign, assign_context, guest_lost, limits, ok};
 
@@ -723,25 +723,148 @@ fn a_state_that_is_gone_has_no_number_of_an_execution() {
     assert_eq!(world.execution(killed).state.restored_to, Some(0));
 }
 
+/// Three guests in a row crash with the newest state. Returns the execution of the last one.
+fn crash_thrice(world: &mut World) -> Ticket {
+    let mut last = None;
+    for _ in 0..3 {
+        let killed = world.execute("while True: pass");
+        world.boot();
+        world.restored(&[]);
+        if world.asked_for() == "set context" {
+            world.done();
+        }
+        world.feed(crash());
+        last = Some(killed);
+    }
+    last.expect("three")
+}
+
 #[test]
-fn a_state_with_which_every_guest_crashes_is_given_up() {
+fn a_state_with_which_every_guest_crashes_is_given_up_for_the_one_before() {
+    let mut world = twice();
+    world.command(assign("x", "2"));
+    world.done();
+    world.command(assign_context("newer"));
+    world.done();
+    assert!(world.saves(true));
+    run(&mut world, &["context", "x", "y", "z"]);
+    assert!(world.saves(true));
+    world.execute("while True: pass");
+    world.feed(crash());
+
+    let killed = crash_thrice(&mut world);
+    let state = world.execution(killed).state.clone();
+    assert_eq!((state.status, state.restored_to), (StateStatus::Restored, Some(2)));
+    assert_eq!(world.lost(killed), ["z"]);
+    let reason = &state.lost.iter().flatten().next().expect("one").reason;
+    assert!(reason.contains("one after another"), "{reason}");
+
+    let killed = crash_thrice(&mut world);
+    assert_eq!(
+        world.execution(killed).state.restored_to,
+        Some(2),
+        "before the page set it"
+    );
+    assert_eq!(world.lost(killed), ["x"]);
+    let undo = world.command(Command::Undo);
+    world.boot();
+    assert_eq!(world.asked_for(), "restore 3");
+    world.restored(&[]);
+    assert_eq!(
+        world.asked_for(),
+        "set context",
+        "no checkpoint has the new one any more"
+    );
+    world.done();
+    world.boot();
+    world.restored(&[]);
+    assert_eq!(
+        world.answer(undo),
+        &Ok(Reply::State(2)),
+        "what had crashed is gone already"
+    );
+    let undo = world.command(Command::Undo);
+    world.boot();
+    world.restored(&[]);
+    assert_eq!(world.answer(undo), &Ok(Reply::State(1)));
+}
+
+#[test]
+fn a_first_state_with_which_every_guest_crashes_is_lost() {
     let mut world = ready();
     run(&mut world, &["context", "x"]);
     assert!(world.saves(true));
-    for round in 0..4 {
-        let killed = world.execute("while True: pass");
-        if round > 0 {
-            world.boot();
-            world.restored(&[]);
-        }
-        world.feed(crash());
-        let expected = if round < 3 {
-            StateStatus::Restored
-        } else {
-            StateStatus::Lost
-        };
-        assert_eq!(world.execution(killed).state.status, expected);
+    world.execute("while True: pass");
+    world.feed(crash());
+    let killed = crash_thrice(&mut world);
+    let state = &world.execution(killed).state;
+    assert_eq!((state.status, state.restored_to), (StateStatus::Restored, Some(0)));
+    assert_eq!(world.lost(killed), ["x"]);
+    let killed = crash_thrice(&mut world);
+    assert_eq!(world.execution(killed).state.status, StateStatus::Lost);
+    world.execute("x");
+    world.boot();
+    assert_eq!(world.asked_for(), "set context");
+}
+
+#[test]
+fn a_state_that_was_given_up_is_not_gone_back_to() {
+    let mut world = twice();
+    world.execute("while True: pass");
+    world.feed(crash());
+    crash_thrice(&mut world);
+    let restore = world.command(Command::Restore(None));
+    world.boot();
+    world.restored(&[]);
+    assert_eq!(world.answer(restore), &Ok(Reply::State(1)));
+    let restore = world.command(Command::Restore(Some(2)));
+    assert_eq!(world.code_of(restore), "no_checkpoint");
+    run(&mut world, &["context", "x"]);
+    assert!(world.saves(true), "the next state is saved as any other");
+}
+
+#[test]
+fn going_back_twice_forgets_no_loss() {
+    let mut world = twice();
+    world.command(assign("late", "1"));
+    world.done();
+    for execution in [1, 0] {
+        let undo = world.command(Command::Undo);
+        world.boot();
+        world.restored(&[]);
+        assert_eq!(world.answer(undo), &Ok(Reply::State(execution)));
     }
+    let next = world.execute("late");
+    world.ends(ok());
+    assert_eq!(world.lost(next), ["late"]);
+    assert_eq!(world.execution(next).state.restored_to, Some(0));
+    let next = world.execute("late");
+    world.ends(ok());
+    assert_eq!(world.execution(next).state.status, StateStatus::Kept, "it is told once");
+}
+
+#[test]
+fn going_back_and_forth_tells_no_loss_of_what_is_there() {
+    let mut world = twice();
+    world.command(assign("x", "2"));
+    world.done();
+    assert!(world.saves(true));
+    run(&mut world, &["context", "x", "y"]);
+    let undo = world.command(Command::Undo);
+    world.boot();
+    world.restored(&[]);
+    assert_eq!(world.answer(undo), &Ok(Reply::State(2)));
+    let restore = world.command(Command::Restore(Some(1)));
+    world.boot();
+    world.restored(&[]);
+    assert_eq!(world.answer(restore), &Ok(Reply::State(1)));
+    let restore = world.command(Command::Restore(Some(2)));
+    world.boot();
+    world.restored(&[]);
+    assert_eq!(world.answer(restore), &Ok(Reply::State(2)));
+    let next = world.execute("x");
+    world.ends(ok());
+    assert_eq!(world.execution(next).state.status, StateStatus::Kept);
 }
 
 #[test]

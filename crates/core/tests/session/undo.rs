@@ -116,6 +116,12 @@ impl Bench {
         assert_eq!(self.world.execution(ticket).id, id);
     }
 
+    /// Time passes, and the guest does what it is asked for.
+    fn rests(&mut self, ms: f64) {
+        self.world.wait(ms);
+        self.works();
+    }
+
     fn undoes(&mut self) -> Result<u32, Error> {
         let undo = self.world.command(Command::Undo);
         self.works();
@@ -165,6 +171,64 @@ fn a_guest_that_marks_nothing_is_saved_before_each_execution() {
     }
     assert_eq!(bench.saved.len(), 2);
     assert_eq!(bench.undoes(), Ok(2));
+}
+
+#[test]
+fn what_nobody_could_repeat_is_saved_after_a_moment() {
+    let mut bench = Bench::new();
+    bench.runs(true);
+    bench.rests(2.0);
+    assert!(bench.saved.is_empty(), "calls that follow at once are not held up");
+    bench.rests(1.5);
+    assert_eq!(bench.saved.len(), 1, "a fresh guest cannot repeat anything");
+    bench.runs(true);
+    bench.rests(45.0);
+    assert_eq!(bench.saved.len(), 1, "it can be repeated, so there is time");
+    bench.rests(10.0);
+    assert_eq!(bench.saved.len(), 2);
+    bench.world.get("x");
+    bench.works();
+    bench.rests(60.0);
+    assert_eq!(bench.saved.len(), 2, "the last checkpoint is good enough");
+}
+
+#[test]
+fn nobody_waits_for_saves_again_after_a_guest_died_of_one() {
+    let mut bench = Bench::new();
+    bench.runs(false);
+    bench.rests(10.0);
+    bench.runs(false);
+    bench.executions += 1;
+    let waits = bench.world.execute("next");
+    assert!(bench.world.guest.as_ref().is_some_and(|guest| guest.saving.is_some()));
+    bench
+        .world
+        .feed(guest_lost(Error::GuestLost("memory was full".to_owned())));
+    assert!(bench.works());
+    bench.world.ends(ok());
+    let state = &bench.world.execution(waits).state;
+    assert_eq!((state.status, state.restored_to), (StateStatus::Restored, Some(1)));
+    bench.runs(false);
+    bench.runs(false);
+    assert_eq!(bench.saved.len(), 1);
+}
+
+#[test]
+fn going_back_again_and_again_tells_all_that_the_page_had_set() {
+    let mut bench = Bench::new();
+    for name in ["a", "b", "c"] {
+        bench.runs(true);
+        bench.world.command(assign(name, "value"));
+        bench.works();
+    }
+    for execution in (0..3).rev() {
+        assert_eq!(bench.undoes(), Ok(execution));
+    }
+    let next = bench.world.execute("a, b, c");
+    assert!(bench.works());
+    bench.world.ends(ok());
+    assert_eq!(bench.world.lost(next), ["c", "b", "a"], "that of each undo");
+    assert_eq!(bench.world.execution(next).state.restored_to, Some(0));
 }
 
 #[test]
@@ -295,8 +359,7 @@ proptest! {
                     bench.works();
                 }
                 Act::Rests => {
-                    bench.world.wait(60.0);
-                    bench.works();
+                    bench.rests(60.0);
                 }
                 Act::Saves => {
                     bench.world.command(Command::Checkpoint);

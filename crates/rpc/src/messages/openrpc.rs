@@ -7,7 +7,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Value as Json, json};
 
 use super::{
-    Answered, Call, Cancelled, Displayed, Dropped, Empty, LlmQuery, NoParams, Output, Returned, RlmQuery, VERSION,
+    Answered, Call, Cancelled, Displayed, Dropped, Empty, LlmQuery, NoParams, Output, Returned, RlmQuery, Started,
+    VERSION,
 };
 use crate::methods;
 
@@ -65,6 +66,7 @@ fn document() -> Json {
         of_server::<Call<'_>, Returned>("call", &mut generator),
         of_server::<LlmQuery<'_>, Answered>("llmQuery", &mut generator),
         of_server::<RlmQuery<'_>, Answered>("rlmQuery", &mut generator),
+        of_server::<Started<'_>, Empty>("started", &mut generator),
         of_server::<Output<'_>, Empty>("output", &mut generator),
         of_server::<Displayed<'_>, Empty>("display", &mut generator),
         of_server::<Cancelled, Empty>("cancel", &mut generator),

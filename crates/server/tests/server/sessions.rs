@@ -541,7 +541,7 @@ async fn stateless_runs_have_the_same_answers_with_and_without_a_pool() {
             answer
         };
         let expected = json!({
-            "stdout": "Hello\n", "stderr": "", "exit_code": 0, "state": null, "files": [], "error": null, "state_error": null
+            "stdout": "Hello\n", "stderr": "", "exit_code": 0, "state": null, "files": [], "error": null, "state_error": null, "state_lost": []
         });
         assert_eq!(run("x = 1\nprint('Hello')").await, expected);
         let preloaded = if enabled == "true" {

@@ -130,6 +130,26 @@ async fn a_run_that_asks_for_its_state_gets_it_or_the_reason() {
     server.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_names_what_it_lacks() {
+    let server = TestServer::start(&["--max-spares", "0"]).await;
+    let code = "g = (i for i in 'ab')\nnext(g)\nf = open('a.txt', 'w')\nx = 1";
+    let (status, told) = answer(server.post("/execute", &json!({ "code": code, "capture_state": true }))).await;
+    assert_eq!(
+        (status, &told["exit_code"], &told["state_error"]),
+        (StatusCode::OK, &json!(0), &Value::Null),
+        "{told}"
+    );
+    let lost = json!([
+        { "name": "g", "reason": "a generator, which only its own guest can continue" },
+        { "name": "f", "reason": "an open file: open it again" },
+    ]);
+    assert_eq!(told["state_lost"], lost);
+    let body = json!({ "code": "print(x, 'g' in globals())", "state": told["state"] });
+    assert_eq!(answer(server.post("/execute", &body)).await.1["stdout"], "1 False\n");
+    server.stop().await;
+}
+
 /// A hostile state is a pickle that runs code when opened. It is opened in the run's own guest, so it can hurt only that guest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hostile_state_hurts_its_own_guest_only() {

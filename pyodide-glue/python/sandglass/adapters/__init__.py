@@ -1,4 +1,4 @@
-"""Sandboxes for libraries of agents and of Recursive Language Models. See docs/python-adapters.md.
+"""Sandboxes for libraries of agents and of Recursive Language Models.
 
 - `rlms.py`          `rlm_environment`, for the package `rlms` (`import rlm`)
 - `dspy.py`          `DspyInterpreter`, for `dspy.RLM` and everything that runs on a `PythonInterpreter`

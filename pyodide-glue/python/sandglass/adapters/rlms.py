@@ -15,6 +15,7 @@ from rlm.core.types import REPLResult
 from rlm.environments.base_env import IsolatedEnv, extract_tool_value, validate_custom_tools
 
 from sandglass.client import CodeExecution, Sandbox, SandboxOptions
+from sandglass.client.calls import Refused
 
 #: The package gives sub-RLMs, several turns and compaction only to environments of its own. This one has all of them.
 _LIKE = "docker"
@@ -164,10 +165,14 @@ class SandboxEnv(IsolatedEnv):
 
     def _ask(self, prompt: str, model: str | None = None) -> str:
         if not self.lm_handler_address:
-            raise RuntimeError(_NO_MODEL)
-        response = send_lm_request(self.lm_handler_address, LMRequest(prompt=prompt, model=model, depth=self.depth))
+            raise Refused(_NO_MODEL)  # the package's texts have no names of classes
+        request = LMRequest(prompt=prompt, model=model, depth=self.depth)
+        try:
+            response = send_lm_request(self.lm_handler_address, request)
+        except Exception as error:
+            raise Refused(str(error)) from error
         if not response.success:
-            raise RuntimeError(response.error)
+            raise Refused(response.error)
         return self._recorded(response.chat_completion)
 
     def _ask_all(self, prompts: list[str], model: str | None = None) -> list[str]:
@@ -185,7 +190,10 @@ class SandboxEnv(IsolatedEnv):
 
     def _recurse(self, prompt: str, _context: object = None, model: str | None = None) -> str:
         assert self.subcall_fn
-        return self._recorded(self.subcall_fn(prompt, model))
+        try:
+            return self._recorded(self.subcall_fn(prompt, model))
+        except Exception as error:
+            raise Refused(str(error)) from error  # as in `_ask`, and in a batch
 
     def _recurse_all(self, prompts: list[str], model: str | None = None) -> list[str]:
         if self.subcall_fn is None:
@@ -233,7 +241,7 @@ class _Variables(Mapping[str, Any]):
 
 def _need_texts(name: str, prompts: object) -> None:
     if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
-        raise TypeError(f"{name}() needs prompts to be a list of str")
+        raise Refused(f"{name}() needs prompts to be a list of str")
 
 
 def _explained(run: CodeExecution) -> str:

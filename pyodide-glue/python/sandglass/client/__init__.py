@@ -1,4 +1,4 @@
-"""`Sandbox`: programs in Python run untrusted Python in isolation, by the program `sandglass-host`. See docs/python.md.
+"""`Sandbox`: programs in Python run untrusted Python in isolation, by the program `sandglass-host`.
 
 - `sandbox.py`       `Sandbox`
 - `asynchronous.py`  `AsyncSandbox`
@@ -7,7 +7,7 @@
 - `options.py`       options, and how they are written in the wire
 - `calls.py`         host functions, their approval, and the threads and context variables in which they run
 - `execution.py`     results
-- `connection.py`    requests of both sides, and blobs: JSON-RPC, as docs/rpc.md describes it
+- `connection.py`    requests of both sides, and blobs: JSON-RPC
 - `transports.py`    the program of this machine, and the WebSocket of a server
 - `program.py`       finds the program
 - `values.py`        values as JSON
@@ -23,6 +23,7 @@ from sandglass.client.errors import SandboxError
 from sandglass.client.execution import (
     BudgetLeft,
     BudgetState,
+    CapturedState,
     Cell,
     CodeExecution,
     CodeLine,
@@ -51,6 +52,7 @@ __all__ = [
     "Budget",
     "BudgetLeft",
     "BudgetState",
+    "CapturedState",
     "Cell",
     "CodeExecution",
     "CodeLine",

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, Unpack
 from sandglass.client.calls import Tools
 from sandglass.client.connection import Answer, Asked, Connection
 from sandglass.client.errors import SandboxError
-from sandglass.client.execution import BudgetState, CodeExecution, Display, FileInfo, Variable
+from sandglass.client.execution import BudgetState, CapturedState, CodeExecution, Display, FileInfo, Variable
 from sandglass.client.options import Budget, SandboxOptions
 from sandglass.client.session import Ask, Execution, Heard, Listeners, Session, ignore
 
@@ -36,6 +36,8 @@ class AsyncSandbox:
         self._session = Session("AsyncSandbox", url, api_key, options)
         self._opening = asyncio.Lock()
 
+    __init__.__doc__ = SandboxOptions.__doc__
+
     async def __aenter__(self) -> AsyncSandbox:
         await self._open()
         return self
@@ -53,7 +55,7 @@ class AsyncSandbox:
 
     @property
     def capabilities(self) -> dict[str, Any]:
-        """The sandbox's facts and abilities, such as the version of its Python. Empty before the first call."""
+        """The sandbox's facts: see `Sandbox.capabilities`. Empty before the first call."""
         return self._session.capabilities
 
     @property
@@ -176,7 +178,7 @@ class AsyncSandbox:
         """The user's variables, with types and lengths."""
         return await self._run(self._session.list_variables())
 
-    async def capture_state(self) -> bytes:
+    async def capture_state(self) -> CapturedState:
         """The variables as bytes, for `open_state` of another sandbox. Never unpickle them: guests alone may."""
         return await self._run(self._session.capture_state())
 
@@ -204,11 +206,11 @@ class AsyncSandbox:
         return await self._run(self._session.restore(execution))
 
     async def stats(self) -> dict[str, Any]:
-        """Counts of the sandbox: see docs/executions.md."""
+        """Counts of the sandbox's work so far: executions, restarts, host calls and the like."""
         return await self._run(self._session.stats())
 
     async def budget(self) -> BudgetState:
-        """The amounts of the budget that are left, and those that are spent: see docs/budgets.md."""
+        """The amounts of the budget that are left, and those that are spent."""
         return await self._run(self._session.budget())
 
     async def destroy(self) -> None:

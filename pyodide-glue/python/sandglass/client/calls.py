@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
+import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from contextvars import Context, ContextVar
 from dataclasses import asdict, dataclass, field
@@ -14,8 +17,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from sandglass.client import workers
-from sandglass.client.errors import SandboxError
+from sandglass.client.errors import SandboxError, a_type
 from sandglass.client.execution import CodeLine, HostCall, Usage, camel, make
+from sandglass.client.transports import logger
 
 if TYPE_CHECKING:
     from sandglass.client.connection import Connection, Message
@@ -25,8 +29,17 @@ _KEPT = 16 << 20
 #: The most characters of an error. It may quote an argument, and a message that is too long would end the connection.
 _MOST_ERROR = 10_000
 
+#: The most characters of a traceback that a result keeps and the log gets.
+_MOST_TRACEBACK = 20_000
+#: Characters that control a terminal. A guest can have an error quote them.
+_CONTROLS = re.compile(r"[^\n\t -~\u00a0-\u2027\u202f-\u2065\u2070-\U0010ffff]")
+
 #: The sandboxes whose calls are being answered, innermost last.
 answering: ContextVar[tuple[int, ...]] = ContextVar("sandglass_answering", default=())
+
+
+class Refused(Exception):
+    """A reason in this package's own words, for which a call has no answer. It needs no name of a class."""
 
 
 class Approved:
@@ -115,6 +128,8 @@ class Callbacks:
     on_llm_query: Callable[..., Any] | None
     on_rlm_query: Callable[..., Any] | None
     on_approve: Callable[[HostCall], Any] | None
+    #: The functions that have failed, each with the class of the error: a guest must not be able to fill the log.
+    failed: set[tuple[str, type]] = field(default_factory=set)
 
 
 class Calls:
@@ -191,15 +206,33 @@ class _Call:
         number, record = self._message.json["id"], self._record
         begin = perf_counter()
         try:
-            self._connection.answer(number, self._result())
+            result = self._result()
+            self._end(begin)
+            try:
+                self._connection.answer(number, result)
+            except SandboxError as error:
+                raise Refused(str(error)) from error
         except BaseException as error:  # also SystemExit and a cancelled task: Python must go on
             record.error = _text_of(error)
+            if not isinstance(error, (Refused, asyncio.CancelledError, CancelledError)):
+                self._tell(error)
+            self._end(begin)
             with suppress(SandboxError):  # the connection has ended, and everybody knows
                 self._connection.refuse(number, record.error)
-        finally:
-            record.seconds = perf_counter() - begin
-            if not self._is_kept:
-                record.args = record.kwargs = None
+
+    def _end(self, begin: float) -> None:
+        """Completes the record, before Python goes on and its execution may end."""
+        self._record.seconds = perf_counter() - begin
+        if not self._is_kept:
+            self._record.args = self._record.kwargs = None
+
+    def _tell(self, error: BaseException) -> None:
+        """Keeps the traceback for the developer, and logs the first of each kind as a warning."""
+        record, kind = self._record, (self._record.name, type(error))
+        record.traceback = _traceback_of(error)
+        level = logging.DEBUG if kind in self._callbacks.failed else logging.WARNING
+        self._callbacks.failed.add(kind)
+        logger.log(level, "the host function %s() failed:\n%s", record.name, record.traceback)
 
     def _result(self) -> dict[str, Any]:
         method, params = self._message.json["method"], self._message.json["params"]
@@ -210,8 +243,11 @@ class _Call:
             value, usage = value.value, value.usage
         key = "value" if method == "call" else "text"
         if key == "text" and not isinstance(value, str):
-            raise TypeError(f"on_{self._record.name} returned a {type(value).__name__}, not a str")
-        result = {key: self._connection.encoded(value, f"the value of {self._record.name}()")}
+            raise Refused(f"on_{self._record.name} returned {a_type(value)}, not a str")
+        try:
+            result = {key: self._connection.encoded(value, f"the value of {self._record.name}()")}
+        except SandboxError as error:
+            raise Refused(str(error)) from error
         if usage != Usage():
             result["usage"] = {camel(name): number for name, number in asdict(usage).items()}
         return result
@@ -230,9 +266,9 @@ class _Call:
             record.name, function = "rlm_query", self._callbacks.on_rlm_query
             record.args = (read(params["task"]), read(params["context"]), *model)
         else:
-            raise TypeError(f"this version of the client has no {method}")
+            raise Refused(f"this version of the client has no {method}")
         if function is None:
-            raise TypeError(f"nobody answers {record.name}(): give the sandbox on_{record.name}")
+            raise Refused(f"nobody answers {record.name}(): give the sandbox on_{record.name}")
         return function, record.args, {}
 
     def _host_function(self, params: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -248,7 +284,7 @@ class _Call:
             record.line = make(CodeLine, params["line"])
         found = self._callbacks.tools.find(name)
         if found is None:
-            raise TypeError(f"there is no host function {name}() any more")
+            raise Refused(f"there is no host function {name}() any more")
         function, needs_approval = found
         if needs_approval:
             self._ask(record)
@@ -269,13 +305,13 @@ class _Call:
             case (list() | tuple()) as args, Mapping() as kwargs:
                 record.args, record.kwargs = tuple(args), dict(kwargs)
             case str():
-                raise PermissionError(f"{record.name}() was refused: {verdict}")
+                raise Refused(f"{record.name}() was refused: {verdict}")
             case False | None:
-                raise PermissionError(f"{record.name}() was refused by the user of this sandbox")
+                raise Refused(f"{record.name}() was refused by the user of this sandbox")
             case _:
-                kind = type(verdict).__name__
-                raise TypeError(
-                    f"{record.name}() did not run: on_approve returned a {kind}, not a bool, str or (args, kwargs)"
+                kind = a_type(verdict)
+                raise Refused(
+                    f"{record.name}() did not run: on_approve returned {kind}, not a bool, str or (args, kwargs)"
                 )
 
     def _finished(self, value: Any) -> Any:
@@ -290,10 +326,27 @@ class _Call:
 
 
 def _text_of(error: BaseException) -> str:
+    """An error as Python is told: with its class, as in a traceback, unless the class says nothing."""
+    kind = type(error).__name__
     try:
-        return str(error)[:_MOST_ERROR] or type(error).__name__
+        text = str(error)[:_MOST_ERROR]
     except Exception:  # an error may fail to tell itself
-        return type(error).__name__
+        return kind
+    if not text:
+        return kind
+    return text if type(error) in (Exception, Refused) else f"{kind}: {text}"[:_MOST_ERROR]
+
+
+def _traceback_of(error: BaseException) -> str:
+    """The traceback from the host function on. The end is what counts of a long one."""
+    steps = error.__traceback__
+    while steps is not None and steps.tb_frame.f_code.co_filename == __file__:
+        steps = steps.tb_next
+    try:
+        text = "".join(traceback.format_exception(type(error), error, steps)).rstrip()
+    except Exception:  # as above
+        text = type(error).__name__
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text[-_MOST_TRACEBACK:])
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:

@@ -1,6 +1,6 @@
-"""A connection to a `sandglass-host`: requests of both sides, blobs, and one thread that reads. See docs/rpc.md."""
+"""A connection to a `sandglass-host`: requests of both sides, blobs, and one thread that reads."""
 
-# Decisions: docs/internals/python-client.md.
+# The wire: docs/rpc.md. Decisions: docs/internals/python-client.md.
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from sandglass.client import workers
 from sandglass.client.errors import SandboxError
+from sandglass.client.options import with_names_of_python
 from sandglass.client.program import find_program
 from sandglass.client.server import Server
 from sandglass.client.transports import Program, Transport, logger
@@ -89,6 +90,8 @@ class Connection:
         self._blobs: Blobs = {}
         self._end: SandboxError | None = None
         self.server = ""
+        #: Facts of sandboxes whose guests have started. They may come before the caller of `create` has its answer.
+        self.facts: dict[str, dict[str, Any]] = {}
         #: Sandboxes to which nobody refers any more. The garbage collector may add to it at any point of any thread.
         self.forgotten: SimpleQueue[str] = SimpleQueue()
         Thread(target=self._read, name="sandglass-reader", daemon=True).start()
@@ -127,7 +130,9 @@ class Connection:
     def ask(self, method: str, params: dict[str, Any], asked: Asked) -> int:
         """Sends a request. Returns its number."""
         while not self.forgotten.empty():
-            self._begin("destroy", {"sandbox": self.forgotten.get()}, Asked(lambda _: None))
+            sandbox = self.forgotten.get()
+            self.facts.pop(sandbox, None)
+            self._begin("destroy", {"sandbox": sandbox}, Asked(lambda _: None))
         return self._begin(method, params, asked)
 
     def _begin(self, method: str, params: dict[str, Any], asked: Asked) -> int:
@@ -279,6 +284,9 @@ class Connection:
                 asked.answered(Answer(message, _error(fields.get("error"))))
             return
         params = fields["params"]
+        if method == "started":
+            self.facts[params["sandbox"]] = params["capabilities"]
+            return
         if method == "drop":
             self._blobs.pop(params["blob"], None)
             self._pieces.pop(params["blob"], None)
@@ -322,7 +330,7 @@ def _error(error: dict[str, Any] | None) -> SandboxError | None:
         return None
     data = error.get("data")
     code = data.get("code", "protocol") if type(data) is dict else "protocol"
-    return SandboxError(code, error["message"])
+    return SandboxError(code, with_names_of_python(error["message"]))
 
 
 _connections: dict[tuple[str, ...], Connection] = {}

@@ -53,6 +53,23 @@ class Lost:
     reason: str
 
 
+class CapturedState(bytes):
+    """The variables of a sandbox, for `open_state` of another. `lost` are those that it lacks, each with the reason.
+
+    Never unpickle it: only guests may.
+    """
+
+    lost: list[Lost]
+
+    def __new__(cls, data: bytes, lost: list[Lost]) -> CapturedState:
+        state = super().__new__(cls, data)
+        state.lost = lost
+        return state
+
+    def __getnewargs__(self) -> tuple[bytes, list[Lost]]:  # type: ignore[override]
+        return bytes(self), self.lost
+
+
 @dataclass(frozen=True)
 class State:
     """The state of the variables after an execution."""
@@ -143,6 +160,7 @@ class HostCall:
     """A call of a host function: by the code's word, until `seconds` and `error` say how it ended.
 
     `args` and `kwargs` are None where the arguments of all calls together have become too large to be kept.
+    `traceback` tells where in your program the function failed. The sandbox does not see it.
     """
 
     name: str
@@ -151,12 +169,14 @@ class HostCall:
     line: CodeLine | None = None
     seconds: float | None = None
     error: str | None = None
+    traceback: str | None = None
 
 
 @dataclass(frozen=True)
 class CodeExecution:
-    """The result of running code. docs/executions.md explains each field.
+    """The result of running code.
 
+    `outcome` tells how the code ended, `error` and `traceback` why it failed, and `state` what became of the variables.
     `value` is the last expression's value, and `final` the declared answer, if `is_final`. `calls` are the host calls
     in order. Times are in milliseconds.
     """

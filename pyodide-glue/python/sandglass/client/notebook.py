@@ -1,4 +1,4 @@
-"""`Notebook` and `AsyncNotebook`: sandboxes whose cells leave files. See docs/python.md."""
+"""`Notebook` and `AsyncNotebook`: sandboxes whose cells leave files."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ class Notebook(Sandbox):
     def __init__(self, **options: Unpack[SandboxOptions]) -> None:
         self._known = _Known()
         self._begin(Session("Notebook", None, None, options, has_cells=True))
+
+    __init__.__doc__ = SandboxOptions.__doc__
 
     def __enter__(self) -> Notebook:
         return self
@@ -127,6 +129,8 @@ class AsyncNotebook(AsyncSandbox):
         super().__init__()
         self._session = Session("AsyncNotebook", None, None, options, has_cells=True)
         self._known = _Known()
+
+    __init__.__doc__ = SandboxOptions.__doc__
 
     async def __aenter__(self) -> AsyncNotebook:
         await self._open()

@@ -14,7 +14,7 @@ from sandglass.client import workers
 from sandglass.client.calls import Tools
 from sandglass.client.connection import Answer, Asked
 from sandglass.client.errors import SandboxError
-from sandglass.client.execution import BudgetState, CodeExecution, Display, FileInfo, Variable
+from sandglass.client.execution import BudgetState, CapturedState, CodeExecution, Display, FileInfo, Variable
 from sandglass.client.options import Budget, SandboxOptions
 from sandglass.client.session import Ask, Execution, Heard, Listeners, Session, ignore
 
@@ -30,15 +30,17 @@ class Sandbox:
             run = sandbox.execute("print(len(context)); x = llm_query(context[:100])")
             print(run.stdout, run.outcome, sandbox["x"])
 
-    It starts the program that comes with this package, or connects to the server at `url`. The options are those of
-    `SandboxOptions`. Methods raise `SandboxError` when they cannot do their work. Threads may share a sandbox: its
-    calls run one after the other.
+    It starts the program that comes with this package, or connects to the server at `url`, with `api_key`. The options
+    are those of `SandboxOptions`: see `help(Sandbox.__init__)`. Methods raise `SandboxError` when they cannot do their
+    work. Threads may share a sandbox: its calls run one after the other.
     """
 
     def __init__(
         self, *, url: str | None = None, api_key: str | None = None, **options: Unpack[SandboxOptions]
     ) -> None:
         self._begin(Session("Sandbox", url, api_key, options))
+
+    __init__.__doc__ = SandboxOptions.__doc__
 
     def _begin(self, session: Session) -> None:
         self._session = session
@@ -70,7 +72,10 @@ class Sandbox:
 
     @property
     def capabilities(self) -> dict[str, Any]:
-        """The sandbox's facts and abilities, such as the version of its Python."""
+        """The sandbox's facts: `backend`, `soft_interrupt` (code can be interrupted and its state kept), and `python`.
+
+        `python` is the version of the sandbox's Python, and None until that has started: see `start`.
+        """
         return self._session.capabilities
 
     @property
@@ -203,8 +208,11 @@ class Sandbox:
     def __bool__(self) -> bool:
         return True  # also without variables
 
-    def capture_state(self) -> bytes:
-        """The variables as bytes, for `open_state` of another sandbox. Never unpickle them: guests alone may."""
+    def capture_state(self) -> CapturedState:
+        """The variables as bytes, for `open_state` of another sandbox. Never unpickle them: guests alone may.
+
+        Private names, modules, generators and open files are left out. `lost` of the result names them.
+        """
         return self._run(self._session.capture_state())
 
     def open_state(self, state: bytes) -> None:
@@ -231,11 +239,11 @@ class Sandbox:
         return self._run(self._session.restore(execution))
 
     def stats(self) -> dict[str, Any]:
-        """Counts of the sandbox: see docs/executions.md."""
+        """Counts of the sandbox's work so far: executions, restarts, host calls and the like."""
         return self._run(self._session.stats())
 
     def budget(self) -> BudgetState:
-        """The amounts of the budget that are left, and those that are spent: see docs/budgets.md."""
+        """The amounts of the budget that are left, and those that are spent."""
         return self._run(self._session.budget())
 
     def destroy(self) -> None:

@@ -125,10 +125,7 @@ class Server:
             is_idle = self._turn.wait_for(lambda: not self._is_writing, _CLOSE_SECONDS)
             socket = self._socket
         if socket is not None:
-            if not is_idle:
-                with suppress(OSError):  # so that the thread that writes gives the WebSocket up
-                    socket.socket.shutdown(sockets.SHUT_RDWR)
-            socket.close()
+            _close(socket, is_idle)
 
     def abandon(self) -> None:
         # Threads that are not in this process may hold the old ones.
@@ -187,13 +184,13 @@ class Server:
             self._turn.notify_all()
 
     def _finish(self, reason: str) -> None:
-        socket = self._socket
         with self._turn:
+            socket, self._socket = self._socket, None
+            is_idle = not self._is_writing
             self._end = self._end or reason or "it has ended"
-            self._socket = None
             self._turn.notify_all()
         if socket is not None:
-            socket.close()
+            _close(socket, is_idle)
 
     def _connect(self, seconds: float) -> ClientConnection:
         from websockets.sync.client import connect
@@ -308,6 +305,14 @@ class Server:
             raise
         if self._has_ended:
             socket.close()
+
+
+def _close(socket: ClientConnection, is_idle: bool) -> None:
+    """Closes a WebSocket, also while a thread writes to a network that has stopped."""
+    if not is_idle:
+        with suppress(OSError):  # so that the thread that writes gives the WebSocket up
+            socket.socket.shutdown(sockets.SHUT_RDWR)
+    socket.close()
 
 
 def _ask(socket: ClientConnection, greeting: str) -> dict[str, Any]:

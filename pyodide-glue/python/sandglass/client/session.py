@@ -15,10 +15,12 @@ from sandglass.client.errors import SandboxError
 from sandglass.client.execution import (
     BudgetLeft,
     BudgetState,
+    CapturedState,
     Cell,
     CodeExecution,
     Display,
     FileInfo,
+    Lost,
     Usage,
     Variable,
     make,
@@ -36,6 +38,8 @@ _WAITING_CHARS = 8 << 20
 #: Requests that do not wait for the running code.
 _AT_ONCE = frozenset({"destroy", "interrupt", "hint", "written", "converse"})
 _CLEAR = "notebook.clear"
+#: Options of every sandbox.
+_ALWAYS = {"cleanHtml": True, "naming": "snake"}
 #: The newest part of a conversation. The host uses no more.
 _CONVERSATION_CHARS = 20_000
 
@@ -168,7 +172,7 @@ class Session:
         self._end: finalize[[str], Session] | None = None
         self._is_destroyed = False
         self.backend = ""
-        self.capabilities: dict[str, Any] = {}
+        self._capabilities: dict[str, Any] = {}
 
     @property
     def output_fields(self) -> list[str]:
@@ -184,6 +188,13 @@ class Session:
         return tuple(self.tools), tuple(self._fields)
 
     @property
+    def capabilities(self) -> dict[str, Any]:
+        """The facts that the host told last."""
+        if self._connection:
+            self._capabilities = self._connection.facts.pop(self._id, self._capabilities)
+        return cast("dict[str, Any]", snake_keys(self._capabilities))
+
+    @property
     def is_open(self) -> bool:
         """True once the sandbox is there, also after its end."""
         return self._connection is not None
@@ -195,14 +206,14 @@ class Session:
     def create(self) -> Ask[dict[str, Any]]:
         """Makes the sandbox."""
         self._check()
-        return Ask("create", _result, {**self._written, "hostFunctions": list(self.tools), "cleanHtml": True})
+        return Ask("create", _result, {**self._written, **_ALWAYS, "hostFunctions": list(self.tools)})
 
     def created(self, connection: Connection, result: dict[str, Any]) -> None:
         """Takes the sandbox that was made. It ends with this object."""
         self._connection = connection
         self._id = result["sandbox"]
         self.backend = result["backend"]
-        self.capabilities = snake_keys(result["capabilities"])
+        self._capabilities = result["capabilities"]
         self._end = finalize(self, connection.forgotten.put, self._id)
         self._end.atexit = False
 
@@ -361,8 +372,12 @@ class Session:
 
         return Ask("listFiles", read, {"path": path} if path else {})
 
-    def capture_state(self) -> Ask[bytes]:
-        return Ask("captureState", lambda message: bytes(message.value(_result(message)["value"])))
+    def capture_state(self) -> Ask[CapturedState]:
+        def read(message: Message) -> CapturedState:
+            result = _result(message)
+            return CapturedState(bytes(message.value(result["value"])), [make(Lost, lost) for lost in result["lost"]])
+
+        return Ask("captureState", read)
 
     def open_state(self, state: bytes) -> Ask[None]:
         return Ask("openState", _nothing, values=_value(state, "state"))

@@ -123,12 +123,11 @@ class Program:
         is_free = self._lock.acquire(timeout=_END_SECONDS)
         if not is_free:  # somebody writes, and the program does not read
             self._process.kill()
-            self._lock.acquire()
-        try:
-            self._is_closed = True
+            is_free = self._lock.acquire(timeout=_END_SECONDS)  # not without a bound: this may be the end of Python
+        self._is_closed = True
+        if is_free:
             with suppress(OSError):
                 self._process.stdin.close()
-        finally:
             self._lock.release()
         try:
             self._process.wait(_END_SECONDS)

@@ -1,4 +1,4 @@
-"""Values between this program and the sandbox, as JSON with special forms: see "Values" in docs/rpc.md."""
+"""Values between this program and the sandbox, as JSON with special forms."""
 
 # Decisions: docs/internals/python-client.md.
 
@@ -13,7 +13,7 @@ from math import inf, isfinite, isnan, nan
 from sys import modules
 from typing import Any
 
-from sandglass.client.errors import SandboxError
+from sandglass.client.errors import SandboxError, a_type
 
 MAX_DEPTH = 200
 #: The most bytes of a value's JSON within a message. Larger values are blobs.
@@ -221,9 +221,8 @@ def _of_library(value: Any, name: str, depth: int) -> Any:
         rows = [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in value.index]
         parts = {"columns": value.columns.tolist(), "index": value.index.tolist(), "data": rows}
         return {"$table": {part: _structure(item, f"{name}.{part}", depth + 1) for part, item in parts.items()}}
-    kind = type(value).__name__
     advice = "give plain data, such as texts, numbers, lists and dicts"
-    raise _refused(name, f"is a {kind}, which cannot go into the sandbox: {advice}")
+    raise _refused(name, f"is {a_type(value)}, which cannot go into the sandbox: {advice}")
 
 
 def _is_number(dtype: Any) -> bool:

@@ -1,4 +1,4 @@
-"""RLM code in the notebook kernel that is running: `JupyterREPL`. It isolates nothing; see docs/jupyter.md.
+"""RLM code in the notebook kernel that is running: `JupyterREPL`. It isolates nothing.
 
 - `repl.py`         `JupyterREPL`: with the namespace, helpers, output and profiles of every backend
 - `result.py`       `Result`: the result of an execution

@@ -16,7 +16,7 @@ from weakref import finalize
 from sandglass.jupyter.kernel import HAS_THREADS, Turn, in_notebook, serving
 from sandglass.runtime.errors import HostCallError
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
-from sandglass.runtime.values import as_text, type_name
+from sandglass.runtime.values import a_type, as_text, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -89,7 +89,7 @@ class Callbacks:
         finally:
             calling.reset(token)
         if not isinstance(value, str):
-            return False, HostCallError(f"on_{name} returned a {type_name(value)}, not a str")
+            return False, HostCallError(f"on_{name} returned {a_type(value)}, not a str")
         return True, str.__str__(value)
 
     def _wait_for(self, awaitable: Awaitable[Any]) -> Any:

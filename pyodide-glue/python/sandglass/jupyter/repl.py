@@ -49,7 +49,7 @@ class JupyterREPL:
     accidents, not attacks. For code that you do not trust, use the backends of `sandglass-host`.
 
     `on_llm_query(prompt)` and `on_rlm_query(task, context)` answer the code's queries. When the code names a model,
-    they get its name as one more argument. They may be `async`. All options are in docs/jupyter.md.
+    they get its name as one more argument. They may be `async`.
     """
 
     is_jupyter_repl = True

@@ -4,8 +4,8 @@ A request is JSON between the lines `>>> REQUEST_START <<<` and `>>> REQUEST_END
 RESPONSE_START <<<` and `>>> RESPONSE_END <<<`. `>>> READY <<<` follows the preloaded imports.
 
 A request has `code`, and optionally `state` (from an earlier response), `capture_state` (asks for the state in the
-response) and `timeout` (seconds). A response has `stdout`, `stderr`, `exit_code`, `state`, `files`, `error` and
-`state_error`, as those of `POST /execute`.
+response) and `timeout` (seconds). A response has `stdout`, `stderr`, `exit_code`, `state`, `files`, `error`,
+`state_error` and `state_lost`, as those of `POST /execute`.
 
 Each request is run by a guest of its own, forked from this process. The guest has ended, with everything that it
 started, before the response is written. A guest cannot forge a response: it lacks the client's descriptors, cannot open
@@ -32,6 +32,7 @@ from sandglass.native.frames import FrameReader, pack_frame
 from sandglass.native.guest import serve as serve_guest
 from sandglass.runtime.output import STREAMS, KeptText
 from sandglass.runtime.wire import VERSION
+from sandglass.state.stateless import split_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -245,10 +246,12 @@ class _Guest:
                     {"type": "captureState", "exchange": 3, "maxBytes": max_state_bytes, "timeoutMs": timeout_ms}
                 )
                 why = None if kept["type"] == "value" else str(kept.get("message"))
-            except _Failed as failure:
-                why, body = str(failure), b""
+                packed, left_out = split_state(body) if why is None else (b"", [])
+            except (_Failed, ValueError) as failure:
+                why = str(failure)
             if why is None:
-                response["state"] = b64encode(body).decode("ascii")
+                response["state"] = b64encode(packed).decode("ascii")
+                response["state_lost"] = [{"name": name, "reason": reason} for name, reason in left_out]
             else:
                 response["error"] = response["error"] or f"State serialization failed: {why}"
                 response["state_error"] = why
@@ -345,6 +348,7 @@ def _response(
         "files": files or [],
         "error": error,
         "state_error": None,
+        "state_lost": [],
     }
 
 

@@ -26,7 +26,7 @@ from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (
 from sandglass.runtime.profiles import PROFILES
 from sandglass.runtime.reading import Reading, chunk_text, extract_json, need, search
 from sandglass.runtime.tools import HOST_FUNCTION, Tools
-from sandglass.runtime.values import as_text, safe_repr, type_name
+from sandglass.runtime.values import a_type, as_text, safe_repr, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -360,7 +360,7 @@ class Helpers:
         """
         ok, value = reply
         if ok and type(value) is not str:
-            return False, HostCallError(f"{_CALLBACKS[name]} returned a {type_name(value)}, not a string")
+            return False, HostCallError(f"{_CALLBACKS[name]} returned {a_type(value)}, not a string")
         if type(value) is LimitError and self._profile.call_limit is not None:
             raise CallLimitError(as_text(value))
         return ok, value

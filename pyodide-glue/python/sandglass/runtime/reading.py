@@ -12,7 +12,7 @@ from re import error as PatternError
 from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
-from sandglass.runtime.values import type_name
+from sandglass.runtime.values import a_type, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -159,7 +159,7 @@ class Reading:
     def _text(self, helper: str) -> str:
         context = self._get_context()
         if not isinstance(context, str):
-            raise TypeError(f"{helper}() reads a `context` that is a str, and it is a {type_name(context)}")
+            raise TypeError(f"{helper}() reads a `context` that is a str, and it is {a_type(context)}")
         return str.__str__(context)
 
     def _lines(self, helper: str) -> list[str]:

@@ -115,6 +115,12 @@ def type_name(value: object) -> str:
     return name[:TYPE_NAME_CHARS].encode("utf-8", "replace").decode()
 
 
+def a_type(value: object) -> str:
+    """Returns the name of a value's type as a sentence has it, such as `a str` or `an int`."""
+    name = type_name(value)
+    return ("an " if name[:1] in "AEIOUaeiou" else "a ") + name
+
+
 def safe_repr(value: object) -> str:
     """Returns repr(), or a placeholder when repr() raises."""
     try:

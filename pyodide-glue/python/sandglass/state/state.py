@@ -46,9 +46,12 @@ class State:
             self._runtime.put_in_order()
 
     def capture(self, max_bytes: int) -> bytes:
-        """Returns the user's variables for the next stateless run. Raises ValueError when they cannot be written."""
+        """Returns the user's variables for the next stateless run, with the names and reasons of those left out.
+
+        Raises ValueError when they cannot be written. `stateless.split_state` takes the two apart.
+        """
         try:
-            return stateless.capture_state(max_bytes, self._runtime.namespace)
+            return stateless.join_state(*stateless.capture_state(max_bytes, self._runtime.namespace))
         finally:
             self._runtime.put_in_order()
 

@@ -13,11 +13,13 @@ As in cloudpickle, functions see the variables that they use as they were when t
 from __future__ import annotations
 
 import io
+import json
 import sys
 import types
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from os.path import dirname, join
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
@@ -30,8 +32,20 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 1 << 20
 _REASON_CHARS = 500
-#: Objects that no other guest can continue.
-_LEFT_OUT = (types.ModuleType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, io.IOBase)
+#: Objects that no other guest can continue, and what the caller is told of them.
+_LEFT_OUT: dict[type, str] = {
+    types.ModuleType: "a module: import it again",
+    types.GeneratorType: "a generator, which only its own guest can continue",
+    types.CoroutineType: "a coroutine, which only its own guest can continue",
+    types.AsyncGeneratorType: "a generator, which only its own guest can continue",
+    io.IOBase: "an open file: open it again",
+}
+_PRIVATE = "a private name, which states do not hold"
+#: The most variables that are named as left out.
+_MOST_NAMED = 1000
+_NAME_CHARS = 200
+_MOST_HEAD_BYTES = 2 << 20
+_HEAD = Struct("<I")
 _COPY = join(dirname(dirname(__file__)), "vendored", "cloudpickle")
 
 
@@ -53,16 +67,19 @@ def open_state(data: bytes | memoryview, max_bytes: int, namespace: Namespace) -
             namespace.globals[name] = value
 
 
-def capture_state(max_bytes: int, namespace: Namespace) -> bytes:
-    """Returns the user's variables, without private ones, modules, generators and open handles.
+def capture_state(max_bytes: int, namespace: Namespace) -> tuple[bytes, list[tuple[str, str]]]:
+    """Returns the user's variables, and `(name, reason)` of each that is left out.
 
     Raises ValueError when one of them cannot be written, or all take more than `max_bytes`.
     """
-    variables = {
-        name: value
-        for name in namespace.names()
-        if _is_public(name) and not issubclass(type(value := namespace.globals[name]), _LEFT_OUT)
-    }
+    variables: dict[str, Any] = {}
+    left_out: list[tuple[str, str]] = []
+    for name, value in namespace.items():
+        reason = _reason_against(name, type(value))
+        if reason is None:
+            variables[name] = value
+        elif len(left_out) < _MOST_NAMED:
+            left_out.append((name[:_NAME_CHARS], reason))
     file = _Bounded(max_bytes)
     try:
         _pickler(_cloudpickle(), file, namespace).dump(variables)
@@ -72,7 +89,37 @@ def capture_state(max_bytes: int, namespace: Namespace) -> bytes:
         raise ValueError(_reason(error)) from None
     lz4 = _lz4()
     packed: bytes = lz4.compress(file.getbuffer()) if lz4 else lz4_frame.pack(file.getbuffer())
-    return packed
+    return packed, left_out
+
+
+def _reason_against(name: str, kind: type) -> str | None:
+    """Returns the reason for which a variable is left out, if there is one."""
+    if not _is_public(name):
+        return _PRIVATE
+    return next((reason for left_out, reason in _LEFT_OUT.items() if issubclass(kind, left_out)), None)
+
+
+def join_state(state: bytes, left_out: list[tuple[str, str]]) -> bytes:
+    """A state with the `(name, reason)` of variables that it lacks before it: as JSON, after its length."""
+    head = json.dumps(left_out).encode()
+    return _HEAD.pack(len(head)) + head + state
+
+
+def split_state(body: bytes) -> tuple[bytes, list[tuple[str, str]]]:
+    """The parts of `join_state`. Raises ValueError for anything else, since a guest may have written it."""
+    if len(body) < _HEAD.size:
+        raise ValueError("the state is too short")
+    end = _HEAD.size + _HEAD.unpack_from(body)[0]
+    if end > min(len(body), _MOST_HEAD_BYTES):
+        raise ValueError("the names before the state are too long")
+    left_out = json.loads(body[_HEAD.size : end])
+    if not (type(left_out) is list and len(left_out) <= _MOST_NAMED and all(map(_is_pair, left_out))):
+        raise ValueError("the names before the state are malformed")
+    return body[end:], [(name, reason) for name, reason in left_out]
+
+
+def _is_pair(item: Any) -> bool:
+    return type(item) is list and [type(part) for part in item] == [str, str]
 
 
 def _pickler(cloudpickle: Any, file: io.BytesIO, namespace: Namespace) -> Any:

@@ -1,0 +1,72 @@
+//! States for other sandboxes.
+
+use bytes::{Buf, Bytes};
+use sandglass_core::Error;
+use sandglass_core::execution::LostVariable;
+use sandglass_core::limits::MAX_NAMES;
+
+/// The most bytes of the names and reasons before a state.
+const MAX_HEAD_BYTES: usize = 2 << 20;
+
+/// The user's variables, for [`Sandbox::open_state`](super::Sandbox::open_state) of another sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Captured {
+    /// An LZ4 frame of a cloudpickle. Only guests may open it.
+    pub state: Vec<u8>,
+    /// The variables that it lacks, with the reasons, by the guest's word.
+    pub lost: Vec<LostVariable>,
+}
+
+impl Captured {
+    /// Reads a guest's answer: the length of the names, the names as JSON, and the state. See `python/sandglass/state/stateless.py`.
+    pub(super) fn read(mut body: Bytes) -> Result<Self, Error> {
+        let malformed = || Error::Protocol("a state whose missing variables cannot be read".to_owned());
+        let size = body.try_get_u32_le().map_err(|_| malformed())? as usize;
+        if size > body.len().min(MAX_HEAD_BYTES) {
+            return Err(malformed());
+        }
+        let head = body.split_to(size);
+        let lost: Vec<(String, String)> = serde_json::from_slice(&head).map_err(|_| malformed())?;
+        if lost.len() > MAX_NAMES {
+            return Err(malformed());
+        }
+        let lost = lost.into_iter().map(|(name, reason)| LostVariable { name, reason });
+        Ok(Self {
+            state: body.into(),
+            lost: lost.collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(head: &[u8], size: u32) -> Result<Captured, Error> {
+        Captured::read([&size.to_le_bytes(), head, b"state"].concat().into())
+    }
+
+    #[test]
+    fn a_state_tells_what_it_lacks() {
+        let head = br#"[["f","an open file"]]"#;
+        let captured = read(head, 22).unwrap();
+        assert_eq!(captured.state, b"state");
+        assert_eq!((captured.lost[0].name.as_str(), captured.lost.len()), ("f", 1));
+    }
+
+    #[test]
+    fn what_a_guest_made_up_is_refused() {
+        for (head, size) in [
+            (&b"[]"[..], 99),
+            (b"{}", 2),
+            (b"[[1,2]]", 7),
+            (b"[]", u32::MAX),
+            (b"[]", 3),
+        ] {
+            assert!(read(head, size).is_err(), "{head:?}");
+        }
+        let many = format!("[{}[\"\",\"\"]]", "[\"\",\"\"],".repeat(MAX_NAMES));
+        assert!(read(many.as_bytes(), u32::try_from(many.len()).unwrap()).is_err());
+        assert!(Captured::read(Bytes::from_static(b"abc")).is_err());
+    }
+}

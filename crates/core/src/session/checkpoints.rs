@@ -391,11 +391,6 @@ impl<B: Body> Interpreter<B> {
         Some(copy)
     }
 
-    /// Returns true if there is or can be a copy of the state.
-    pub(super) fn can_be_copied(&self) -> bool {
-        self.forks || (self.checkpoints.are_saved() && self.checkpoints.most_paused.is_none())
-    }
-
     /// Returns true if the guest may be asked for its variables. It is asked before a save, so that the save also holds any change of its
     /// memory by the answer.
     pub(super) fn can_be_surveyed(&self) -> bool {

@@ -375,9 +375,19 @@ def test_texts_name_options_as_python_does() -> None:
 
 def test_capabilities_are_those_of_the_sandbox_that_runs() -> None:
     with Sandbox(**PLAIN) as sandbox:
-        assert sandbox.capabilities == {"backend": "subprocess", "soft_interrupt": True, "python": None}
+        assert sandbox.capabilities == {
+            "backend": "subprocess",
+            "soft_interrupt": True,
+            "python": None,
+            "checkpoints": 0,
+        }
         version = sandbox.execute("import platform\nplatform.python_version()").value
-        assert sandbox.capabilities == {"backend": "subprocess", "soft_interrupt": True, "python": version}
+        assert sandbox.capabilities == {
+            "backend": "subprocess",
+            "soft_interrupt": True,
+            "python": version,
+            "checkpoints": 0,
+        }
         assert sandbox.capabilities["python"] == version  # also when asked again
         sandbox.execute("import os\nos._exit(1)")
         sandbox.start()

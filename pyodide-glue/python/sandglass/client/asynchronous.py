@@ -187,7 +187,7 @@ class AsyncSandbox:
         await self._run(self._session.open_state(state))
 
     async def checkpoint(self) -> int:
-        """Saves the state now. Returns the number of the execution whose state it is: see docs/going-back.md."""
+        """Saves the state now. Returns the number of the execution whose state it is, 0 before the first."""
         return await self._run(self._session.checkpoint())
 
     async def undo(self) -> int:

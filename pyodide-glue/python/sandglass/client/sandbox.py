@@ -220,7 +220,7 @@ class Sandbox:
         self._run(self._session.open_state(state))
 
     def checkpoint(self) -> int:
-        """Saves the state now. Returns the number of the execution whose state it is: see docs/going-back.md."""
+        """Saves the state now. Returns the number of the execution whose state it is, 0 before the first."""
         return self._run(self._session.checkpoint())
 
     def undo(self) -> int:

@@ -1,5 +1,5 @@
 // npm run bench:host: the costs of guests on a server, beside rivals, in one run. Needs Linux and bubblewrap; rivals need Docker.
-//   node scripts/bench-host.mjs [--quick] [--rivals monty,ipykernel]   (all by default, none with --rivals "")
+//   node scripts/bench-host.mjs [--quick] [--rivals monty,ipykernel] [--only checkpoints]   (all rivals by default, none with --rivals "")
 import { spawn } from "node:child_process";
 import { existsSync } from "node:fs";
 import { cpus } from "node:os";
@@ -16,8 +16,13 @@ const PRELOAD =
   "numpy,pandas,scipy.stats,sklearn.linear_model,sklearn.ensemble,statsmodels.api,matplotlib.pyplot,seaborn,cloudpickle,lz4.frame";
 
 const { values } = parseArgs({
-  options: { quick: { type: "boolean", default: false }, rivals: { type: "string", default: RIVALS.join(",") } },
+  options: {
+    quick: { type: "boolean", default: false },
+    rivals: { type: "string", default: RIVALS.join(",") },
+    only: { type: "string" },
+  },
 });
+if (values.only !== undefined && values.only !== "checkpoints") throw new Error("--only can be checkpoints");
 const names = values.rivals.split(",").filter(Boolean);
 const unknown = names.filter((name) => !RIVALS.includes(name));
 if (unknown.length > 0) throw new Error(`unknown rivals ${unknown.join(", ")}: ${RIVALS.join(", ")}`);
@@ -37,7 +42,7 @@ if (names.length > 0) {
     log: logOf("bench-rivals"),
   });
 }
-if (!existsSync(dataPython)) {
+if (!existsSync(dataPython) && !values.only) {
   await mustRun([join(release, "sandglass-host"), "venv", "build", join(root, ".setup/data-science")], {
     log: logOf("bench-venv"),
   });
@@ -58,6 +63,17 @@ const all = [ours, client, ...rivals];
 console.log(`Sandglass on a server: ${cpus().length} × ${cpus()[0]?.model}`);
 console.log("Milliseconds; competitors take turns; sandglass is in bubblewrap with all of its isolation.\n");
 try {
+  await alone("Checkpoints: cells with 100 MB of state, MB of memory, and ways back to the next result", ours, {
+    what: "checkpoints",
+    times: often(200),
+  });
+  if (!values.only) await rest();
+} finally {
+  for (const competitor of [...all, data, ...(kernel ? [kernel] : [])]) await competitor.end();
+}
+
+/** All but the checkpoints. */
+async function rest() {
   await compare("A cell, x = 1 + 1", all, { what: "execute", times: often(500) }, 4);
   await compare("A host call", all, { what: "hostCall", times: often(500) }, 4);
   await compare("A context of 50 MiB, and its length", all, { what: "context", times: 1, megabytes: 50 }, 3);
@@ -95,8 +111,6 @@ try {
   await alone("Over HTTP, 100 ms apart: a cell of a session; POST /execute from the pool", data, { ...http, gap: 100 });
   await alone("Over HTTP, back to back: each POST /execute uses up a guest", data, { ...http, gap: 0 });
   await server.end();
-} finally {
-  for (const competitor of [...all, data, ...(kernel ? [kernel] : [])]) await competitor.end();
 }
 
 /**

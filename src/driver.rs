@@ -398,6 +398,7 @@ impl Driver {
     fn carry_out(&self, effect: Effect<JsBody>) {
         match effect {
             Effect::Guest(slot, GuestEffect::Boot) => self.boot(slot),
+            Effect::Guest(_, GuestEffect::Revive(_)) => {} // pages have no paused guests
             Effect::Guest(slot, GuestEffect::Kill) => self.kill(slot),
             Effect::Guest(slot, GuestEffect::Post(request, body)) => self.post(slot, request, body),
             Effect::Guest(slot, GuestEffect::Restore(request, bodies) | GuestEffect::Install(request, bodies)) => {

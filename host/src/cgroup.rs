@@ -145,6 +145,35 @@ impl Cgroup {
         kill_all(&self.path.pids);
     }
 
+    /// Kills all processes in the group but these, and waits for their end. Meanwhile nothing can be started in the group. Returns false if
+    /// others are left.
+    pub(crate) fn kill_others(&self, spared: &HashSet<u32>, within: Duration) -> bool {
+        let most = self.path.pids.join("pids.max");
+        let before = fs::read_to_string(&most);
+        let is_closed = write(&most, "0").is_ok();
+        let end = Instant::now() + within;
+        let are_gone = loop {
+            let members = fs::read_to_string(self.path.pids.join("cgroup.procs")).unwrap_or_default();
+            let others = members.lines().filter_map(|line| line.parse::<u32>().ok());
+            let others: Vec<u32> = others.filter(|pid| !spared.contains(pid)).collect();
+            if others.is_empty() {
+                break true;
+            }
+            if Instant::now() > end {
+                break false;
+            }
+            for pid in others.into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            thread::sleep(Duration::from_micros(300));
+        };
+        let is_open = match before {
+            Ok(most_pids) if is_closed => write(&most, most_pids.trim()).is_ok(),
+            _ => true,
+        };
+        are_gone && is_open
+    }
+
     /// The group's folder, of the controller of processes where there are several.
     pub fn folder(&self) -> &Path {
         &self.path.pids

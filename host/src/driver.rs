@@ -7,8 +7,10 @@
 //! | `receive.rs` | messages of a guest |
 //! | `slots.rs` | guests, each in its slot |
 //! | `shadow.rs` | copies of a guest that run ahead |
+//! | `paused.rs` | copies of a guest that are its checkpoints |
 
 mod host_calls;
+mod paused;
 mod receive;
 mod shadow;
 mod slots;

@@ -20,6 +20,7 @@ use futures_util::future::BoxFuture;
 
 pub(crate) mod fork;
 pub(crate) mod memory;
+pub(crate) mod paused;
 pub(crate) mod process;
 mod rlimits;
 
@@ -130,11 +131,21 @@ pub trait Process: Send + Sync + 'static {
         Hits::default()
     }
 
+    /// A function that kills all its processes but these, and waits for their end. It blocks, and returns false if some are left. `None`
+    /// if processes of this kind end only together.
+    fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
+        let _ = spared;
+        None
+    }
+
     /// The time for the exit to show after the channel has closed.
     fn exit_timeout(&self) -> Duration {
         Duration::from_secs(5)
     }
 }
+
+/// A function that ends processes; see [`Process::sweeper`].
+pub type Sweeper = Box<dyn FnOnce() -> bool + Send>;
 
 /// A started guest. Dropping it ends the guest.
 pub struct Guest {
@@ -146,6 +157,8 @@ pub struct Guest {
     on_sent: Option<OnSent>,
     forker: Option<Forker>,
     succession: Option<Succession>,
+    own: Option<GuestProcess>,
+    boundary: Option<Arc<paused::Boundary>>,
 }
 
 /// Receives each frame that is sent to a guest.
@@ -172,7 +185,35 @@ impl Guest {
             on_sent: None,
             forker: None,
             succession: None,
+            own: None,
+            boundary: None,
         }
+    }
+
+    /// A guest that a paused copy made. `root` is the process that the host started.
+    pub(crate) fn revived(revived: paused::Revived, root: GuestProcess, boundary: Arc<paused::Boundary>) -> Self {
+        let paused::Revived {
+            channel,
+            epoch,
+            own,
+            forker,
+        } = revived;
+        Self {
+            kept: root._kept,
+            own: Some(own),
+            boundary: Some(boundary),
+            ..Self::new(channel, epoch, root.process).with_forker(forker)
+        }
+    }
+
+    /// Takes out the guest's own process, if it is known apart from the one that the host started.
+    pub(crate) fn take_own(&mut self) -> Option<GuestProcess> {
+        self.own.take()
+    }
+
+    /// Takes out the record of all that was started for the guest.
+    pub(crate) fn take_boundary(&mut self) -> Option<Arc<paused::Boundary>> {
+        self.boundary.take()
     }
 
     /// Adds the forker of a guest that can fork.
@@ -346,6 +387,11 @@ impl GuestProcess {
     /// The counts of limits that were reached.
     pub fn hits(&self) -> Hits {
         self.process.hits()
+    }
+
+    /// A function that kills all its processes but these: see [`Process::sweeper`].
+    pub(crate) fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
+        self.process.sweeper(spared)
     }
 
     /// The time for the exit to show after the channel has closed.

@@ -164,6 +164,9 @@ pub struct Settings {
     /// True when guests can fork copies that run code ahead. Only in bubblewrap and plain processes. Such guests have
     /// [`ONE_THREAD`] in their environment.
     pub ahead: bool,
+    /// The number of paused copies of a guest that are kept as checkpoints; 0 for none. Only in bubblewrap and plain processes. Such guests
+    /// have [`ONE_THREAD`] in their environment.
+    pub checkpoints: u32,
     /// True when `auto` may come down to a plain process.
     pub allow_subprocess: bool,
     /// User ids for guests, one each, if the host is root. Only in bubblewrap and Docker.
@@ -171,6 +174,11 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// True when guests fork copies of themselves.
+    pub(crate) fn forks(&self) -> bool {
+        self.ahead || self.checkpoints > 0
+    }
+
     /// The starter of guests in kernels.
     ///
     /// # Errors
@@ -208,6 +216,11 @@ pub trait Launcher: Send + Sync + 'static {
     /// Returns true when guests can fork copies that run code ahead.
     fn forks(&self) -> bool {
         false
+    }
+
+    /// The number of paused copies of a guest that are kept as checkpoints.
+    fn checkpoints(&self) -> u32 {
+        0
     }
 
     /// Starts a guest, which has not received any message. Dropping the guest ends it.

@@ -2,6 +2,7 @@
 
 mod builder;
 mod captured;
+mod going_back;
 
 use std::fmt;
 use std::ops::Deref;
@@ -40,6 +41,7 @@ use crate::value::{Payload, Value};
 pub struct Sandbox {
     driver: Arc<Driver>,
     backend: BackendKind,
+    checkpoints: u32,
     limits: Limits,
     /// True if executions tell the values of their last expressions.
     values: bool,
@@ -135,15 +137,19 @@ pub struct Capabilities {
     pub soft_interrupt: bool,
     /// The version of the guest's Python. `None` before a guest has started.
     pub python: Option<String>,
+    /// The number of states that are kept to go back to. With 0, [`Sandbox::undo`] and the like are refused.
+    #[serde(default)]
+    pub checkpoints: u32,
 }
 
 impl Capabilities {
-    pub(crate) fn new(backend: BackendKind, info: GuestInfo) -> Self {
+    pub(crate) fn new(backend: BackendKind, info: GuestInfo, checkpoints: u32) -> Self {
         let has_started = !info.python.is_empty();
         Self {
             backend,
             soft_interrupt: info.soft_interrupt || !has_started, // all guests of hosts can be
             python: has_started.then_some(info.python),
+            checkpoints,
         }
     }
 }
@@ -477,7 +483,7 @@ impl Sandbox {
 
     /// The sandbox's facts and abilities.
     pub fn capabilities(&self) -> Capabilities {
-        Capabilities::new(self.backend, self.driver.info())
+        Capabilities::new(self.backend, self.driver.info(), self.checkpoints)
     }
 
     /// The sandbox's limits.

@@ -205,3 +205,16 @@ def test_without_a_context_manager_the_first_call_makes_the_sandbox() -> None:
             await never.execute("1")
 
     run(main())
+
+
+def test_going_back() -> None:
+    async def use() -> None:
+        async with AsyncSandbox(checkpoints=2, **PLAIN) as sandbox:
+            await sandbox.execute("x = 1")
+            await sandbox.execute("x = 2")
+            assert await sandbox.undo() == 1
+            assert await sandbox.get_variable("x") == 1
+            assert await sandbox.checkpoint() == 1
+            assert await sandbox.restore(1) == 1
+
+    run(use())

@@ -375,9 +375,19 @@ def test_texts_name_options_as_python_does() -> None:
 
 def test_capabilities_are_those_of_the_sandbox_that_runs() -> None:
     with Sandbox(**PLAIN) as sandbox:
-        assert sandbox.capabilities == {"backend": "subprocess", "soft_interrupt": True, "python": None}
+        assert sandbox.capabilities == {
+            "backend": "subprocess",
+            "soft_interrupt": True,
+            "python": None,
+            "checkpoints": 0,
+        }
         version = sandbox.execute("import platform\nplatform.python_version()").value
-        assert sandbox.capabilities == {"backend": "subprocess", "soft_interrupt": True, "python": version}
+        assert sandbox.capabilities == {
+            "backend": "subprocess",
+            "soft_interrupt": True,
+            "python": version,
+            "checkpoints": 0,
+        }
         assert sandbox.capabilities["python"] == version  # also when asked again
         sandbox.execute("import os\nos._exit(1)")
         sandbox.start()
@@ -767,3 +777,32 @@ def test_threads_share_a_sandbox(shared: Sandbox) -> None:
     for thread in threads:
         thread.join()
     assert sorted(run.value for run in results) == [n * 2 for n in range(8)]
+
+
+def test_going_back() -> None:
+    with Sandbox(checkpoints=3, grace_period=200, **PLAIN) as sandbox:
+        sandbox.execute("x = [1]\nrows = (n for n in range(9))\nnext(rows)")
+        assert sandbox.capabilities["checkpoints"] == 3
+        for number in (2, 3):
+            sandbox.execute(f"x.append({number})")
+        assert sandbox.undo() == 2
+        assert sandbox["x"] == [1, 2]
+        assert sandbox.undo() == 1
+        assert sandbox.execute("x, next(rows)").value == [[1], 1]
+        sandbox["x"] = "set"
+        assert sandbox.checkpoint() == 4
+        killed = sandbox.execute("import os; os._exit(1)")
+        assert (killed.outcome, killed.state.status, killed.state.restored_to) == ("crashed", "restored", 4)
+        assert sandbox["x"] == "set"
+        assert sandbox.restore(4) == 4
+        assert sandbox.restore() == 4
+        with pytest.raises(SandboxError) as none:
+            sandbox.restore(99)
+        assert none.value.code == "no_checkpoint"
+    with Sandbox(**PLAIN) as sandbox:
+        sandbox.execute("x = 1")
+        with pytest.raises(SandboxError) as off:
+            sandbox.undo()
+        assert off.value.code == "invalid_option"
+    with pytest.raises(SandboxError, match="checkpoints"):
+        Sandbox(checkpoints=99, **PLAIN).start()

@@ -3,6 +3,9 @@
 //! Reads one order per line from standard input, a JSON object such as `{"what": "execute", "times": 500}`. Answers each order
 //! with the line `{"samples": {name: [milliseconds]}}`, or with `{"error": message}`.
 
+#[path = "bench/checkpoints.rs"]
+mod checkpoints;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
@@ -94,6 +97,7 @@ impl Bench {
             "output" => self.output(times).await,
             "overshoot" => self.overshoot(times).await,
             "ahead" => self.ahead(times).await,
+            "checkpoints" => checkpoints::measure(&|| self.builder(), times).await,
             "sessions" => self.sessions(times).await,
             "claim" => self.claim(times).await,
             "spare" => self.spare(times).await,

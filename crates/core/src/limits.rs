@@ -161,6 +161,8 @@ pub const MAX_AHEAD_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
 pub const MAX_FORKS: u32 = 8;
 /// The number of shadows by default if each gets a copy of all memory.
 pub const MAX_COPIES: u32 = 2;
+/// The most checkpoints of a sandbox on a server. Each is a process.
+pub const MAX_CHECKPOINTS: u32 = 16;
 /// Time that is added to the age of a session for its share of vain work (`maxAheadShare`), in milliseconds. A new session has nothing else
 /// to spend.
 pub const AHEAD_CREDIT_MS: f64 = 60_000.0;

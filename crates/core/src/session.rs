@@ -16,6 +16,7 @@
 //! | `begin_and_end.rs` | the interpreter's part in an exchange: its beginning, and the results of its end |
 //! | `exchange.rs`, `execution.rs`, `calls.rs`, `display.rs`, `variables.rs`, `files.rs` | one exchange: its job, output and host calls |
 //! | `saves.rs`, `checkpoints.rs`, `checkpoint_chain.rs` | the time of saves, the states that guests are given, and the kept checkpoints |
+//! | `kept_guests.rs` | checkpoints that are paused copies of the guest |
 //! | `going_back.rs`, `journal.rs` | the return to an earlier state, and the executions that make a state again which was not saved |
 //! | `contexts.rs`, `packages.rs` | values and packages that every guest is given |
 //! | `pings.rs`, `oversized.rs` | checks on guests: a proof of idleness, and bounds on events |
@@ -38,6 +39,7 @@ mod going_back;
 mod guesses;
 mod interpreter;
 mod journal;
+mod kept_guests;
 mod oversized;
 mod packages;
 mod pings;
@@ -162,6 +164,9 @@ pub enum GuestInput<B> {
 pub enum GuestEffect<B> {
     /// Starts a fresh guest in the slot. Later posts to the slot go to this guest. A shadow's guest must be one that is available at once.
     Boot,
+    /// Starts a copy of a paused guest in the slot: of the checkpoint with this body. Later posts to the slot go to this copy. Only sessions
+    /// [with paused guests](Session::with_paused_guests) ask for this.
+    Revive(B),
     /// Ends the guest now. No message of it may arrive afterwards.
     Kill,
     /// Sends the guest a message.
@@ -208,6 +213,8 @@ pub enum Input<B> {
     Conversation(String),
     /// The guests of shadows take more memory than the machine has for them.
     MemoryIsShort,
+    /// A paused guest is gone, and the checkpoint with this number with it. The text is the reason.
+    CheckpointGone(u32, String),
     /// The time of [`Session::wake_at`] has come.
     Tick,
 }
@@ -361,6 +368,15 @@ impl<B: Body> Session<B> {
         self
     }
 
+    /// Declares that the driver makes checkpoints of paused copies of the guest, at most so many. A checkpoint's body stands for the copy,
+    /// which ends when the last clone of the body is dropped. `Save` and `Restore` mean the same, and the driver carries out
+    /// [`GuestEffect::Revive`]. To save is so quick that each execution waits for it. So a user can undo any execution.
+    #[must_use]
+    pub fn with_paused_guests(mut self, most: usize) -> Self {
+        self.interpreter.checkpoints.most_paused = Some(most.max(1));
+        self
+    }
+
     /// Allows several shadows at once, on a machine with so many `processors` for them. `bytes` limits the state in all of them together;
     /// if they are forks, [`Input::MemoryIsShort`] limits it instead. By default one shadow runs at a time.
     #[must_use]
@@ -491,6 +507,7 @@ impl<B: Body> Session<B> {
             Input::Written(..) => {} // no copy will exist
             Input::Conversation(text) => self.shadows.converse(now, &text),
             Input::MemoryIsShort => self.shadows.memory_is_short(),
+            Input::CheckpointGone(checkpoint, why) => interpreter.checkpoint_gone(checkpoint, &why),
             Input::Tick => {}
         }
         self.follow(now);

@@ -553,6 +553,26 @@ pub struct OpenState {
     pub value: WireValue,
 }
 
+/// Parameters of `restore`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct RestoreState {
+    /// The id that `create` returned.
+    pub sandbox: String,
+    /// The execution to whose newest checkpoint the sandbox goes back; 0 is before the first. By default the newest checkpoint of all.
+    #[serde(default)]
+    pub execution: Option<u32>,
+}
+
+/// The state that a sandbox has, or that was saved.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct StateOf {
+    /// The last execution whose effects the state has; 0 is before the first.
+    pub execution: u32,
+}
+
 /// Parameters of the notification `cancel`, of both sides.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -19,8 +19,8 @@ use crate::connection::{Home, lock, read};
 use crate::messages::{
     AddContext, AllCells, BudgetCounts, CapturedState, Configure, Converse, Counts, Created, Displayed, Empty, Execute,
     Executed, Files, FinalAnswer, GetVariable, Hello, Hint, Id, Initialize, ListFiles, OfCell, OfCellFile, OfFile,
-    OfSandbox, OpenState, Output, RanCell, RpcError, RunCell, SeriesName, SetVariable, Valued, Variable, Variables,
-    Welcome, WireValue, WriteFile, Written,
+    OfSandbox, OpenState, Output, RanCell, RestoreState, RpcError, RunCell, SeriesName, SetVariable, StateOf, Valued,
+    Variable, Variables, Welcome, WireValue, WriteFile, Written,
 };
 use crate::options::Options;
 use crate::sandbox::{Caller, ClientSandbox, Executing, Turn, name_of};
@@ -92,6 +92,9 @@ methods! {
     "configure" configure Configure => Empty;
     "captureState" capture_state OfSandbox => CapturedState;
     "openState" open_state OpenState => Empty;
+    "checkpoint" checkpoint OfSandbox => StateOf;
+    "undo" undo OfSandbox => StateOf;
+    "restore" restore RestoreState => StateOf;
     "stats" stats OfSandbox => Counts;
     "interrupt" interrupt OfSandbox => Empty;
     "destroy" destroy OfSandbox => Empty;
@@ -369,6 +372,22 @@ impl Context {
         let most_bytes = self.home.bounds().max_state_bytes;
         sandbox.sandbox.open_state(state, most_bytes).await?;
         Ok(Empty {})
+    }
+
+    async fn checkpoint(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<StateOf, RpcError> {
+        let execution = self.in_turn(&of.sandbox).await?.sandbox.checkpoint().await?;
+        Ok(StateOf { execution })
+    }
+
+    async fn undo(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<StateOf, RpcError> {
+        let execution = self.in_turn(&of.sandbox).await?.sandbox.undo().await?;
+        Ok(StateOf { execution })
+    }
+
+    async fn restore(&self, _: &Id, params: RestoreState, _: &mut Named) -> Result<StateOf, RpcError> {
+        let sandbox = self.in_turn(&params.sandbox).await?;
+        let execution = sandbox.sandbox.restore(params.execution).await?;
+        Ok(StateOf { execution })
     }
 
     async fn stats(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Counts, RpcError> {

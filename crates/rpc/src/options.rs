@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use sandglass_core::limits::{MAX_DISPLAY_BYTES, Naming};
+use sandglass_core::limits::{MAX_CHECKPOINTS, MAX_DISPLAY_BYTES, Naming};
 use sandglass_core::{BudgetLimits, Error, Limits, Profile};
 use sandglass_host::{BackendKind, Resources};
 use serde_json::{Map, Value as Json};
@@ -43,6 +43,8 @@ pub struct Options {
     pub backend: BackendKind,
     /// True if code may run ahead.
     pub ahead: bool,
+    /// The number of states that are kept to go back to.
+    pub checkpoints: u32,
     /// True if the session guesses code.
     pub predictions: bool,
     /// The value of `context`, if it is given at once.
@@ -95,6 +97,7 @@ impl Options {
         let mut options = Self {
             backend: bounds.backend,
             ahead: false,
+            checkpoints: 0,
             predictions: false,
             context: None,
             limits: Limits {
@@ -131,6 +134,12 @@ impl Options {
             "context" => self.context = Some(value),
             "backend" => self.backend = backend_named(&value, bounds, allow_subprocess)?,
             "ahead" => self.ahead = flag(name, &value)?,
+            "checkpoints" => {
+                let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
+                let number = number.filter(|number| *number <= MAX_CHECKPOINTS);
+                let problem = || Error::invalid(name, format!("must be a number from 0 to {MAX_CHECKPOINTS}"));
+                self.checkpoints = number.ok_or_else(problem)?;
+            }
             "predictions" => {
                 self.predictions = match value.as_str() {
                     Some("auto") => true,

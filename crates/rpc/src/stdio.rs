@@ -226,6 +226,7 @@ impl Home for OwnProcess {
                 workspace,
                 resources: options.resources,
                 ahead: options.ahead,
+                checkpoints: options.checkpoints,
                 ..settings
             };
             let builder = Sandbox::builder()

@@ -471,7 +471,7 @@ async fn what_waits_of_a_call_that_nobody_awaits_is_not_sent() {
 async fn a_guest_that_has_started_is_told_before_what_waited_for_it() {
     let mut client = Client::greeted().await;
     let made = client.ask("create", json!({})).await.unwrap();
-    let before = json!({ "backend": "subprocess", "softInterrupt": true, "python": null });
+    let before = json!({ "backend": "subprocess", "softInterrupt": true, "python": null, "checkpoints": 0 });
     assert_eq!(made["capabilities"], before);
     let asked = client.request("start", json!({ "sandbox": made["sandbox"] }));
     let told = client.next_of_all().await;

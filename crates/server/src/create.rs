@@ -119,6 +119,12 @@ pub async fn make(
 
 /// Makes a session whose guests a client supervises over a channel.
 async fn make_channel(app: &App, account: &Account, options: Options, place: Held) -> Result<Arc<Session>, ApiError> {
+    if options.checkpoints > 0 {
+        return Err(ApiError::option(
+            "checkpoints",
+            "is no option of a session with a channel",
+        ));
+    }
     let prepared = prepare(app, account, &options).await?;
     let kind = Kind::Channel {
         launcher: Arc::clone(&prepared.launcher),
@@ -149,11 +155,13 @@ async fn prepare(app: &App, account: &Account, options: &Options) -> Result<Prep
         resources: options.resources,
         workspace: folder.as_ref().map(|folder| folder.workspace().path().to_owned()),
         ahead: options.ahead,
+        checkpoints: options.checkpoints,
         ..app.args.guest_settings()
     };
     let workspace = folder.as_ref().map(|_| format!("{}/{id}", account.owner));
-    let warm = match options.ahead {
-        // A forked guest is the first process of its PID namespace. Its copies would die with it, so it cannot run code ahead.
+    let warm = match options.ahead || options.checkpoints > 0 {
+        // A forked guest is the first process of its PID namespace. Its copies would die with it, so it cannot run code ahead, and has
+        // no checkpoints.
         true => None,
         false => {
             let launcher = app.warm.launcher_for(options.backend, &settings, workspace.as_deref());

@@ -32,6 +32,7 @@ pub mod errors;
 mod exchanges;
 mod execute;
 mod files;
+mod going_back;
 mod health;
 pub mod llm;
 pub mod metrics;

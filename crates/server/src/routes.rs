@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 
 use super::errors::ApiError;
-use super::{App, channel, create, execute, files, health, middleware, rpc, stateless, variables};
+use super::{App, channel, create, execute, files, going_back, health, middleware, rpc, stateless, variables};
 
 /// The description of the routes.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -40,8 +40,9 @@ routes! {
     delete "/v1/sessions/{id}/files/{*path}" files::remove;
     get "/v1/sessions/{id}/channel" channel::channel;
     get "/v1/rpc" rpc::rpc;
-    post "/v1/sessions/{id}/checkpoint" not_yet;
-    post "/v1/sessions/{id}/restore" not_yet;
+    post "/v1/sessions/{id}/checkpoint" going_back::checkpoint;
+    post "/v1/sessions/{id}/undo" going_back::undo;
+    post "/v1/sessions/{id}/restore" going_back::restore;
     post "/v1/sessions/{id}/fork" not_yet;
     post "/execute" stateless::execute;
     get "/execute/{id}/files/{*path}" stateless::file;

@@ -58,6 +58,8 @@ pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
     let plan = plan(&view, settings);
     Ok(Arc::new(Bubblewrap {
         plan,
+        ahead: settings.ahead,
+        checkpoints: settings.checkpoints,
         users: settings.guest_users,
         owner,
         runtime,
@@ -173,6 +175,8 @@ impl ZygoteLauncher for Zygotes {
 
 struct Bubblewrap {
     plan: Plan,
+    ahead: bool,
+    checkpoints: u32,
     users: Users,
     /// The owner of the workspace, where guests have one.
     owner: Option<Arc<User>>,
@@ -185,7 +189,11 @@ impl Launcher for Bubblewrap {
     }
 
     fn forks(&self) -> bool {
-        self.plan.forks
+        self.ahead
+    }
+
+    fn checkpoints(&self) -> u32 {
+        self.checkpoints
     }
 
     fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
@@ -359,7 +367,7 @@ fn finish(mut args: Args, view: &View, settings: &Settings, more: &[&str]) -> Pl
         file_bytes: settings.resources.file_bytes(),
         filter: view.filter.clone(),
         id_map: None,
-        forks: settings.ahead,
+        forks: settings.forks(),
     }
 }
 
@@ -386,7 +394,7 @@ impl Args {
             ("FONTCONFIG_FILE", "/etc/fonts.conf"),
             ("LOKY_MAX_CPU_COUNT", &resources.processors()),
         ]);
-        if settings.ahead {
+        if settings.forks() {
             args.set(ONE_THREAD);
         }
         for root in &view.roots {

@@ -51,6 +51,10 @@ impl Launcher for Subprocess {
         self.settings.ahead
     }
 
+    fn checkpoints(&self) -> u32 {
+        self.settings.checkpoints
+    }
+
     fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
         Box::pin(async move {
             // A folder that is not the host's own, although nothing keeps the guest in it.
@@ -83,7 +87,7 @@ pub fn plan(settings: &Settings, python: &Path, package: &Path, home: &Path) -> 
         (text("PYTHONDONTWRITEBYTECODE"), text("1")),
         (text("MPLBACKEND"), text("agg")),
     ];
-    if settings.ahead {
+    if settings.forks() {
         env.extend(ONE_THREAD.map(|(name, value)| (text(name), text(value))));
     }
     Plan {
@@ -97,7 +101,7 @@ pub fn plan(settings: &Settings, python: &Path, package: &Path, home: &Path) -> 
         file_bytes: settings.resources.file_bytes(),
         filter: None,
         id_map: None,
-        forks: settings.ahead,
+        forks: settings.forks(),
     }
 }
 

@@ -78,7 +78,9 @@ impl SandboxTask {
             succession.succeed();
         }
         // Everything that was started for the first guest must end with its last copy. So the first guest's process is kept.
-        copy.process = guest.process;
+        let own = std::mem::replace(&mut copy.process, guest.process);
+        copy.boundary = guest.boundary;
+        copy.own = copy.boundary.is_some().then_some(own);
         self.begun = self.hits();
     }
 }

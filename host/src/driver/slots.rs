@@ -1,6 +1,7 @@
 //! The guests of a sandbox, each in its slot.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::select_all;
@@ -12,6 +13,7 @@ use tokio::time::Instant;
 use super::receive::Parts;
 use crate::frame::{Frame, FrameError, FrameReader};
 use crate::guest::fork::{Forker, Succession};
+use crate::guest::paused::Boundary;
 use crate::guest::{Exit, Guest, GuestProcess, GuestWriter};
 use futures_util::future::BoxFuture;
 
@@ -45,6 +47,10 @@ pub(super) struct Running {
     pub(super) forker: Option<Forker>,
     /// The means by which a copy takes the place of its guest. `None` for other guests.
     pub(super) succession: Option<Succession>,
+    /// The guest's own process, if it is known apart from the one that the host started, and if its end was not noticed yet.
+    pub(super) own: Option<GuestProcess>,
+    /// All that was started for the guest, if its paused copies are kept.
+    pub(super) boundary: Option<Arc<Boundary>>,
     pub(super) parts: Parts,
     /// Bytes of taken output for which the guest has no new credit yet.
     pub(super) owed: usize,
@@ -65,6 +71,8 @@ pub(super) enum Happened {
     Frame(Result<Option<Frame>, FrameError>),
     Written(std::io::Result<()>),
     Exited(Exit),
+    /// The guest's own process has ended.
+    Gone,
     /// The guest's time to end is over.
     Overdue,
 }
@@ -181,6 +189,7 @@ impl HeldGuest {
                     reader,
                     writer,
                     process,
+                    own,
                     closed,
                     given_up,
                     exit,
@@ -194,6 +203,7 @@ impl HeldGuest {
                     frame = reader.next(), if closed.is_none() || exit.is_some() => Happened::Frame(frame),
                     written = outbox.write_more(stream), if closed.is_none() => Happened::Written(written),
                     exit = process.wait(), if exit.is_none() => Happened::Exited(exit),
+                    () = ended(own), if exit.is_none() => Happened::Gone,
                     () = tokio::time::sleep_until(overdue.unwrap_or_else(Instant::now)), if overdue.is_some() => Happened::Overdue,
                 }
             }
@@ -201,10 +211,19 @@ impl HeldGuest {
     }
 }
 
+/// Waits for the end of a process, or for ever if there is none.
+async fn ended(process: &mut Option<GuestProcess>) {
+    match process {
+        Some(process) => drop(process.wait().await),
+        None => std::future::pending().await,
+    }
+}
+
 impl Running {
     fn of(mut guest: Guest, max_bytes: usize) -> Self {
         let begin = guest.has_waited().then(Vec::new);
         let (forker, succession) = guest.take_forks();
+        let (own, boundary) = (guest.take_own(), guest.take_boundary());
         let (reader, writer, process) = guest.split(max_bytes);
         Self {
             reader,
@@ -212,6 +231,8 @@ impl Running {
             process,
             forker,
             succession,
+            own,
+            boundary,
             parts: Parts::default(),
             owed: 0,
             closed: None,

@@ -25,12 +25,13 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::host_calls::{approval_of, line_of};
+use super::paused::PausedGuests;
 use super::receive::output_bytes;
-use super::slots::{Happened, HeldGuest, Slots};
+use super::slots::{Happened, Slots};
 use super::{Answered, Callbacks, Message, Watch, instant, lock, now};
 use crate::callbacks::{Functions, HostCall, arguments};
 use crate::frame::{Frame, FrameError};
-use crate::guest::{Guest, Hits};
+use crate::guest::{Exit, Guest, Hits};
 use crate::launcher::Launcher;
 use crate::value::{Payload, Value};
 
@@ -57,7 +58,8 @@ pub(super) struct SandboxTask {
     waiters: HashMap<Ticket, Waiter>,
     calls: HashMap<u32, AbortHandle>,
     /// Guests that were told to end, and are not gone yet.
-    ending: JoinSet<()>,
+    pub(super) ending: JoinSet<()>,
+    pub(super) paused: PausedGuests,
 }
 
 /// A caller that waits for a command.
@@ -96,6 +98,7 @@ impl SandboxTask {
             reason = "within 2 GB by its range"
         )]
         let max_value_bytes = max_value_bytes as usize;
+        let paused = PausedGuests::new(session.limits().checkpoints);
         Self {
             session,
             max_value_bytes,
@@ -110,6 +113,7 @@ impl SandboxTask {
             waiters: HashMap::new(),
             calls: HashMap::new(),
             ending: JoinSet::new(),
+            paused,
         }
     }
 
@@ -132,13 +136,18 @@ impl SandboxTask {
                     Some(message) => self.heard(message, &mut told),
                     None => self.tell(Input::Destroy),
                 },
-                () = &mut timer, if wake_at.is_some() => self.tell(Input::Tick),
+                () = &mut timer, if wake_at.is_some() => {
+                    self.find_ended_copies(); // time may end the guest, and then the session relies on them
+                    self.tell(Input::Tick);
+                }
                 (slot, happened) = self.slots.next() => self.happened(slot, happened),
+                Some(made) = self.paused.making.join_next() => made.into_iter().for_each(|made| self.paused(made)),
                 Some(_) = self.ending.join_next() => {}
             }
             self.follow();
         }
         inbox.close();
+        self.end_paused();
         while self.ending.join_next().await.is_some() {}
         while let Ok(message) = inbox.try_recv() {
             match message {
@@ -198,18 +207,23 @@ impl SandboxTask {
                 self.begun = Hits::default();
                 self.launch(Vec::new());
             }
+            Effect::Guest(_, GuestEffect::Revive(checkpoint)) => {
+                self.begun = Hits::default();
+                self.revive(&checkpoint);
+            }
             Effect::Guest(Slot::Shadow(shadow), GuestEffect::Boot) => self.fork(shadow),
             Effect::Guest(Slot::Main, GuestEffect::Kill) => self.kill(),
             Effect::Guest(slot, GuestEffect::Kill) => drop(self.slots.take(slot)),
+            Effect::Guest(Slot::Main, GuestEffect::Post(Request::Save { checkpoint, .. }, _)) => self.pause(checkpoint),
             Effect::Guest(slot, GuestEffect::Post(request, body)) => {
                 if slot == Slot::Main && matches!(request, Request::Execute { .. }) {
                     self.begun = self.hits();
                 }
                 self.post(slot, &request, body.into_iter().collect());
             }
-            Effect::Guest(slot, GuestEffect::Restore(request, bodies) | GuestEffect::Install(request, bodies)) => {
-                self.post(slot, &request, bodies);
-            }
+            Effect::Guest(slot, GuestEffect::Install(request, bodies)) => self.post(slot, &request, bodies),
+            // The guest has the state already: it is a copy of the checkpoint.
+            Effect::Guest(slot, GuestEffect::Restore(request, _)) => self.post(slot, &request, Vec::new()),
             // Native guests are not parked, because a new fork is ready as soon.
             Effect::Park(shadow) => drop(self.slots.take(Slot::Shadow(shadow))),
             Effect::Promote(shadow) => self.promote(shadow),
@@ -298,16 +312,6 @@ impl SandboxTask {
         self.slots.launch(Slot::Main, launch, begin);
     }
 
-    fn kill(&mut self) {
-        if let Some(HeldGuest::Running(running)) = self.slots.take(Slot::Main) {
-            let mut process = running.process;
-            process.kill();
-            self.ending.spawn(async move {
-                process.wait().await;
-            });
-        }
-    }
-
     fn post(&mut self, slot: Slot, request: &Request, bodies: Vec<Payload>) {
         let header = match serde_json::to_vec(request) {
             Ok(header) => Bytes::from(header),
@@ -340,17 +344,20 @@ impl SandboxTask {
                     running.writer.outbox.clear();
                 }
             }
-            (Happened::Exited(exit), _) => {
-                if let Some(running) = self.slots.running_mut(slot) {
-                    let is_closed = running.closed.is_some();
-                    running.exit = Some(exit);
-                    running.closed.get_or_insert_with(Instant::now);
-                    if is_closed {
-                        self.ended();
-                    }
-                }
-            }
+            (Happened::Exited(exit), _) => self.exited(slot, exit),
+            (Happened::Gone, _) => self.own_ended(slot),
             (Happened::Overdue, _) => self.overdue(),
+        }
+    }
+
+    pub(super) fn exited(&mut self, slot: Slot, exit: Exit) {
+        if let Some(running) = self.slots.running_mut(slot) {
+            let is_closed = running.closed.is_some();
+            running.exit = Some(exit);
+            running.closed.get_or_insert_with(Instant::now);
+            if is_closed {
+                self.ended();
+            }
         }
     }
 
@@ -400,6 +407,9 @@ impl SandboxTask {
             let bytes = output_bytes(&event, body.as_ref());
             let is_ready = matches!(event, Event::Ready { .. });
             let is_over = matches!(event, Event::Executed { .. });
+            if is_ready && slot == Slot::Main {
+                self.know_processes();
+            }
             self.tell(Input::Guest(slot, GuestInput::Event(event, body)));
             if is_ready && slot == Slot::Main {
                 // Before any command that waited for the guest is answered.
@@ -491,6 +501,7 @@ impl SandboxTask {
             self.launch(begin);
             return;
         }
+        self.find_ended_copies();
         let why = Error::GuestLost(format!("the guest ended: {why}"));
         let effects = self
             .session

@@ -10,7 +10,7 @@
 //! Decisions: `docs/internals/running-ahead.md`.
 
 use std::any::Any;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,9 +34,15 @@ use futures_util::future::BoxFuture;
 const FORK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An order to the guest to fork itself. The copy's ends of its sockets come with the order.
-#[derive(Serialize)]
-struct Order {
-    epoch: u32,
+#[derive(Default, Serialize)]
+pub(super) struct Order<'a> {
+    pub(super) epoch: u32,
+    /// True for a copy that is paused at once.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) pause: bool,
+    /// The numbers of all paused copies, for a guest that comes from one of them.
+    #[serde(skip_serializing_if = "<[u32]>::is_empty")]
+    pub(super) paused: &'a [u32],
 }
 
 /// The guest's answer to an order. The pidfds of the copy and of its origin come with it.
@@ -55,6 +61,12 @@ pub(crate) struct Forker {
     root: Option<u32>,
     /// A value that lives as long as any copy.
     kept: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// The two processes of an answered order: the copy, and the process that was forked.
+pub(super) struct Forked {
+    pub(super) copy: OwnedFd,
+    pub(super) origin: OwnedFd,
 }
 
 /// The right of a copy to take its origin's place. Dropping it changes nothing.
@@ -94,57 +106,106 @@ impl Forker {
 
     /// Forks the guest. Answers to earlier orders that timed out are thrown away.
     pub(crate) fn fork(&self) -> BoxFuture<'static, Result<Guest, Error>> {
-        let (control, root, kept) = (Arc::clone(&self.control), self.root, self.kept.clone());
+        let forker = self.same();
         Box::pin(async move {
-            let control = control.lock().await;
-            let forked = tokio::time::timeout(FORK_TIMEOUT, fork(&control, root)).await;
-            let late = || Error::BootFailed(format!("the guest made no copy of itself within {FORK_TIMEOUT:?}"));
-            Ok(forked.map_err(|_| late())??.keep_with_copies(kept))
+            let (channel, its_channel) = channel()?;
+            let (new, its_control) = forker.next()?;
+            let (release, its_release) = StdStream::pair().map_err(unmade)?;
+            let fds = [its_channel.as_fd(), its_control.as_fd(), its_release.as_fd()];
+            let order = Order {
+                epoch: epoch()?,
+                ..Order::default()
+            };
+            let Forked { copy, origin } = forker.order(&order, &fds).await?;
+            let stays = Arc::new(AtomicBool::new(false));
+            let succession = Succession {
+                origin,
+                release: release.into(),
+                stays: Arc::clone(&stays),
+            };
+            let guest = Guest::new(channel, order.epoch, Box::new(CopyProcess::new(copy, stays)?));
+            let guest = guest.with_forker(new).with_succession(succession);
+            Ok(guest.keep_with_copies(forker.kept))
         })
+    }
+
+    /// The same forker once more.
+    pub(super) fn same(&self) -> Self {
+        Self {
+            control: Arc::clone(&self.control),
+            root: self.root,
+            kept: self.kept.clone(),
+        }
+    }
+
+    /// A forker for a copy, and the copy's end of its control socket.
+    pub(super) fn next(&self) -> Result<(Self, OwnedFd), Error> {
+        let (forker, control) = Self::new().map_err(unmade)?;
+        let kept = self.kept.clone();
+        Ok((
+            Self {
+                kept,
+                ..forker.below(self.root)
+            },
+            control,
+        ))
+    }
+
+    /// Gives an order, and waits for the answer.
+    pub(super) async fn order(&self, order: &Order<'_>, fds: &[BorrowedFd<'_>]) -> Result<Forked, Error> {
+        let control = self.control.lock().await;
+        let forked = tokio::time::timeout(FORK_TIMEOUT, ask(&control, self.root, order, fds)).await;
+        let late = || Error::BootFailed(format!("the guest made no copy of itself within {FORK_TIMEOUT:?}"));
+        forked.map_err(|_| late())?
+    }
+
+    /// A value that lives as long as any copy.
+    pub(super) fn kept(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.kept.clone()
     }
 }
 
-async fn fork(control: &AsyncFd<OwnedFd>, root: Option<u32>) -> Result<Guest, Error> {
-    let failed = |what: String| Error::BootFailed(format!("the guest could not be copied: {what}"));
-    let unmade = |error: std::io::Error| failed(error.to_string());
-    let epoch = epoch()?;
+fn failed(what: &str) -> Error {
+    Error::BootFailed(format!("the guest could not be copied: {what}"))
+}
+
+fn unmade(error: impl std::fmt::Display) -> Error {
+    failed(&error.to_string())
+}
+
+/// The host's end of a channel, and the guest's.
+pub(super) fn channel() -> Result<(UnixStream, OwnedFd), Error> {
     let (ours, theirs) = StdStream::pair().map_err(unmade)?;
     ours.set_nonblocking(true).map_err(unmade)?;
-    let channel = UnixStream::from_std(ours).map_err(unmade)?;
-    let (forker, its_control) = Forker::new().map_err(unmade)?;
-    let (release, its_release) = StdStream::pair().map_err(unmade)?;
-    let fds = [theirs.as_fd(), its_control.as_fd(), its_release.as_fd()];
-    send(control, &Order { epoch }, &fds).await.map_err(unmade)?;
+    Ok((UnixStream::from_std(ours).map_err(unmade)?, theirs.into()))
+}
+
+async fn ask(
+    control: &AsyncFd<OwnedFd>,
+    root: Option<u32>,
+    order: &Order<'_>,
+    fds: &[BorrowedFd<'_>],
+) -> Result<Forked, Error> {
+    send(control, order, fds).await.map_err(unmade)?;
     loop {
         let Some((report, fds)) = receive(control).await.map_err(unmade)? else {
-            return Err(failed("it has closed its control socket".to_owned()));
+            return Err(failed("it has closed its control socket"));
         };
         let are_its = root.is_some_and(|root| fds.iter().all(|fd| is_below(fd, root)));
         if !are_its && !fds.is_empty() {
             // Closing a descriptor of another kind may block.
             drop(tokio::task::spawn_blocking(move || drop(fds)));
-            return Err(failed("it has sent something else than its own processes".to_owned()));
+            return Err(failed("it has sent something else than its own processes"));
         }
         match report {
-            Report::Failed { failed: why } => return Err(failed(why)),
-            Report::Forked { forked } if forked != epoch => {} // the order of this answer timed out
+            Report::Failed { failed: why } => return Err(failed(&why)),
+            Report::Forked { forked } if forked != order.epoch => {} // the order of this answer timed out
             Report::Forked { .. } => {
                 let mut fds = fds.into_iter();
                 let (Some(copy), Some(origin)) = (fds.next(), fds.next()) else {
-                    return Err(failed("it does not say which processes they are".to_owned()));
+                    return Err(failed("it does not say which processes they are"));
                 };
-                let stays = Arc::new(AtomicBool::new(false));
-                let process = CopyProcess {
-                    pidfd: watched(copy, Interest::READABLE).map_err(unmade)?,
-                    stays: Arc::clone(&stays),
-                };
-                let succession = Succession {
-                    origin,
-                    release: release.into(),
-                    stays,
-                };
-                let guest = Guest::new(channel, epoch, Box::new(process));
-                return Ok(guest.with_forker(forker.below(root)).with_succession(succession));
+                return Ok(Forked { copy, origin });
             }
         }
     }
@@ -195,9 +256,22 @@ impl Succession {
 }
 
 /// The process of a copy. Dropping this kills the process, unless the copy has become the guest.
-struct CopyProcess {
+pub(super) struct CopyProcess {
     pidfd: AsyncFd<OwnedFd>,
     stays: Arc<AtomicBool>,
+}
+
+impl CopyProcess {
+    /// `stays` becomes true when the copy becomes the guest.
+    pub(super) fn new(pidfd: OwnedFd, stays: Arc<AtomicBool>) -> Result<Self, Error> {
+        let pidfd = watched(pidfd, Interest::READABLE).map_err(unmade)?;
+        Ok(Self { pidfd, stays })
+    }
+
+    /// The pidfd.
+    pub(super) fn pidfd(&self) -> &OwnedFd {
+        self.pidfd.get_ref()
+    }
 }
 
 impl Process for CopyProcess {

@@ -1,5 +1,6 @@
 //! A guest that is a child process of the host.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read, Seek, Write};
@@ -26,7 +27,9 @@ use tokio::task::JoinHandle;
 
 use super::fork::Forker;
 use super::rlimits::Rlimits;
-use super::{CHANNEL_FD, CONTROL_FD, Exit, FILTER_FD, GATE_FD, Guest, Hits, INFO_FD, MAPPED_FD, Plan, Process, epoch};
+use super::{
+    CHANNEL_FD, CONTROL_FD, Exit, FILTER_FD, GATE_FD, Guest, Hits, INFO_FD, MAPPED_FD, Plan, Process, Sweeper, epoch,
+};
 use crate::cgroup::Cgroup;
 use futures_util::future::BoxFuture;
 
@@ -38,6 +41,8 @@ pub(crate) const OOM_SCORE: i64 = 500;
 const KILLED: i32 = 9;
 /// The time for killed processes to end.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
+/// The rounds in which processes are killed that no control group holds.
+const SWEEPS: u32 = 100;
 /// The time for bubblewrap to make its namespaces.
 const NAMESPACE_WITHIN: Duration = Duration::from_secs(20);
 /// The variable that marks a guest's processes. Without control groups, they are found by this mark.
@@ -130,7 +135,7 @@ struct Started {
     child: Child,
     group: Option<Pid>,
     mark: OsString,
-    cgroup: Option<Cgroup>,
+    cgroup: Option<Arc<Cgroup>>,
 }
 
 /// Waits for a word before the shell becomes the program. Until then the host can set the child's limits, and the child starts
@@ -154,7 +159,7 @@ fn start_here(plan: Plan, epoch: u32, ends: [Option<OwnedFd>; 2], output: OwnedF
     let [channel, control] = ends;
     let mark = OsString::from(format!("{}.{epoch}", std::process::id()));
     let (gate, mut word) = io::pipe()?;
-    let cgroup = Cgroup::create("guest", &bounds).map_err(not_bounded).ok();
+    let cgroup = Cgroup::create("guest", &bounds).map_err(not_bounded).ok().map(Arc::new);
     let each = Rlimits {
         open_files: open_files.into(),
         file_bytes,
@@ -289,7 +294,7 @@ impl Started {
     }
 
     fn hits(&self) -> Hits {
-        let events = self.cgroup.as_ref().map(Cgroup::events).unwrap_or_default();
+        let events = self.cgroup.as_ref().map(|group| group.events()).unwrap_or_default();
         Hits {
             oom: events.oom_kills,
             pids: events.pids_refused,
@@ -297,7 +302,7 @@ impl Started {
     }
 
     fn is_empty(&self) -> bool {
-        self.cgroup.as_ref().is_none_or(Cgroup::is_empty)
+        self.cgroup.as_ref().is_none_or(|group| group.is_empty())
     }
 }
 
@@ -310,27 +315,35 @@ impl Drop for Started {
 /// Kills all processes with the mark in their environment, even in other sessions. A process that clears its environment
 /// escapes this; only control groups or namespaces hold it.
 fn kill_marked(mark: &OsString) {
+    kill_marked_but(mark, &HashSet::new(), 10);
+}
+
+/// Does the same except for some processes, in so many rounds. Returns true when none of the others is left.
+fn kill_marked_but(mark: &OsString, spared: &HashSet<u32>, rounds: u32) -> bool {
     let wanted = format!("{MARK}={}", mark.display());
     let pids = || {
         let names = fs::read_dir("/proc").into_iter().flatten().flatten();
-        names.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
+        let pids = names.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        pids.filter(|pid| !spared.contains(pid))
     };
-    let marked = |pid: &i32| {
+    let marked = |pid: &u32| {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment
             .split(|byte| *byte == 0)
             .any(|entry| entry == wanted.as_bytes())
     };
     // Repeated for processes that were started meanwhile, but only a few times, because a fork bomb never ends.
-    for _ in 0..10 {
-        let found: Vec<_> = pids().filter(marked).filter_map(Pid::from_raw).collect();
+    for _ in 0..rounds {
+        let found = pids().filter(marked).map(u32::cast_signed);
+        let found: Vec<_> = found.filter_map(Pid::from_raw).collect();
         if found.is_empty() {
-            return;
+            return true;
         }
         for pid in found {
             let _ = kill_process(pid, Signal::KILL);
         }
     }
+    false
 }
 
 /// A child process, and its output.
@@ -407,6 +420,18 @@ impl Process for Native {
 
     fn hits(&self) -> Hits {
         self.started.hits()
+    }
+
+    fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
+        let spared = HashSet::from_iter(spared);
+        let mark = self.started.mark.clone();
+        Some(match &self.started.cgroup {
+            Some(cgroup) => {
+                let cgroup = Arc::clone(cgroup);
+                Box::new(move || cgroup.kill_others(&spared, GONE_WITHIN))
+            }
+            None => Box::new(move || kill_marked_but(&mark, &spared, SWEEPS)),
+        })
     }
 }
 

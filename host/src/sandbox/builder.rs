@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use sandglass_core::budget::Budget;
+use sandglass_core::limits::MAX_CHECKPOINTS;
 use sandglass_core::protocol::{GuestInfo, QUERIES};
 use sandglass_core::{BudgetLimits, Error, Limits, Profile, Session};
 
@@ -99,6 +100,15 @@ impl SandboxBuilder {
     #[must_use]
     pub fn ahead(mut self, ahead: bool) -> Self {
         self.settings.ahead = ahead;
+        self
+    }
+
+    /// Keeps so many states of the guest as checkpoints; see [`Sandbox::undo`]. 0, the default, keeps none. Needs bubblewrap or plain
+    /// processes on Linux. Without them, [`Capabilities::checkpoints`](super::Capabilities::checkpoints) is 0. A
+    /// [launcher](SandboxBuilder::launcher) has this in its own [settings](Settings::checkpoints).
+    #[must_use]
+    pub fn checkpoints(mut self, number: u32) -> Self {
+        self.settings.checkpoints = number;
         self
     }
 
@@ -285,8 +295,8 @@ impl SandboxBuilder {
             None => backend::launcher(self.backend, &self.settings).await?,
         };
         let mut limits = self.limits;
-        // Native guests cannot save their state yet.
-        limits.checkpoints = false;
+        let checkpoints = launcher.checkpoints().min(MAX_CHECKPOINTS);
+        limits.checkpoints = checkpoints > 0;
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         {
             limits.max_memory_bytes = self.settings.resources.memory_bytes as f64;
@@ -310,12 +320,17 @@ impl SandboxBuilder {
         };
         let backend = launcher.kind();
         let on_start = self.on_start.map(|callback| {
-            Arc::new(move |info: &GuestInfo| callback(&Capabilities::new(backend, info.clone()))) as OnStart
+            Arc::new(move |info: &GuestInfo| callback(&Capabilities::new(backend, info.clone(), checkpoints)))
+                as OnStart
         });
         let session = match (launcher.forks(), self.predictions) {
             (true, true) => session.with_forks().with_guesses(),
             (true, false) => session.with_forks(),
             (false, _) => session,
+        };
+        let session = match checkpoints {
+            0 => session,
+            most => session.with_paused_guests(most as usize),
         };
         let session = session.with_shadows_on(self.settings.resources.processors_here(), f64::INFINITY);
         let driver = Driver::start(
@@ -331,6 +346,7 @@ impl SandboxBuilder {
         Ok(Sandbox {
             driver: Arc::new(driver),
             backend,
+            checkpoints,
             limits,
             values: self.max_result_bytes > 0.0,
             queries,

@@ -8,6 +8,7 @@
 )]
 
 mod ahead;
+mod checkpoints;
 mod displays;
 mod docker;
 mod ends;

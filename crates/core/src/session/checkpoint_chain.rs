@@ -127,6 +127,30 @@ impl<B: Body> CheckpointChain<B> {
         Kept::Yes
     }
 
+    /// Drops the oldest checkpoints beyond so many.
+    pub(super) fn keep_newest(&mut self, most: usize) {
+        let surplus = self.0.len().saturating_sub(most);
+        self.0.drain(..surplus);
+    }
+
+    /// Removes a checkpoint. Those that came from it then come from the one before it.
+    pub(super) fn remove(&mut self, number: u32) -> Option<Link<B>> {
+        let at = self.0.iter().position(|link| link.number == number)?;
+        let gone = self.0.remove(at);
+        for link in &mut self.0 {
+            if link.parent == Some(number) {
+                link.parent = gone.parent;
+                link.set.extend(gone.set.iter().cloned());
+            }
+        }
+        Some(gone)
+    }
+
+    /// The newest checkpoint that is older than the one with this number.
+    pub(super) fn before(&self, number: u32) -> Option<&Link<B>> {
+        self.0.iter().rev().find(|link| link.number < number)
+    }
+
     /// The bytes of the last chain, which holds the present state.
     pub(super) fn bytes(&self) -> f64 {
         self.0[self.last_full()..].iter().map(size).sum()

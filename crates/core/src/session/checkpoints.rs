@@ -60,6 +60,8 @@ pub(super) struct Checkpoints<B> {
     pub(super) base: Option<u32>,
     /// The state before the last execution, if it can be had.
     pub(super) before: Option<Origin<B>>,
+    /// The most checkpoints, if they are paused copies of the guest.
+    pub(super) most_paused: Option<usize>,
     /// True if guests mark executions that they can repeat.
     pub(super) are_repeated: bool,
     /// The executions since the state was that of `base`, or of a fresh guest.
@@ -111,6 +113,7 @@ impl<B> Checkpoints<B> {
             chain: CheckpointChain::default(),
             base: None,
             before: None,
+            most_paused: None,
             are_repeated: false,
             journal: Journal::default(),
             last_number: 0,
@@ -176,7 +179,7 @@ impl<B: Body> Checkpoints<B> {
     }
 
     /// The checkpoint whose state the next guest gets.
-    fn wanted(&self) -> Option<u32> {
+    pub(super) fn wanted(&self) -> Option<u32> {
         match self.reverting.as_ref().map(|reverting| &reverting.origin) {
             Some(Origin::Saved(number, _)) => Some(*number),
             Some(Origin::Fresh(_)) => None,
@@ -377,6 +380,8 @@ impl<B: Body> Interpreter<B> {
     pub(super) fn exact_copy(&self) -> Option<Self> {
         let mut fork = if self.forks {
             self.bare_fork()
+        } else if self.checkpoints.most_paused.is_some() {
+            return None;
         } else {
             self.fork_of(self.checkpoints.exact()?)
         };
@@ -386,15 +391,10 @@ impl<B: Body> Interpreter<B> {
         Some(copy)
     }
 
-    /// Returns true if there is or can be a copy of the state.
-    pub(super) fn can_be_copied(&self) -> bool {
-        self.forks || self.checkpoints.are_saved()
-    }
-
     /// Returns true if the guest may be asked for its variables. It is asked before a save, so that the save also holds any change of its
     /// memory by the answer.
     pub(super) fn can_be_surveyed(&self) -> bool {
-        let is_before_save = self.checkpoints.is_unsaved();
+        let is_before_save = self.checkpoints.is_unsaved() && self.checkpoints.most_paused.is_none();
         self.is_at_rest() && (self.forks || is_before_save) // a fork copies the memory at any time
     }
 
@@ -571,6 +571,9 @@ impl<B: Body> Interpreter<B> {
         if self.checkpoints.forked {
             let what = format!("the copy could not be restored ({why}); the original goes on");
             return self.boot_failed(Error::NoCheckpoint(what));
+        }
+        if self.checkpoints.most_paused.is_some() {
+            return self.not_revived(now, why);
         }
         if let Some(ticket) = self.take_reverting() {
             self.checkpoints.tells = true;

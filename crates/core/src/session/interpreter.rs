@@ -193,7 +193,8 @@ impl<B: Body> Interpreter<B> {
 
     pub(super) fn boot(&mut self, now: f64) {
         self.guest = Guest::Booting(now + self.config.limits.boot_timeout_ms);
-        self.do_with_guest(GuestEffect::Boot);
+        let paused = self.checkpoints.paused();
+        self.do_with_guest(paused.map_or(GuestEffect::Boot, GuestEffect::Revive));
         self.stats.guests += 1;
         let Config {
             limits,
@@ -262,6 +263,7 @@ impl<B: Body> Interpreter<B> {
         let restoring = self.exchange.as_ref().is_some_and(|exchange| exchange.ticket.is_none());
         match self.guest {
             Guest::Down | Guest::Destroyed => {}
+            Guest::Booting(_) if self.checkpoints.paused().is_some() => self.not_revived(now, &error),
             Guest::Booting(_) => self.boot_failed(match error {
                 Error::GuestLost(why) => Error::BootFailed(why),
                 error => error,

@@ -150,7 +150,8 @@ impl<B: Body> Checkpoints<B> {
         if let Some(number) = self.at() {
             return Some(Origin::Saved(number, Steps::default()));
         }
-        let steps = self.journal.steps().filter(|_| self.are_repeated)?;
+        let begins_anew = self.most_paused.is_some() && self.base.is_none();
+        let steps = self.journal.steps().filter(|_| self.are_repeated || begins_anew)?;
         match self.base {
             Some(base) => Some(Origin::Saved(base, steps.clone())),
             None => Some(Origin::Fresh(contexts.clone())),

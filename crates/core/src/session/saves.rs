@@ -91,7 +91,10 @@ impl<B: Body> Checkpoints<B> {
     /// Returns true if the next command must wait for a save.
     pub(super) fn holds_up(&self, demand: Demand) -> bool {
         let unsaved = self.dirty || self.saving.is_some();
-        let is_due = demand.asks || (demand.executes && self.could_not_be_undone()) || self.is_worth_waiting();
+        let is_due = demand.asks
+            || (demand.executes && self.could_not_be_undone())
+            || self.is_worth_waiting()
+            || self.pauses_guest(demand);
         self.are_saved() && !self.failed && unsaved && is_due
     }
 
@@ -106,7 +109,7 @@ impl<B: Body> Checkpoints<B> {
 
     /// The time at which a save begins, if nothing happens before.
     pub(super) fn saves_at(&self, demand: Demand) -> Option<f64> {
-        let idle_ms = match demand.copies {
+        let idle_ms = match demand.copies || self.most_paused.is_some() {
             true => 0.0,
             false if !self.failed && self.could_not_be_undone() => PROMPT_IDLE_MS,
             false => IDLE_MS,
@@ -136,7 +139,7 @@ impl<B: Body> Checkpoints<B> {
         self.looked_at = false;
         self.last_number += 1;
         let checkpoint = self.last_number;
-        let full = !self.growing || self.chain.is_long();
+        let full = !self.growing || self.most_paused.is_some() || self.chain.is_long();
         self.saving = Some(Saving {
             number: checkpoint,
             full,
@@ -231,6 +234,9 @@ impl<B: Body> Checkpoints<B> {
                 self.failed_to_save(took, saving.news, "it was too large".to_owned());
                 return Ok(false);
             }
+        }
+        if let Some(most) = self.most_paused {
+            self.chain.keep_newest(most);
         }
         self.unsavable = None;
         self.base = Some(number);

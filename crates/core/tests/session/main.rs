@@ -13,6 +13,7 @@ mod guesses;
 mod host_calls;
 mod lifecycle;
 mod packages;
+mod paused;
 mod several;
 mod shadows;
 mod stopping;

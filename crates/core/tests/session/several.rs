@@ -377,6 +377,7 @@ impl Model {
 
     fn carry_out(&mut self, slot: Slot, effect: GuestEffect<Vec<u8>>) {
         match effect {
+            GuestEffect::Revive(_) => panic!("guests are not paused here"),
             GuestEffect::Boot => {
                 let mut process = Process::default();
                 if self.forks && slot != Slot::Main {

@@ -701,7 +701,7 @@ impl World {
 
     fn carry_out_main(&mut self, effect: GuestEffect<Bytes>) {
         match effect {
-            GuestEffect::Boot => {
+            GuestEffect::Boot | GuestEffect::Revive(_) => {
                 assert!(self.guest.is_none(), "booted beside a guest that lives");
                 self.guest = Some(Guest::default());
                 self.boots += 1;
@@ -737,6 +737,7 @@ impl World {
 
     fn carry_out_shadow(&mut self, shadow: ShadowId, effect: GuestEffect<Bytes>) {
         match effect {
+            GuestEffect::Revive(_) => panic!("a shadow is no checkpoint"),
             GuestEffect::Boot => {
                 assert!(shadow > self.last_shadow, "a shadow's number is used twice");
                 (self.last_shadow, self.at) = (shadow, shadow);

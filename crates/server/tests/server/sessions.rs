@@ -53,6 +53,57 @@ async fn an_execution_has_its_own_timeout() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_session_with_checkpoints_goes_back() {
+    let server = TestServer::start(&[]).await;
+    for wrong in [
+        json!({ "checkpoints": 17 }),
+        json!({ "checkpoints": "auto" }),
+        json!({ "checkpoints": 1, "channel": true }),
+    ] {
+        assert_eq!(
+            refusal(server.post("/v1/sessions", &wrong)).await,
+            (400, "invalid_option".to_owned())
+        );
+    }
+    let (_, created) = answer(server.post("/v1/sessions", &json!({ "checkpoints": 3, "gracePeriod": 100 }))).await;
+    assert_eq!(created["capabilities"]["checkpoints"], 3, "{created}");
+    let id = created["id"].as_str().unwrap();
+    let route = |what: &str| format!("/v1/sessions/{id}/{what}");
+    for code in ["x = [1]", "x.append(2)"] {
+        server.execute(id, code).await;
+    }
+    assert_eq!(
+        answer(server.post(&route("undo"), &json!({}))).await,
+        (StatusCode::OK, json!({ "execution": 1 }))
+    );
+    let run = server.execute(id, "import os; os._exit(1)").await;
+    assert_eq!(
+        (&run["outcome"], &run["state"]["restoredTo"]),
+        (&json!("crashed"), &json!(1)),
+        "{run}"
+    );
+    assert_eq!(server.execute(id, "x").await["result"], "[1]");
+    assert_eq!(
+        answer(server.post(&route("checkpoint"), &json!({}))).await.1,
+        json!({ "execution": 4 })
+    );
+    let bare = server.request(Method::POST, &route("restore"));
+    assert_eq!(answer(bare).await, (StatusCode::OK, json!({ "execution": 4 })));
+    assert_eq!(
+        answer(server.post(&route("restore"), &json!({ "execution": 1 })))
+            .await
+            .1,
+        json!({ "execution": 1 })
+    );
+    let refused = refusal(server.post(&route("restore"), &json!({ "execution": 99 }))).await;
+    assert_eq!(refused, (409, "no_checkpoint".to_owned()));
+    let without = server.session(json!({})).await;
+    let refused = refusal(server.post(&format!("/v1/sessions/{without}/undo"), &json!({}))).await;
+    assert_eq!(refused, (400, "invalid_option".to_owned()));
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn hinted_code_runs_ahead() {
     let server = TestServer::start(&[]).await;
     let (status, _) = answer(server.post("/v1/sessions", &json!({ "ahead": 1 }))).await;
@@ -401,16 +452,10 @@ async fn everything_else_is_an_error_in_json() {
         response.json::<Value>().await.unwrap()["error"]["code"],
         "method_not_allowed"
     );
-    for route in [
-        "/v1/sessions/x/checkpoint",
-        "/v1/sessions/x/restore",
-        "/v1/sessions/x/fork",
-    ] {
-        assert_eq!(
-            refusal(server.post(route, &json!({}))).await,
-            (501, "not_implemented".to_owned())
-        );
-    }
+    assert_eq!(
+        refusal(server.post("/v1/sessions/x/fork", &json!({}))).await,
+        (501, "not_implemented".to_owned())
+    );
     server.key = Some(BOB);
     assert_eq!(
         refusal(server.get("/v1/sessions/x/channel")).await,

@@ -186,6 +186,25 @@ class AsyncSandbox:
         """Takes the variables of `capture_state`."""
         await self._run(self._session.open_state(state))
 
+    async def checkpoint(self) -> int:
+        """Saves the state now. Returns the number of the execution whose state it is, 0 before the first."""
+        return await self._run(self._session.checkpoint())
+
+    async def undo(self) -> int:
+        """Takes back the last execution, with the option `checkpoints`. Changes of files stay.
+
+        Returns the number of the execution whose state it is, 0 before the first. Raises `SandboxError` with the code
+        `no_checkpoint`, and changes nothing, when the state before it was not saved.
+        """
+        return await self._run(self._session.undo())
+
+    async def restore(self, execution: int | None = None) -> int:
+        """Goes back to the newest checkpoint of an execution, or of all.
+
+        Returns and raises as `undo`.
+        """
+        return await self._run(self._session.restore(execution))
+
     async def stats(self) -> dict[str, Any]:
         """Counts of the sandbox's work so far: executions, restarts, host calls and the like."""
         return await self._run(self._session.stats())

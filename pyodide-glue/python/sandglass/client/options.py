@@ -76,6 +76,8 @@ class SandboxOptions(TypedDict, total=False):
     backend: Literal["auto", "bubblewrap", "docker", "subprocess", "jupyter"] | None
     resources: Mapping[str, float] | None
     ahead: bool | None
+    #: The number of states that are kept to go back to: see `Sandbox.undo`.
+    checkpoints: int | None
     predictions: Literal["auto", "off"] | None
 
     timeout: float | None

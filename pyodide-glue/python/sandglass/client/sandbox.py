@@ -219,6 +219,25 @@ class Sandbox:
         """Takes the variables of `capture_state`."""
         self._run(self._session.open_state(state))
 
+    def checkpoint(self) -> int:
+        """Saves the state now. Returns the number of the execution whose state it is, 0 before the first."""
+        return self._run(self._session.checkpoint())
+
+    def undo(self) -> int:
+        """Takes back the last execution, with the option `checkpoints`. Changes of files stay.
+
+        Returns the number of the execution whose state it is, 0 before the first. Raises `SandboxError` with the code
+        `no_checkpoint`, and changes nothing, when the state before it was not saved.
+        """
+        return self._run(self._session.undo())
+
+    def restore(self, execution: int | None = None) -> int:
+        """Goes back to the newest checkpoint of an execution, or of all.
+
+        Returns and raises as `undo`.
+        """
+        return self._run(self._session.restore(execution))
+
     def stats(self) -> dict[str, Any]:
         """Counts of the sandbox's work so far: executions, restarts, host calls and the like."""
         return self._run(self._session.stats())

@@ -382,6 +382,15 @@ class Session:
     def open_state(self, state: bytes) -> Ask[None]:
         return Ask("openState", _nothing, values=_value(state, "state"))
 
+    def checkpoint(self) -> Ask[int]:
+        return Ask("checkpoint", _execution)
+
+    def undo(self) -> Ask[int]:
+        return Ask("undo", _execution)
+
+    def restore(self, execution: int | None) -> Ask[int]:
+        return Ask("restore", _execution, {} if execution is None else {"execution": execution})
+
     def stats(self) -> Ask[dict[str, Any]]:
         return Ask("stats", lambda message: cast("dict[str, Any]", snake_keys(_result(message))))
 
@@ -394,6 +403,10 @@ class Session:
 
     def interrupt(self) -> Ask[None]:
         return Ask("interrupt", _nothing)
+
+
+def _execution(message: Message) -> int:
+    return int(_result(message)["execution"])
 
 
 def _run_params(timeout: float | None, budget: Budget | None, execution: Execution) -> dict[str, Any]:

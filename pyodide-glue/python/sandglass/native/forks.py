@@ -3,6 +3,7 @@
 The host asks for a copy on a control socket of type SOCK_SEQPACKET, between two exchanges. The packet is `{"epoch":
 n}`. Three descriptors come with it: the copy's channel, the copy's own control socket, and a socket that gets a byte
 when the copy is promoted. The answer is `{"forked": n}` with pidfds of the copy and of the guest, or `{"failed": why}`.
+With `"pause":true` and only the control socket, the copy is a checkpoint (`paused.py`).
 
 The fork is the bare system call. Python's own steps at a fork are left out, such as seeding `random` anew, because the
 copy may become the guest. So the guest may have one thread only, and nothing that a fork does not copy or would share.
@@ -19,13 +20,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from _json import encode_basestring_ascii as quote
 from _signal import ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, SIG_DFL, SIG_IGN, SIGCHLD, getitimer, getsignal  # type: ignore[import-not-found]
-from _socket import AF_UNIX, CMSG_SPACE, MSG_DONTWAIT, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socketpair
+from _socket import AF_UNIX, MSG_DONTWAIT, SOCK_SEQPACKET, socketpair
 from _socket import socket as Socket
 from _thread import get_native_id
 from contextlib import suppress
-from json import JSONDecoder
 from os import (
     O_CLOEXEC,
     O_RDWR,
@@ -44,42 +43,33 @@ from os import open as open_fd
 from os import read as read_fd
 from os import write as system_write
 from re import compile as to_pattern
-from struct import Struct
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sandglass.ahead.syscall_gate import SyscallGate, is_possible
-from sandglass.native.leftovers import adopt_orphans
+from sandglass.native.leftovers import PausedCopies, adopt_orphans
+from sandglass.native.paused import PID, Refused, answer, offsets_of, order_of, pause, pids_in, receive, refusal
 from sandglass.native.pipes import move_up
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
-_PACKET_BYTES = 4096
 _FDS = 3
-_MOST_REASON_CHARS = 500
 #: The longest wait for the runtime's own threads to end.
 _ALONE_SECONDS = 0.2
 #: The folder whose shared mappings are the C library's, and are only read.
 _LIBRARIES = " /usr/lib/"
 #: Makes a copy the first process that the system kills when memory runs out.
 _OOM_SCORE = b"1000"
-_PID = Struct("<q")
-_DESCRIPTOR = Struct("=i")
-#: The most copies whose process numbers are kept. Most of these copies have ended.
+#: The number of reported copies from which on those that have ended are forgotten.
 _MOST_COPIES = 64
 _TIMERS = (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF)
 #: Code that may learn its process's number or computing time, or that can do anything at all.
 _TELLING = to_pattern(
     r"\w*pid\b|/proc\b|CPUTIME|cpuclock|_time_ns\b|process_time|thread_time|getrusage|cpu_times|\btimes\b|native_id|psutil|multiprocessing|ctypes"
 )
-_parse = JSONDecoder().scan_once  # type: ignore[attr-defined]
 _fork = ctypes.PyDLL(None).fork  # keeps the interpreter's lock, and runs no fork handlers
-
-
-class Refused(Exception):
-    """There can be no copy. The message says why."""
 
 
 class Forks:
@@ -95,9 +85,13 @@ class Forks:
         self._channel = channel
         self._heirs = heirs
         self._copies: set[int] = set()
+        #: The paused copies that are the session's checkpoints.
+        self.paused = PausedCopies()
         self._oom, self._oom_score = -1, b""  # the file of the process's OOM score, and the score before
         #: True when the host will ask for no more copies.
         self.is_over = False
+        #: Descriptors that were here before any code of the user's: what the host's own starter left open.
+        self._given = {(fd, _identity(fd)) for fd in map(int, listdir("/proc/self/fd"))}
         self._telling = ""
         self._works: bool | None = None
 
@@ -110,11 +104,11 @@ class Forks:
         if not self._telling and (found := _TELLING.search(code)):
             self._telling = found[0]
 
-    def fork(self, shared: Collection[int], why_not: str) -> tuple[int, SyscallGate] | None:
-        """Answers the host. In the copy, returns its epoch and its gate.
+    def fork(self, shared: Collection[int], why_not: Callable[[bool], str]) -> tuple[int, SyscallGate | None] | None:
+        """Answers the host. In the copy, returns its epoch and its gate. A copy of a paused copy has no gate.
 
-        `why_not` is a reason to refuse. No other descriptor may refer to the files of `shared`. Call this while there
-        is one thread only.
+        `why_not` returns a reason to refuse a copy; its argument is true for a paused copy. No other descriptor may
+        refer to the files of `shared`. Call this while there is one thread only.
         """
         fds: list[int] = []
         try:
@@ -122,11 +116,21 @@ class Forks:
             if not data:
                 self.is_over = True
                 return None
-            epoch = _epoch_of(data)
-            if len(fds) != _FDS:
-                raise Refused("a packet has to come with three descriptors")
-            if why_not:
-                raise Refused(why_not)
+            order = order_of(data)
+            epoch, pauses = order["epoch"], order.get("pause") is True
+            if len(fds) != (1 if pauses else _FDS):
+                raise Refused("a packet has to come with its descriptors")
+            if why := why_not(pauses):
+                raise Refused(why)
+            if pauses:
+                made = self._pause(shared, fds[0])
+                if not isinstance(made, int):
+                    fds.clear()
+                    return made["epoch"], None
+                system_write(self._heirs, PID.pack(made))
+                self.paused.note(made)
+                answer(self._control, f'{{"forked":{epoch}}}', [pidfd_open(made), pidfd_open(getpid())])
+                return None
             self._check(shared)
             pid = _fork()
             if pid == 0:
@@ -137,13 +141,12 @@ class Forks:
             if pid < 0:
                 raise Refused("the system makes no more processes")
             self._copies.add(pid)
-            system_write(self._heirs, _PID.pack(pid))
-            self._answer(f'{{"forked":{epoch}}}', [pidfd_open(pid), pidfd_open(getpid())])
+            system_write(self._heirs, PID.pack(pid))
+            answer(self._control, f'{{"forked":{epoch}}}', [pidfd_open(pid), pidfd_open(getpid())])
         except BlockingIOError:
             return None
         except BaseException as error:
-            why = str(error) if type(error) is Refused else f"{type(error).__name__}: {error}"
-            self._answer(f'{{"failed":{quote(why[:_MOST_REASON_CHARS])}}}', [])
+            answer(self._control, refusal(error), [])
         finally:
             for fd in fds:
                 with suppress(OSError):
@@ -178,23 +181,19 @@ class Forks:
             self._oom = -1
 
     def _receive(self, fds: list[int]) -> bytes:
-        """Receives a packet and its descriptors."""
-        space = CMSG_SPACE(_FDS * _DESCRIPTOR.size)
-        data, found, _, _ = self._control.recvmsg(_PACKET_BYTES, space, MSG_DONTWAIT)
-        for level, kind, payload in found:
-            if level == SOL_SOCKET and kind == SCM_RIGHTS:
-                whole = len(payload) // _DESCRIPTOR.size * _DESCRIPTOR.size
-                fds += (fd for (fd,) in _DESCRIPTOR.iter_unpack(payload[:whole]))
-        return data
+        return receive(self._control, fds, _FDS, MSG_DONTWAIT)
 
-    def _answer(self, message: str, fds: list[int]) -> None:
-        try:
-            rights = b"".join(_DESCRIPTOR.pack(fd) for fd in fds)
-            with suppress(OSError):  # the host is gone, or user code has closed the socket
-                self._control.sendmsg([message.encode()], [(SOL_SOCKET, SCM_RIGHTS, rights)] if fds else [])
-        finally:
-            for fd in fds:
-                close(fd)
+    def _pause(self, shared: Collection[int], control: int) -> int | dict[str, Any]:
+        """Makes a paused copy: see `pause`."""
+        self._check_likeness(shared)
+        own = {*shared, self._control.fileno(), self._heirs, control}
+        others = {int(name) for name in listdir("/proc/self/fd")} - own
+        offsets = offsets_of([fd for fd in others if (fd, _identity(fd)) not in self._given])
+        made = pause(self._control, self._channel, self._heirs, control, offsets)
+        if not isinstance(made, int):
+            self._copies.clear()
+            self.paused.set(pids_in(made))
+        return made
 
     def _check(self, shared: Collection[int]) -> None:
         """Raises Refused when a fork would lack something of this process, or share something with it."""
@@ -204,6 +203,12 @@ class Forks:
             raise Refused("this system cannot hold up the system calls of a thread")
         if self._telling:
             raise Refused(f"code may know the number of its process, or its time: {self._telling}")
+        if getsignal(SIGCHLD) not in (SIG_DFL, SIG_IGN):
+            raise Refused("code hears of the end of child processes, as which copies are made")
+        self._check_likeness(shared)
+
+    def _check_likeness(self, shared: Collection[int]) -> None:
+        """Raises Refused when a copy would not be like this process, whatever the copy is for."""
         deadline = monotonic() + _ALONE_SECONDS
         while len(listdir("/proc/self/task")) > 1:
             if monotonic() > deadline:
@@ -216,8 +221,6 @@ class Forks:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
             if any(line.split(" ", 2)[1].endswith("s") and _LIBRARIES not in line for line in file):
                 raise Refused("there is memory that may be others'")
-        if getsignal(SIGCHLD) not in (SIG_DFL, SIG_IGN):
-            raise Refused("code hears of the end of child processes, as which copies are made")
         own = {_identity(fd) for fd in shared}
         others = {int(name) for name in listdir("/proc/self/fd")} - {*shared}
         if any(_identity(fd) in own for fd in others):
@@ -240,13 +243,6 @@ class Forks:
         self.take_ends()
         with open(f"/proc/self/task/{get_native_id()}/children", encoding="ascii") as file:
             return {int(pid) for pid in file.read().split()}
-
-
-def _epoch_of(packet: bytes) -> int:
-    try:
-        return int(_parse(packet.decode(), 0)[0]["epoch"])
-    except (ValueError, TypeError, KeyError, StopIteration):
-        raise Refused("a packet has to be a JSON object with an epoch") from None
 
 
 def _identity(fd: int) -> tuple[int, int]:
@@ -296,32 +292,35 @@ def stand_over() -> int:
 
 
 def _wait_for(guest: int, told: int) -> NoReturn:
-    ended: dict[int, int] = {}
-    copies: list[int] = []
+    reported: list[int] = []  # copies that may be children of other processes
+    alive = [guest]
     code = -signal.SIGKILL
-    while True:
-        while guest not in ended:
+    while alive:
+        while alive:
             pid, status = os.waitpid(-1, 0)
-            ended[pid] = status
-        # A host kills a guest that a copy replaces, and copies that it does not need. Such a copy may still be dying
-        # when the guest has ended by itself, so only the guest's exit status is reported.
-        if (its_code := waitstatus_to_exitcode(ended[guest])) != -signal.SIGKILL:
-            code = its_code
-        with suppress(BlockingIOError):
-            while data := os.read(told, _PID.size):
-                copies.append(_PID.unpack(data)[0])
-                ended.pop(copies[-1], None)  # the status of an earlier process of this number
-        # The guest's copies are children of this process now, and the copies' own may become so later. Everything else
-        # that the guest left ends with the boundary.
-        alive = [pid for pid in copies if _is_child(pid, ended)]
-        for pid in copies:  # the guest may have ended while another copy was waited for
-            if pid in ended and (its_code := waitstatus_to_exitcode(ended[pid])) != -signal.SIGKILL:
+            if pid in alive or pid in reported:
+                (alive if pid in alive else reported).remove(pid)
+                # A host kills a guest that a copy replaces, and copies that it does not need. Such a copy may still be
+                # dying when the guest has ended by itself, so only the guest's exit status is reported.
+                if (its_code := waitstatus_to_exitcode(status)) != -signal.SIGKILL:
+                    code = its_code
+            with suppress(BlockingIOError):
+                while data := os.read(told, PID.size):
+                    reported.append(PID.unpack(data)[0])
+            if len(reported) > _MOST_COPIES:
+                reported = [pid for pid in reported if _exists(pid)]
+        # Copies of a guest that has ended are children of this process now, and paused copies always are. Everything
+        # else that the guest left ends with the boundary.
+        for pid in [*reported]:
+            try:
+                found, status = os.waitpid(pid, WNOHANG)
+            except ChildProcessError:  # its parent lives
+                continue
+            reported.remove(pid)
+            if not found:
+                alive.append(pid)
+            elif (its_code := waitstatus_to_exitcode(status)) != -signal.SIGKILL:
                 code = its_code
-        if not alive:
-            break
-        guest = alive[-1]
-        ended = {pid: status for pid, status in ended.items() if pid in copies}
-        copies = [pid for pid in copies if pid not in ended][-_MOST_COPIES:]
     if code < 0 and getpid() != 1:
         with suppress(OSError, ValueError):
             signal.signal(-code, signal.SIG_DFL)
@@ -329,12 +328,9 @@ def _wait_for(guest: int, told: int) -> NoReturn:
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _is_child(pid: int, ended: dict[int, int]) -> bool:
-    """Returns true when a process is a living child of this one."""
+def _exists(pid: int) -> bool:
     try:
-        found, status = os.waitpid(pid, WNOHANG)
-    except ChildProcessError:
+        os.kill(pid, 0)
+    except ProcessLookupError:
         return False
-    if found:
-        ended[pid] = status
-    return not found
+    return True

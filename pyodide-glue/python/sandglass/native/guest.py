@@ -28,7 +28,6 @@ from gc import enable as gc_on
 from gc import isenabled as gc_is_on
 from json import JSONDecoder
 from os import _exit, getcwd, getpid, getppid
-from os import write as system_write
 from os.path import isdir
 from select import POLLIN, poll
 from time import monotonic, sleep
@@ -42,6 +41,7 @@ from sandglass.native.forks import Forks
 from sandglass.native.frames import BodyParts, FrameError, FrameReader
 from sandglass.native.leftovers import Leftovers, adopt_orphans
 from sandglass.native.pipes import Pipes, move_up
+from sandglass.native.user_forks import leave_copy, write_all
 from sandglass.runtime.files import FileError
 from sandglass.runtime.output import SharedEmitter, no_time, printable
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from sandglass.ahead.syscall_gate import SyscallGate
     from sandglass.runtime.namespace import Namespace
     from sandglass.runtime.runtime import Ended
-    from sandglass.runtime.wire import Encoding, ExecuteRequest, ExecutionReport, GuestInfo, InitRequest, Request
+    from sandglass.runtime.wire import Encoding, ExecuteRequest, GuestInfo, InitRequest, Request
 
 #: The time after which the third thread looks after an exchange.
 QUICK_MS = 20
@@ -91,6 +91,7 @@ class Guest:
         self._standing: SyscallGate | None = None  # the same gate until it is removed
         self._rest: str | None = None  # the rest of the code that runs ahead, once all of it is there
         self._reader_rests = False  # true while the reader needs nothing of the interpreter
+        self._is_revived = False  # true in a guest that was a checkpoint
         self._collects = False  # whether the garbage collector is to be turned on again
         self._rest_known = allocate_lock()
         self._pid = getpid()
@@ -108,6 +109,7 @@ class Guest:
         if self._forks is not None:
             self._leftovers.spared = getppid()
             self._leftovers.take_copies = self._forks.take_ends
+            self._leftovers.paused = self._forks.paused
         self._changed_files = ChangedFiles(getcwd())
         #: The requests that the reader has taken; None says that the host wants a copy of the process.
         self._requests: SimpleQueue[tuple[Request, list[Any]] | None] = SimpleQueue()
@@ -185,6 +187,8 @@ class Guest:
                 channel.post({"type": "surveyed", "survey": request["survey"], "variables": variables})
             case "extend" | "promote":
                 pass  # an interrupt for code that has ended
+            case "restore" if self._is_revived:
+                channel.end({"type": "restored", "exchange": request["exchange"], "lost": []})
             case "restore" | "install":
                 what = "take over a checkpoint" if request["type"] == "restore" else "install packages"
                 self._refuse(request["exchange"], f"a native guest cannot {what}; nothing was changed")
@@ -218,7 +222,7 @@ class Guest:
         self._changed_files.begin()
         report, encoding, body = self._run(request, gate)
         if getpid() != self._pid:
-            _leave_copy(report, self._copy_error)
+            leave_copy(report, self._copy_error)
         self._pipes.repair()
         output.catch_up = None
         report["files"], report["omittedFiles"] = self._changed_files.end()
@@ -243,30 +247,34 @@ class Guest:
         # No code of the user's may run here, such as a finalizer: the copy has no gate yet.
         collects = gc_is_on()
         gc_off()
-        copy = forks.fork([*pipes.descriptors(), reader], self._is_no_time_to())
+        copy = forks.fork([*pipes.descriptors(), reader], self._is_no_time_to)
         self._threads.clear()
         self._threads.add(get_ident())
-        if copy is None:
-            if collects:
-                gc_on()
-        else:
-            self._collects = collects
-            epoch, self._gate = copy
-            self._standing = self._gate
-            self._channel.now = no_time
-            self._runtime.take_written = self._runtime.end_leftovers = tuple
-            self._pid = getpid()
-            self._leftovers.renew()
-            self._channel.renew(epoch)
-            self._reader = FrameReader(self._socket.recv_into, epoch)
-            pipes.renew()
-            self._rest_known.acquire(False)
-            self._rest = None
+        self._collects = self._collects or collects
+        if copy is not None:
+            self._become(*copy)
+        if self._gate is None:
+            self._collect()
         self._start_threads()
 
-    def _is_no_time_to(self) -> str:
+    def _become(self, epoch: int, gate: SyscallGate | None) -> None:
+        """Takes up the life of a copy: one that runs ahead behind a gate, or the session's next guest."""
+        self._gate = self._standing = gate
+        if gate is not None:
+            self._channel.now = no_time
+            self._runtime.take_written = self._runtime.end_leftovers = tuple
+            self._rest_known.acquire(False)
+            self._rest = None
+        self._is_revived = gate is None
+        self._pid = getpid()
+        self._leftovers.renew()
+        self._channel.renew(epoch)
+        self._reader = FrameReader(self._socket.recv_into, epoch)
+        self._pipes.renew()
+
+    def _is_no_time_to(self, pauses: bool) -> str:
         """Returns the reason why code could tell a copy from the guest, or nothing."""
-        if self._runtime.is_watched():
+        if not pauses and self._runtime.is_watched():
             return "code hears of all that is done, by a trace function or a hook"
         return "there are threads" if self._leftovers.has_others() else ""
 
@@ -538,7 +546,7 @@ class Guest:
             self._copy_error = text
         fd = {"stdout": 1, "stderr": 2}.get(channel.name)
         if fd is not None:
-            _write_all(fd, text)
+            write_all(fd, text)
 
     def _send(self, frame: bytes) -> None:
         if self._gate is None and getpid() != self._pid:
@@ -557,22 +565,6 @@ class Guest:
             self._socket.shutdown(SHUT_RDWR)
         finally:
             _exit(1)
-
-
-def _write_all(fd: int, text: str) -> None:
-    data = text.encode("utf-8", "backslashreplace")
-    while data:
-        data = data[system_write(fd, data) :]
-
-
-def _leave_copy(report: ExecutionReport, error: str) -> None:
-    """Ends a copy that user code made, at the end of the cell that made it, as a script would end."""
-    failure = report.get("errorType")
-    try:
-        if failure and failure != "SystemExit":
-            _write_all(2, error)
-    finally:
-        _exit(1 if failure else 0)
 
 
 def _shortened(names: list[str] | None) -> list[str] | None:

@@ -43,6 +43,9 @@ _SIGKILL = 9
 _MOST_PIDS = 1 << 16
 #: The index of the number of threads among the fields of a process's status, from the state on.
 _THREADS = 17
+#: The index of the time of the process's start.
+_STARTED = 19
+_MOST_PAUSED = 64
 _current_frames, _current_exceptions = sys._current_frames, sys._current_exceptions
 _known_threads: dict[int, Any] = threading._active  # type: ignore[attr-defined]
 _PLAIN_THREADS = (threading.Thread, threading.Timer)
@@ -64,6 +67,31 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+class PausedCopies:
+    """The processes that are the session's checkpoints. They are no leftovers.
+
+    A number may be given to another process later, so the time of the start counts as well.
+    """
+
+    def __init__(self) -> None:
+        self._started: dict[int, str] = {}
+
+    def note(self, pid: int) -> None:
+        """Adds a process."""
+        if len(self._started) >= _MOST_PAUSED:
+            self.set([pid for pid in self._started if pid in self])
+        if status := _status(pid):
+            self._started[pid] = status[_STARTED]
+
+    def set(self, pids: list[int]) -> None:
+        """Replaces all by these processes."""
+        self._started = {pid: status[_STARTED] for pid in pids if (status := _status(pid))}
+
+    def __contains__(self, pid: int) -> bool:
+        started = self._started.get(pid)
+        return started is not None and (status := _status(pid)) is not None and status[_STARTED] == started
+
+
 class Leftovers:
     """The threads and processes that cells left running. `end_waits` ends the waits of threads."""
 
@@ -76,6 +104,7 @@ class Leftovers:
         self.spared = 0
         #: Reaps copies of this process. `forks.py` has started them.
         self.take_copies: Callable[[], object] = bool
+        self.paused = PausedCopies()
         self._threads: dict[int, Any] = {}
         self._asked: dict[int, float] = {}
         self._told: set[tuple[int, int]] = set()
@@ -178,7 +207,7 @@ class Leftovers:
         """Returns true when the process that stands over this one has adopted processes in place of this one."""
         try:
             with open(f"/proc/{self.spared}/task/{self.spared}/children", "rb") as file:
-                return len(file.read().split()) > 1
+                return any(pid != self._pid and pid not in self.paused for pid in map(int, file.read().split()))
         except OSError:
             return True
 
@@ -205,7 +234,7 @@ class Leftovers:
                 kill(-1, _SIGKILL)
             return
         for pid in range(2, _MOST_PIDS):
-            if pid not in (self.spared, self._pid):
+            if pid not in (self.spared, self._pid) and pid not in self.paused:
                 with suppress(OSError):
                     kill(pid, _SIGKILL)
 
@@ -261,7 +290,8 @@ class Leftovers:
                 spared.add(at)
                 at = parents.get(at, 0)
             spared.add(me)
-            return [pid for pid in parents if pid not in spared and pid not in ended], children
+            others = [pid for pid in parents if pid not in spared and pid not in ended]
+            return [pid for pid in others if pid not in self.paused], children
         return [pid for pid in parents if pid != me and pid not in ended and _descends(pid, me, parents)], children
 
 

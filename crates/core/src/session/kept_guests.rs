@@ -1,0 +1,105 @@
+//! Checkpoints that are paused copies of the guest.
+//!
+//! A driver that can fork guests makes them in a moment, and a copy of such a copy becomes the next guest. They take memory and processes
+//! of the sandbox itself, so there are few. Any of them may end on its own: then an older one stands in, and the user is told of the loss.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
+
+use super::Body;
+use super::checkpoints::Checkpoints;
+use super::interpreter::{Guest, Interpreter};
+use super::saves::Demand;
+use crate::error::Error;
+use crate::execution::StateReport;
+
+impl<B: Body> Checkpoints<B> {
+    /// The body of the checkpoint that becomes the next guest, if checkpoints are paused guests.
+    pub(super) fn paused(&self) -> Option<B> {
+        self.most_paused?;
+        let link = self.chain.find(self.wanted()?)?;
+        Some(link.body.clone())
+    }
+
+    /// Returns true if a command waits for a paused copy. An execution waits for it, so that it can be undone. Nothing overtakes a fork
+    /// that has begun, because its order would wait in the guest's socket meanwhile.
+    pub(super) fn pauses_guest(&self, demand: Demand) -> bool {
+        self.most_paused.is_some() && (demand.executes || self.saving.is_some())
+    }
+
+    /// Drops the checkpoint that the state came from. The state has the same relation to an older checkpoint then, if there is one.
+    fn drop_base(&mut self, number: u32) {
+        let older = self.chain.before(number).map(|link| link.number);
+        let undone = self.chain.set_since(older, Some(number));
+        self.set_since.extend(undone);
+        self.chain.remove(number);
+        self.base = older;
+        self.end_journal();
+    }
+}
+
+impl<B: Body> Interpreter<B> {
+    /// Returns true if there is or can be a copy of the state.
+    pub(super) fn can_be_copied(&self) -> bool {
+        self.forks || (self.checkpoints.are_saved() && self.checkpoints.most_paused.is_none())
+    }
+
+    /// Takes note that a paused guest is gone, with its checkpoint.
+    pub(super) fn checkpoint_gone(&mut self, number: u32, why: &str) {
+        let checkpoints = &mut self.checkpoints;
+        if checkpoints.chain.find(number).is_none() {
+            return;
+        }
+        if checkpoints.base != Some(number) {
+            checkpoints.chain.remove(number);
+            return;
+        }
+        checkpoints.drop_base(number);
+        // The same state would be given up again. So it is saved when it has changed.
+        checkpoints.vain |= !checkpoints.dirty;
+        checkpoints.dirty = true;
+        checkpoints.unsavable = Some(why.chars().take(300).collect());
+    }
+
+    /// Handles a paused guest that did not come back. A user who asked to go back gets an error, and the earlier state comes back.
+    /// Otherwise the next older one comes back, and the next execution reports the loss.
+    pub(super) fn not_revived(&mut self, now: f64, why: &Error) {
+        let wanted = self.checkpoints.wanted();
+        self.exchange = None;
+        self.end_guest(Guest::Down);
+        if let Some(ticket) = self.take_reverting() {
+            if let Some(number) = wanted.filter(|number| self.checkpoints.base != Some(*number)) {
+                self.checkpoints.chain.remove(number);
+            }
+            self.checkpoints.tells = true;
+            let what = format!("the checkpoint could not be restored ({why}); the state is as the next execution says");
+            self.resolve(ticket, Err(Error::NoCheckpoint(what)));
+        } else if let Some(number) = wanted {
+            let gone = self.checkpoints.chain.find(number);
+            let names = gone.map(|link| link.names.clone()).unwrap_or_default();
+            self.checkpoints.drop_base(number);
+            let news = std::mem::take(&mut self.checkpoints.set_since);
+            let reason = format!("the saved state could not be restored: {why}");
+            let base = self.checkpoints.base;
+            let loss = match base.and_then(|number| self.checkpoints.chain.find(number)) {
+                Some(older) => {
+                    let lost = names.iter().filter(|name| !older.names.contains(name));
+                    let mut loss = StateReport::restored(older.execution, lost.cloned(), &reason);
+                    loss.add_lost(
+                        news.into_iter()
+                            .filter(|name| !names.contains(name) || older.names.contains(name)),
+                        &reason,
+                    );
+                    self.checkpoints.tells = true;
+                    loss
+                }
+                None => {
+                    self.checkpoints.forget();
+                    let contexts = &self.contexts;
+                    StateReport::lost(names.into_iter().filter(|name| !contexts.has(name)), &reason)
+                }
+            };
+            self.tell_later(Some(loss));
+        }
+        self.boot(now);
+    }
+}

@@ -1,0 +1,348 @@
+//! Checkpoints, which are paused copies of the guest.
+
+use std::time::{Duration, Instant};
+
+use sandglass_core::execution::{Killer, Outcome, StateStatus};
+use sandglass_host::launcher::Resources;
+use sandglass_host::{BackendKind, ExecuteOptions, Limits, Sandbox, SandboxBuilder, Value};
+
+use crate::ahead::{finished, prints};
+use crate::support::{limits, on_both, processes_with, starts_processes, token, until};
+
+on_both!(
+    each_execution_is_taken_back_one_after_the_other,
+    a_guest_that_does_not_stop_comes_back_soon,
+    a_crash_and_want_of_memory_cost_one_execution,
+    what_a_killed_guest_left_ends_with_it,
+    the_state_goes_back_and_forth,
+    what_keeps_a_guest_from_being_copied_is_named,
+    a_guest_that_ends_its_checkpoints_loses_them,
+    a_fork_bomb_ends_and_the_state_comes_back,
+    a_copy_that_ran_ahead_has_checkpoints,
+    the_oldest_goes_when_memory_is_short,
+    without_checkpoints_there_are_none,
+    nothing_is_left_in_the_end,
+);
+
+fn builder(kind: BackendKind) -> SandboxBuilder {
+    let limits = Limits {
+        grace_period_ms: 100.0,
+        ..limits()
+    };
+    crate::support::builder(kind)
+        .limits(limits)
+        .without_context()
+        .checkpoints(3)
+}
+
+async fn sandbox(kind: BackendKind) -> Sandbox {
+    let sandbox = builder(kind).build().await.unwrap();
+    sandbox.start().await.unwrap();
+    assert_eq!(sandbox.capabilities().checkpoints, 3);
+    sandbox
+}
+
+async fn each_execution_is_taken_back_one_after_the_other(kind: BackendKind) {
+    let sandbox = builder(kind).checkpoints(5).build().await.unwrap();
+    prints(&sandbox, "import random\nrandom.seed(5)\nx = []\ny = x").await;
+    for _ in 0..3 {
+        prints(&sandbox, "x.append(random.random())").await;
+    }
+    assert_eq!(sandbox.undo().await, Ok(3));
+    assert_eq!(prints(&sandbox, "print(len(x), x is y)").await, "2 True\n");
+    assert_eq!(sandbox.undo().await, Ok(3));
+    assert_eq!(sandbox.undo().await, Ok(2));
+    let code = "x.append(random.random())\nx.append(random.random())\nrandom.seed(5)\nprint(x == [random.random() for _ in range(3)])";
+    assert_eq!(
+        prints(&sandbox, code).await,
+        "True\n",
+        "random numbers go on where they were"
+    );
+    assert_eq!(sandbox.undo().await, Ok(2));
+    assert_eq!(prints(&sandbox, "print(len(x))").await, "1\n");
+}
+
+async fn a_guest_that_does_not_stop_comes_back_soon(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    prints(
+        &sandbox,
+        "x = [1]\ndef count():\n    yield 1\n    yield 2\nc = count()\nnext(c)",
+    )
+    .await;
+    for _ in 0..2 {
+        let options = ExecuteOptions {
+            timeout_ms: Some(100.0),
+            ..ExecuteOptions::default()
+        };
+        let code = "new = 1\nx.append(2)\nsum(range(10**13))"; // a call into C, which nothing interrupts
+        let run = sandbox.execute_with(code, options).await.unwrap();
+        let said = (run.outcome, run.killer, run.state.status);
+        let wanted = (Outcome::Timeout, Some(Killer::Timeout), StateStatus::Restored);
+        assert_eq!(said, wanted, "{:?}", run.run);
+        assert_eq!(run.state.restored_to, Some(1), "{:?}", run.run);
+        let began = Instant::now();
+        let code = "print(x, 'new' in globals(), next(c))";
+        assert_eq!(prints(&sandbox, code).await, "[1] False 2\n");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        assert_eq!(sandbox.undo().await, Ok(1));
+    }
+}
+
+async fn a_crash_and_want_of_memory_cost_one_execution(kind: BackendKind) {
+    let resources = Resources {
+        memory_bytes: 256 << 20,
+        ..Resources::default()
+    };
+    let sandbox = builder(kind).resources(resources).build().await.unwrap();
+    prints(&sandbox, "import os\nx = bytearray(10 << 20)").await;
+    for code in [
+        "os._exit(3)",
+        "os.kill(os.getpid(), 11)",
+        "import ctypes\nctypes.string_at(0)",
+    ] {
+        let run = sandbox.execute(code).await.unwrap();
+        assert_eq!(
+            (run.outcome, run.state.status),
+            (Outcome::Crashed, StateStatus::Restored),
+            "{code}: {:?}",
+            run.run
+        );
+        assert_eq!(prints(&sandbox, "print(len(x))").await, "10485760\n");
+    }
+    let run = sandbox
+        .execute("y = []\nwhile True: y.append(bytes(bytearray(b'x') * (4 << 20)))")
+        .await
+        .unwrap();
+    if run.outcome == Outcome::Crashed {
+        assert_eq!(run.killer, Some(Killer::Oom), "{:?}", run.run);
+        assert_eq!(run.state.status, StateStatus::Restored, "{:?}", run.run);
+    } else {
+        assert!(
+            run.error.as_deref().is_some_and(|error| error.contains("MemoryError")),
+            "{:?}",
+            run.run
+        );
+    }
+    assert_eq!(
+        prints(&sandbox, "print(len(x), 'y' in globals() and len(y) > 0)")
+            .await
+            .split(' ')
+            .next(),
+        Some("10485760")
+    );
+}
+
+async fn what_a_killed_guest_left_ends_with_it(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    prints(&sandbox, "x = 1").await;
+    let token = token();
+    let run = sandbox
+        .execute(format!("{}\nos._exit(1)", starts_processes(&token)))
+        .await
+        .unwrap();
+    assert_eq!(run.state.status, StateStatus::Restored, "{:?}", run.run);
+    assert_eq!(prints(&sandbox, "print(x)").await, "1\n");
+    assert_eq!(processes_with(&token), 0, "they are gone before anything runs");
+}
+
+async fn the_state_goes_back_and_forth(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    for value in 1..=3 {
+        prints(&sandbox, &format!("x = {value}")).await;
+    }
+    assert_eq!(sandbox.checkpoint().await, Ok(3));
+    assert_eq!(sandbox.restore(Some(1)).await, Ok(1));
+    assert_eq!(prints(&sandbox, "print(x)").await, "1\n");
+    assert_eq!(sandbox.restore(Some(3)).await, Ok(3));
+    assert_eq!(prints(&sandbox, "print(x)").await, "3\n");
+    let error = sandbox.restore(Some(1)).await.unwrap_err();
+    assert_eq!(error.code(), "no_checkpoint", "there are three at most: {error}");
+    sandbox.set_variable("x", Value::from("set")).await.unwrap();
+    assert_eq!(sandbox.restore(None).await, Ok(5), "what was set is saved, too");
+    assert_eq!(prints(&sandbox, "print(x)").await, "set\n");
+    assert_eq!(sandbox.undo().await, Ok(5));
+    assert_eq!(sandbox.restore(Some(5)).await, Ok(5), "it is there already");
+    sandbox.set_variable("x", Value::from("set again")).await.unwrap();
+    prints(&sandbox, "x = 4").await;
+    sandbox.set_variable("x", Value::from("at last")).await.unwrap();
+    assert_eq!(sandbox.undo().await, Ok(5));
+    let run = sandbox.execute("x").await.unwrap();
+    assert_eq!(run.result.as_deref(), Some("'set again'"));
+    let lost = run.state.lost.clone().unwrap_or_default();
+    assert_eq!(lost.iter().map(|lost| &*lost.name).collect::<Vec<_>>(), ["x"]);
+}
+
+async fn what_keeps_a_guest_from_being_copied_is_named(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    prints(&sandbox, "x = 1").await;
+    prints(&sandbox, "import socket\ns = socket.socket()").await;
+    let error = sandbox.checkpoint().await.unwrap_err();
+    assert_eq!(error.code(), "not_serializable");
+    assert!(error.to_string().contains("a socket is open"), "{error}");
+    prints(&sandbox, "y = 1").await;
+    let error = sandbox.undo().await.unwrap_err();
+    assert_eq!(error.code(), "no_checkpoint", "{error}");
+    let run = sandbox.execute("import os; os._exit(1)").await.unwrap();
+    assert_eq!(
+        (run.state.status, run.state.restored_to),
+        (StateStatus::Restored, Some(1)),
+        "{:?}",
+        run.run
+    );
+    let lost = run.state.lost.clone().unwrap_or_default();
+    assert!(
+        lost.iter()
+            .any(|lost| lost.name == "y" && lost.reason.contains("a socket is open")),
+        "{lost:?}"
+    );
+    prints(&sandbox, "x = 2").await;
+    assert_eq!(sandbox.undo().await, Ok(1), "there are checkpoints again");
+}
+
+async fn a_guest_that_ends_its_checkpoints_loses_them(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    prints(&sandbox, "import os\nx = 1").await;
+    prints(&sandbox, "x = 2").await;
+    // All processes below the one that stands over the guest, but the guest.
+    let code = "me, above = os.getpid(), os.getppid()
+for pid in open(f'/proc/{above}/task/{above}/children').read().split():
+    if int(pid) != me: os.kill(int(pid), 9)
+os._exit(1)";
+    let killed = sandbox.execute(code).await.unwrap();
+    let run = sandbox.execute("'x' in globals()").await.unwrap();
+    assert_eq!(run.result.as_deref(), Some("False"));
+    // A killed process takes a moment to end. Until then nobody can tell that it will not come back.
+    let said = [killed.state.status, run.state.status];
+    let wanted = [
+        [StateStatus::Lost, StateStatus::Kept],
+        [StateStatus::Restored, StateStatus::Lost],
+    ];
+    assert!(wanted.contains(&said), "{:?} {:?}", killed.run, run.run);
+    prints(&sandbox, "x = 3").await;
+    assert_eq!(sandbox.undo().await, Ok(4));
+}
+
+async fn a_fork_bomb_ends_and_the_state_comes_back(kind: BackendKind) {
+    let resources = Resources {
+        pids: 64,
+        ..Resources::default()
+    };
+    let sandbox = builder(kind).resources(resources).build().await.unwrap();
+    prints(&sandbox, "import os\nx = 1").await;
+    let code = "import signal
+for _ in range(8):
+    try: made = os.fork()
+    except OSError: break
+    if made == 0:
+        os.setsid()
+        while True:
+            try:
+                if os.fork() == 0: os.setsid()
+            except OSError: pass
+os._exit(1)";
+    let run = sandbox.execute(code).await.unwrap();
+    assert_ne!(run.state.status, StateStatus::Kept, "{:?}", run.run);
+    let run = sandbox.execute("x").await.unwrap();
+    if run.state.status == StateStatus::Kept {
+        assert_eq!(run.result.as_deref(), Some("1"), "{:?}", run.run);
+    }
+    let left = prints(
+        &sandbox,
+        "print(len([name for name in os.listdir('/proc') if name.isdecimal()]))",
+    )
+    .await;
+    if kind == BackendKind::Bubblewrap {
+        assert!(left.trim().parse::<u32>().unwrap() < 10, "{left}");
+    }
+}
+
+async fn a_copy_that_ran_ahead_has_checkpoints(kind: BackendKind) {
+    let sandbox = builder(kind).ahead(true).build().await.unwrap();
+    prints(&sandbox, "x = [0]").await;
+    for round in 1..=3_u32 {
+        let code = format!("x.append({round})\nprint(x)");
+        sandbox.hint([code.as_str()]);
+        finished(&sandbox, sandglass_core::predictions::Source::Explicit, round).await;
+        prints(&sandbox, &code).await;
+    }
+    assert_eq!(sandbox.undo().await, Ok(3));
+    sandbox.hint(["x.append(9)"]);
+    assert_eq!(sandbox.undo().await, Ok(2), "while code runs ahead");
+    assert_eq!(prints(&sandbox, "print(x)").await, "[0, 1]\n");
+    let run = sandbox.execute("import os; os._exit(1)").await.unwrap();
+    assert_eq!(run.state.status, StateStatus::Restored);
+    assert_eq!(prints(&sandbox, "print(x)").await, "[0, 1]\n");
+}
+
+async fn the_oldest_goes_when_memory_is_short(kind: BackendKind) {
+    let resources = Resources {
+        memory_bytes: 256 << 20,
+        ..Resources::default()
+    };
+    let sandbox = builder(kind).resources(resources).build().await.unwrap();
+    prints(&sandbox, "x = bytearray(70 << 20)").await;
+    for value in 2..=4 {
+        // Then no two copies share a page of it.
+        prints(&sandbox, &format!("for at in range(0, len(x), 4096): x[at] = {value}")).await;
+    }
+    sandbox.checkpoint().await.unwrap();
+    let error = sandbox.restore(Some(2)).await.unwrap_err();
+    assert_eq!(error.code(), "no_checkpoint", "{error}");
+    assert_eq!(sandbox.undo().await, Ok(3));
+    assert_eq!(prints(&sandbox, "print(x[0])").await, "3\n");
+}
+
+async fn without_checkpoints_there_are_none(kind: BackendKind) {
+    let sandbox = builder(kind).checkpoints(0).build().await.unwrap();
+    prints(&sandbox, "x = 1").await;
+    assert_eq!(sandbox.capabilities().checkpoints, 0);
+    for error in [
+        sandbox.undo().await,
+        sandbox.checkpoint().await,
+        sandbox.restore(None).await,
+    ] {
+        assert_eq!(error.unwrap_err().code(), "invalid_option");
+    }
+    let run = sandbox.execute("import os; os._exit(1)").await.unwrap();
+    assert_eq!(run.state.status, StateStatus::Lost);
+}
+
+async fn nothing_is_left_in_the_end(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    let token = token();
+    // Copies have the command line of the guest, so the mark stands in their name.
+    prints(
+        &sandbox,
+        &format!(
+            "import sys\nname = '{}'\nopen('/proc/self/comm', 'w').write(name[-9:])",
+            token
+        ),
+    )
+    .await;
+    for _ in 0..3 {
+        prints(&sandbox, "x = 1").await;
+    }
+    let named = || {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        // A process that has ended has no command line, although its parent may not have noticed yet.
+        let alive =
+            processes.filter(|entry| std::fs::read(entry.path().join("cmdline")).is_ok_and(|line| !line.is_empty()));
+        let names = alive.filter_map(|entry| std::fs::read_to_string(entry.path().join("comm")).ok());
+        names.filter(|name| name.trim() == &token[token.len() - 9..]).count()
+    };
+    sandbox.checkpoint().await.unwrap();
+    until("the guest and three copies", || named() == 4).await;
+    assert_eq!(sandbox.undo().await, Ok(3));
+    until("another guest and the same copies", || named() == 4).await;
+    sandbox.destroy().await;
+    assert_eq!(named(), 0);
+    let other = self::sandbox(kind).await;
+    prints(
+        &other,
+        &format!("open('/proc/self/comm', 'w').write('{}')", &token[token.len() - 9..]),
+    )
+    .await;
+    prints(&other, "x = 1").await;
+    drop(other);
+    until("they end when the last handle is dropped", || named() == 0).await;
+}

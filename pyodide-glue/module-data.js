@@ -1,5 +1,4 @@
 // The data of Python's module, which comes apart from its code: see split-module.js.
-// Decisions: docs/internals/guest-in-a-browser.md.
 
 // Taken before any guest code runs: lockDown removes them.
 const { Uint8Array } = self;

@@ -29,7 +29,7 @@ const GLUE = [
     ["index.js", "rlm.js", "models.js", "ai.js", "display.js", "node.js", "node-rlm.js"],
     ["supervisor.js", "confinement.js", "tool-schemas.js"],
     ["prefetch.js", "tidy-html.js", "filter-css.js", "process.js", "seccomp.js"],
-    ["frame.js", "assets.js", "kept-files.js", "split-module.js"],
+    ["frame.js", "assets.js", "kept-files.js"],
   ],
   [["frame-script.js", "process-script.js"]],
   [
@@ -37,7 +37,7 @@ const GLUE = [
     ["runtime.js", "lockdown.js"],
     ["bridge.js", "checkpoint.js", "install.js"],
     ["snapshot.js", "files.js", "libraries.js", "library.js", "nondeterminism.js"],
-    ["file-names.js", "bytes.js", "packing.js", "module-data.js"],
+    ["file-names.js", "bytes.js", "packing.js"],
   ],
   [["start-worker.js"], ["mailbox.js", "wheel.js", "pipe.js", "trusted-types.js", "sandbox-error.js"]],
 ].map((layers) => layers.map((names) => names.map((name) => `pyodide-glue/${name}`)));

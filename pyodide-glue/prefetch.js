@@ -5,7 +5,6 @@
 import { assetUrl } from "./assets.js";
 import { createFrame } from "./frame.js";
 import { findKept, findModule } from "./kept-files.js";
-import { splitModule } from "./split-module.js";
 
 /** @import { SandboxOptions } from "../pkg/sandglass.js" */
 /** @import { Frame } from "./frame.js" */
@@ -82,7 +81,7 @@ function startEarly(place) {
     // As a Blob, which the frame gets without a copy.
     place.element.contentWindow?.postMessage(new Blob([bytes]), "*", [farPort, farControl]);
   }, stop);
-  wasm?.then((blob) => control.postMessage(splitModule(blob)), stop);
+  wasm?.then((blob) => control.postMessage({ wasm: blob }), stop);
   void kept.then((snapshot) => snapshot && control.postMessage({ kept: snapshot }));
 }
 

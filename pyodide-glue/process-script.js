@@ -90,7 +90,7 @@ const takesPacked = parseInt(process.versions.node, 10) >= 22;
 /** A message of `control`, made of what `process.js` has sent. @param {any[]} value @returns {Supply} */
 function takeControl([kind, ...values]) {
   if (kind === "message") return /** @type {[string, Uint8Array?]} */ (values);
-  if (kind === "wasm") return { wasm: values[0], data: values[1] };
+  if (kind === "wasm") return { wasm: values[0] };
   if (kind === "library") return { library: values[0] };
   const [files, snapshot, packed, proven] = values;
   return {

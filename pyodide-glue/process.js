@@ -133,7 +133,7 @@ export function startProcess(command, script, port, control) {
 /** A message of `control` as a value of a pipe. `process-script.js` reads it. @param {Exclude<Supply, { kept: Blob }>} message */
 function giveControl(message) {
   if (Array.isArray(message)) return ["message", message[0], ...(message[1] ? [message[1]] : [])];
-  if ("wasm" in message) return ["wasm", message.wasm, message.data];
+  if ("wasm" in message) return ["wasm", message.wasm];
   if ("library" in message) return ["library", message.library];
   const { files, snapshot, packed, proven } = message;
   return ["parts", JSON.stringify(files), snapshot ?? null, packed ?? null, proven ? "proven" : ""];

@@ -9,10 +9,8 @@ import { createFiles } from "./files.js";
 import { installWheels } from "./install.js";
 import { createLibraries } from "./libraries.js";
 import { fileNames } from "./file-names.js";
-import { putData } from "./module-data.js";
 import {
   cleanFreeMemory,
-  copyBegin,
   copySnapshot,
   createHash,
   isIntact,
@@ -66,12 +64,12 @@ const DAMAGED = "the snapshot that was kept is damaged";
  * packed. Without either, makes one.
  * @param {Blob | undefined} given  the snapshot of an earlier guest
  * @param {Promise<Parts>} parts
- * @param {Module} compiled
+ * @param {Promise<WebAssembly.Module>} wasm
  * @param {ReturnType<typeof createBridge>} bridge
  * @param {ReturnType<typeof createDetector>} detector
  * @param {ReturnType<typeof createLibrary>} library
  */
-export async function loadRuntime(given, parts, compiled, bridge, detector, library) {
+export async function loadRuntime(given, parts, wasm, bridge, detector, library) {
   // Python's clocks must not jump in a guest that takes over, so no worker may have a time origin of its own.
   performance.now = () => timeOrigin + now();
   // The only `fetch` in the guest.
@@ -85,27 +83,27 @@ export async function loadRuntime(given, parts, compiled, bridge, detector, libr
   if (bridge.capabilities.bridge === "none") await library.load(); // Python could never wait for it
   let snapshot = given;
   const reading = given?.arrayBuffer();
-  let started = reading && (await load(compiled, detector, parts, async () => readSnapshot(await reading)));
+  let started = reading && (await load(wasm, detector, parts, async () => readSnapshot(await reading)));
   const { packed } = await parts;
   if (!started && packed) {
-    const unpack = async (/** @type {() => Promise<WebAssembly.Memory>} */ initial) => {
-      const whole = await unpackSnapshot(packed, initial());
+    const unpack = async (/** @type {Promise<WebAssembly.Memory>} */ memory) => {
+      const whole = await unpackSnapshot(packed, memory);
       snapshot = new Blob([whole]);
       return readSnapshot(whole);
     };
-    started = await load(compiled, detector, parts, unpack);
+    started = await load(wasm, detector, parts, unpack);
   }
   if (!snapshot || !started) {
     if (!library.isThere) await library.load();
     const goOn = standStill();
-    const { pyodide, hash, fixSize } = /** @type {Loaded} */ (await load(compiled, detector, parts));
+    const { pyodide, hash, fixSize } = /** @type {Loaded} */ (await load(wasm, detector, parts));
     const imported = "sandglass.browser.preload, sandglass.browser.guest";
     pyodide.runPython(`import ${imported}; del sandglass; import gc; gc.collect(); del gc`);
     cleanFreeMemory(pyodide, fixSize);
     snapshot = makeSnapshot(pyodide, hash);
     goOn();
     const made = await snapshot.arrayBuffer();
-    started = /** @type {Loaded} */ (await load(compiled, detector, parts, async () => readSnapshot(made), true));
+    started = /** @type {Loaded} */ (await load(wasm, detector, parts, async () => readSnapshot(made), true));
   }
   const { pyodide, image, hash, grow, limitMemory, fixSize, libraries, setTimeZone } = started;
   setTimeZone();
@@ -165,8 +163,6 @@ export async function loadRuntime(given, parts, compiled, bridge, detector, libr
   };
 }
 
-/** @typedef {{ wasm: Promise<WebAssembly.Module>, data: Promise<Blob> }} Module  without its data, which is apart */
-
 /**
  * @typedef {object} Loaded
  * @property {import("pyodide").PyodideAPI} pyodide
@@ -181,14 +177,14 @@ export async function loadRuntime(given, parts, compiled, bridge, detector, libr
 
 /**
  * Loads Pyodide from a snapshot, or ready to make one. Resolves to undefined when the snapshot is damaged.
- * @param {Module} compiled
+ * @param {Promise<WebAssembly.Module>} wasm
  * @param {ReturnType<typeof createDetector>} detector
  * @param {Promise<Parts>} parts
- * @param {(initial: () => Promise<WebAssembly.Memory>) => Promise<Image | undefined>} [read]  may ask for a memory with the module's data
+ * @param {(memory: Promise<WebAssembly.Memory>) => Promise<Image | undefined>} [read]  gets the fresh memory
  * @param {boolean} [proven]  whether a guest has started from this snapshot before; the parts say it otherwise
  * @returns {Promise<Loaded | undefined>}
  */
-async function load({ wasm, data }, detector, parts, read, proven) {
+async function load(wasm, detector, parts, read, proven) {
   const { instantiateStreaming } = WebAssembly;
   /** @type {Image | undefined} */
   let image;
@@ -206,8 +202,7 @@ async function load({ wasm, data }, detector, parts, read, proven) {
   let used = 0;
   /** @type {PromiseWithResolvers<WebAssembly.Memory>} */
   const fresh = Promise.withResolvers();
-  const initial = async () => putData(await fresh.promise, await data);
-  const reading = read?.(initial);
+  const reading = read?.(fresh.promise);
   reading?.catch(() => {}); // awaited below
   // Pyodide calls this function for its module. Here it gets the compiled one, and the memory's size is set.
   WebAssembly.instantiateStreaming = /** @type {any} */ (
@@ -232,9 +227,6 @@ async function load({ wasm, data }, detector, parts, read, proven) {
       memory.grow = (pages) => growMemory.call(memory, Math.min(pages, (limit - sizeOf()) / WASM_PAGE));
       fresh.resolve(memory);
       image = await reading?.catch(() => undefined);
-      // Emscripten's start needs the module's data, which a snapshot has, too.
-      if (image) copyBegin(image, memory, DATA_BYTES);
-      else await initial();
       const all = await parts; // here, so that files are always made in the same order
       files = all.files;
       proven ??= all.proven;

@@ -103,19 +103,6 @@ export function readSnapshot(whole) {
 }
 
 /**
- * Copies the beginning of a snapshot, up to `end`, into fresh memory.
- * @param {Image} image @param {WebAssembly.Memory} memory @param {number} end
- */
-export function copyBegin({ hashes, pages }, { buffer }, end) {
-  const memory = new Uint8Array(buffer);
-  let at = 0;
-  for (let page = 0; page * PAGE < end; page++) {
-    if (hashes[page] === 0) continue;
-    memory.set(pages.subarray(at, (at += PAGE)), page * PAGE);
-  }
-}
-
-/**
  * Copies a snapshot into fresh memory.
  * @param {Image} image
  * @param {Uint8Array} memory

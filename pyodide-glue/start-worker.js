@@ -13,9 +13,9 @@ import { trustedUrl } from "./trusted-types.js";
  * @property {boolean} proven  whether a guest has started from this snapshot before
  */
 /**
- * What `control` brings, in any order: the module and its data, the snapshot if it comes before the other parts, the parts, the archive of the
+ * What `control` brings, in any order: the module, the snapshot if it comes before the other parts, the parts, the archive of the
  * standard library (or the reason why it is missing), and messages for a blocked worker.
- * @typedef {{ wasm: Blob, data: Blob } | { kept: Blob } | Parts | { library: Blob | string } | [header: string, body?: Uint8Array]} Supply
+ * @typedef {{ wasm: Blob } | { kept: Blob } | Parts | { library: Blob | string } | [header: string, body?: Uint8Array]} Supply
  */
 
 /**
@@ -70,10 +70,8 @@ export function tendWorker(worker, port, control) {
   });
   control.onmessage = (/** @type {{ data: Supply }} */ { data }) => {
     if (data instanceof Array) write?.(data);
-    else if ("wasm" in data) {
-      worker.postMessage({ data: data.data });
-      compile(worker, data.wasm).catch(fail);
-    } else if ("library" in data) {
+    else if ("wasm" in data) compile(worker, data.wasm).catch(fail);
+    else if ("library" in data) {
       library = data.library;
       answer().catch(fail);
     } else worker.postMessage(data);

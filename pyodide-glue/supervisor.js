@@ -6,7 +6,6 @@ import { assetUrl, failedRequest, wrongAnswer } from "./assets.js";
 import { findKept, forgetModule, keep, keepModule } from "./kept-files.js";
 import { openFrame, takeRequest } from "./prefetch.js";
 import { SandboxError } from "./sandbox-error.js";
-import { splitModule } from "./split-module.js";
 import { startWorker } from "./start-worker.js";
 import { readMetadata } from "./wheel.js";
 
@@ -25,7 +24,6 @@ const glue = {
   keep,
   keepModule,
   forgetModule,
-  splitModule,
   startWorker,
   readMetadata,
   /** Reads a file that cannot be fetched. @type {((url: string) => Promise<BufferSource> | undefined) | undefined} */

@@ -40,13 +40,10 @@ self.onmessage = async ({ data }) => {
   const snapshot = Promise.withResolvers();
   /** @type {PromiseWithResolvers<WebAssembly.Module>} */
   const wasm = Promise.withResolvers();
-  /** The module's section of data. @type {PromiseWithResolvers<Blob>} */
-  const moduleData = Promise.withResolvers();
   self.onmessage = ({ data }) => {
     if (data instanceof WebAssembly.Module) wasm.resolve(data);
     else if (data instanceof Array) library.take(data[1]);
     else if ("kept" in data) snapshot.resolve(data.kept);
-    else if ("data" in data) moduleData.resolve(data.data);
     else {
       parts.resolve(data);
       snapshot.resolve(data.snapshot);
@@ -99,8 +96,7 @@ self.onmessage = async ({ data }) => {
   try {
     const bridge = createBridge(post, mailbox, detector, library);
     const given = await snapshot.promise;
-    const module = { wasm: wasm.promise, data: moduleData.promise };
-    const runtime = await loadRuntime(given, parts.promise, module, bridge, detector, library);
+    const runtime = await loadRuntime(given, parts.promise, wasm.promise, bridge, detector, library);
     lockDown();
     const { made } = runtime;
     if (made) postMessage([stringify([{ type: "snapshot", reason: made.reason }]), made.snapshot]);

@@ -12,5 +12,3 @@ declare module "*.wat" {
 
 /** The size of the standard library's archive, which scripts/build.mjs puts in. */
 declare const STDLIB_BYTES: number;
-/** The end of the data of Python's module in memory, which scripts/build.mjs puts in. */
-declare const DATA_BYTES: number;

@@ -11,7 +11,6 @@ export const SECTION = {
   elements: 9,
   code: 10,
   data: 11,
-  dataCount: 12,
 };
 
 /** What an import or export is. */
@@ -74,15 +73,6 @@ function* eachSection(bytes) {
     const contents = reader.take(reader.unsigned());
     yield { id, contents, whole: bytes.subarray(begin, reader.at) };
   }
-}
-
-/** The offsets at which a section begins and ends. @param {Uint8Array} bytes @param {number} wanted @returns {[number, number]} */
-export function findSection(bytes, wanted) {
-  for (const { id, whole } of eachSection(bytes)) {
-    const begin = whole.byteOffset - bytes.byteOffset;
-    if (id === wanted) return [begin, begin + whole.length];
-  }
-  throw new Error("the module lacks a section");
 }
 
 /** Replaces a section by `parts`. @param {Uint8Array} bytes @param {number} replaced @param {(Uint8Array | number[])[]} parts */

@@ -40,9 +40,6 @@ extern "C" {
     /// Forgets the module that the browser has kept. A promise of the end.
     #[wasm_bindgen(method, js_name = forgetModule)]
     pub(super) fn forget_module(this: &Glue) -> Promise;
-    /// `{ wasm, data }`: a module without its section of data, and that section.
-    #[wasm_bindgen(method, js_name = splitModule)]
-    pub(super) fn split_module(this: &Glue, module: &JsValue) -> JsValue;
     /// A request that was begun earlier.
     #[wasm_bindgen(method, js_name = takeRequest)]
     pub(super) fn take_request(this: &Glue, url: &str) -> Option<Begun>;

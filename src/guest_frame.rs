@@ -257,11 +257,11 @@ impl Guest {
     }
 
     /// Gives the guest its module, unless it gets that anyway.
-    pub(super) fn compile(&self, glue: &Glue, module: &JsValue) -> Result<(), JsValue> {
+    pub(super) fn compile(&self, wasm: &JsValue) -> Result<(), JsValue> {
         if self.far_ends.is_none() {
             return Ok(());
         }
-        self.control.post_message(&glue.split_module(module))
+        self.control.post_message(&object(&[("wasm", wasm)]))
     }
 
     /// Gives the worker the parts that Python starts from.

@@ -169,7 +169,7 @@ async fn start(isolation: Isolation, base: &str, glue: &Glue) -> Option<Guest> {
     let (script, wasm) = (assets.script().await.ok()?, assets.wasm().await.ok()?);
     let mut guest = Guest::open(glue, isolation, base).ok()?;
     guest.launch(glue, &script).ok()?;
-    guest.compile(glue, &wasm).ok()?;
+    guest.compile(&wasm).ok()?;
     guest.furnish(Some(&snapshot), None).ok()?;
     guest.bring_library(base.to_owned(), glue.clone());
     Some(guest)

@@ -241,7 +241,7 @@ async fn start(
         if !isolation.is_closed() {
             assets.verified().await?;
         }
-        on_guest(&|driver, held| held.with_guest(driver, |guest| guest.compile(glue, &wasm)));
+        on_guest(&|driver, held| held.with_guest(driver, |guest| guest.compile(&wasm)));
         Ok(())
     };
     // A frame that was begun early has its module already: it must not wait until the page has it.

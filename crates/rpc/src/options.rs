@@ -43,7 +43,7 @@ pub struct Options {
     pub backend: BackendKind,
     /// True if code may run ahead.
     pub ahead: bool,
-    /// The number of states that are kept to go back to.
+    /// The number of states that are kept to go back to. The newest of them is the present one.
     pub checkpoints: u32,
     /// True if the session guesses code.
     pub predictions: bool,

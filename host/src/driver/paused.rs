@@ -183,11 +183,13 @@ impl SandboxTask {
             .and_then(|number| self.paused.copies.get(&number)?.upgrade());
         let inner = self.paused.alive().filter_map(|(_, copy)| copy.guest.inner_id());
         let paused: Vec<u32> = inner.collect();
+        let all: Vec<_> = self.paused.alive().map(|(_, copy)| copy).collect();
         self.slots.launch(
             Slot::Main,
             Box::pin(async move {
                 let copy = copy.ok_or_else(|| Error::GuestLost("its process is gone".to_owned()))?;
-                copy.boundary.revive(&copy.guest, &paused).await
+                let stop_all = || all.iter().for_each(|copy| copy.guest.stop());
+                copy.boundary.revive(&copy.guest, &paused, stop_all).await
             }),
             Vec::new(),
         );
@@ -210,6 +212,7 @@ impl SandboxTask {
                 if let Some(mut own) = own {
                     own.kill();
                 }
+                self.paused.alive().for_each(|(_, copy)| copy.guest.stop());
                 left = boundary.end_guest(root, ids.into_iter());
             }
         }

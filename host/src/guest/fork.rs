@@ -228,7 +228,7 @@ fn is_below(fd: &OwnedFd, root: u32) -> bool {
 }
 
 /// The parent of a process. The search begins after the last `)`, because the program's name before it may contain anything.
-fn parent_of(pid: u32) -> Option<u32> {
+pub(super) fn parent_of(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     status.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }

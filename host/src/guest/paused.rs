@@ -96,6 +96,11 @@ impl PausedGuest {
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
+    /// Stops the process, which has nothing to do while it is paused. Code of the guest may have handed over a process of its own as a copy.
+    pub(crate) fn stop(&self) {
+        let _ = pidfd_send_signal(self.process.pidfd(), Signal::STOP);
+    }
+
     /// Ends the process.
     pub(crate) fn kill(&self) {
         let _ = pidfd_send_signal(self.process.pidfd(), Signal::KILL); // it may be gone already
@@ -148,8 +153,13 @@ impl Boundary {
         self.between().root.take()
     }
 
-    /// Makes a guest of a paused copy, once the last guest is gone.
-    pub(crate) async fn revive(self: &Arc<Self>, copy: &PausedGuest, paused: &[u32]) -> Result<Guest, Error> {
+    /// Makes a guest of a paused copy, once the last guest is gone. Then nobody is left who could continue a copy that `stop_all` stops.
+    pub(crate) async fn revive(
+        self: &Arc<Self>,
+        copy: &PausedGuest,
+        paused: &[u32],
+        stop_all: impl Fn(),
+    ) -> Result<Guest, Error> {
         let failed = |what: &str| Error::GuestLost(what.to_owned());
         let sweep = self.between().sweep.take();
         let mut lent = Lent {
@@ -164,6 +174,7 @@ impl Boundary {
             }
             return Err(failed("processes of the guest before it did not end"));
         }
+        stop_all();
         let revived = copy.revive(paused).await?;
         let root = lent.root.take().ok_or_else(|| failed("its processes are gone"))?;
         Ok(Guest::revived(revived, root, Arc::clone(self)))

@@ -1,6 +1,6 @@
 //! A guest that is a child process of the host.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read, Seek, Write};
@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use command_fds::{CommandFdExt, FdMapping};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -25,7 +25,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::fork::Forker;
+use super::fork::{Forker, parent_of};
 use super::rlimits::Rlimits;
 use super::{
     CHANNEL_FD, CONTROL_FD, Exit, FILTER_FD, GATE_FD, Guest, Hits, INFO_FD, MAPPED_FD, Plan, Process, Sweeper, epoch,
@@ -41,8 +41,8 @@ pub(crate) const OOM_SCORE: i64 = 500;
 const KILLED: i32 = 9;
 /// The time for killed processes to end.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
-/// The rounds in which processes are killed that no control group holds.
-const SWEEPS: u32 = 100;
+/// The pause between two looks at processes that are being killed.
+const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 /// The time for bubblewrap to make its namespaces.
 const NAMESPACE_WITHIN: Duration = Duration::from_secs(20);
 /// The variable that marks a guest's processes. Without control groups, they are found by this mark.
@@ -315,35 +315,74 @@ impl Drop for Started {
 /// Kills all processes with the mark in their environment, even in other sessions. A process that clears its environment
 /// escapes this; only control groups or namespaces hold it.
 fn kill_marked(mark: &OsString) {
-    kill_marked_but(mark, &HashSet::new(), 10);
+    // Repeated for processes that were started meanwhile, but only a few times, because a fork bomb never ends.
+    for _ in 0..10 {
+        let found: Vec<u32> = pids().filter(|pid| is_marked(*pid, mark)).collect();
+        if found.is_empty() {
+            return;
+        }
+        kill_each(&found);
+    }
 }
 
-/// Does the same except for some processes, in so many rounds. Returns true when none of the others is left.
-fn kill_marked_but(mark: &OsString, spared: &HashSet<u32>, rounds: u32) -> bool {
-    let wanted = format!("{MARK}={}", mark.display());
-    let pids = || {
-        let names = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = names.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        pids.filter(|pid| !spared.contains(pid))
-    };
-    let marked = |pid: &u32| {
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment
-            .split(|byte| *byte == 0)
-            .any(|entry| entry == wanted.as_bytes())
-    };
-    // Repeated for processes that were started meanwhile, but only a few times, because a fork bomb never ends.
-    for _ in 0..rounds {
-        let found = pids().filter(marked).map(u32::cast_signed);
-        let found: Vec<_> = found.filter_map(Pid::from_raw).collect();
-        if found.is_empty() {
+/// Kills all processes but these that are marked, or come from the process `root`. Inside of bubblewrap they have no mark, and all come
+/// from `root`, because its namespace has an init process of its own. Returns true once none is left.
+fn kill_others(mark: &OsString, root: Option<u32>, spared: &HashSet<u32>) -> bool {
+    let end = Instant::now() + GONE_WITHIN;
+    loop {
+        let family = root.map(descendants).unwrap_or_default();
+        let others = pids().filter(|pid| !spared.contains(pid));
+        let others: Vec<u32> = others
+            .filter(|pid| family.contains(pid) || is_marked(*pid, mark))
+            .collect();
+        if others.is_empty() {
             return true;
         }
-        for pid in found {
-            let _ = kill_process(pid, Signal::KILL);
+        if Instant::now() > end {
+            return false;
         }
+        kill_each(&others);
+        std::thread::sleep(SWEEP_PAUSE);
     }
-    false
+}
+
+fn pids() -> impl Iterator<Item = u32> {
+    let names = fs::read_dir("/proc").into_iter().flatten().flatten();
+    names.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+fn is_marked(pid: u32, mark: &OsString) -> bool {
+    let wanted = format!("{MARK}={}", mark.display());
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    environment
+        .split(|byte| *byte == 0)
+        .any(|entry| entry == wanted.as_bytes())
+}
+
+/// The living processes that come from a process.
+fn descendants(root: u32) -> HashSet<u32> {
+    let parents: HashMap<u32, u32> = pids().filter_map(|pid| Some((pid, parent_of(pid)?))).collect();
+    let comes_from_root = |pid: &u32| {
+        let mut line = std::iter::successors(parents.get(pid), |parent| parents.get(parent));
+        line.any(|parent| *parent == root)
+    };
+    let family = parents.keys().copied().filter(comes_from_root);
+    family.filter(|pid| !has_died(*pid)).collect()
+}
+
+/// Returns true when a process has ended and only waits for its parent.
+fn has_died(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = status
+        .rsplit_once(')')
+        .and_then(|(_, rest)| rest.split_whitespace().next());
+    state.is_none_or(|state| state == "Z" || state == "X")
+}
+
+fn kill_each(pids: &[u32]) {
+    for pid in pids.iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
 }
 
 /// A child process, and its output.
@@ -424,13 +463,13 @@ impl Process for Native {
 
     fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
         let spared = HashSet::from_iter(spared);
-        let mark = self.started.mark.clone();
+        let (mark, root) = (self.started.mark.clone(), self.id());
         Some(match &self.started.cgroup {
             Some(cgroup) => {
                 let cgroup = Arc::clone(cgroup);
                 Box::new(move || cgroup.kill_others(&spared, GONE_WITHIN))
             }
-            None => Box::new(move || kill_marked_but(&mark, &spared, SWEEPS)),
+            None => Box::new(move || kill_others(&mark, root, &spared)),
         })
     }
 }
@@ -438,5 +477,32 @@ impl Process for Native {
 impl Drop for Native {
     fn drop(&mut self) {
         self.listening.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_without_a_mark_are_found_by_where_they_come_from() {
+        let code = "sleep 1000 & setsid sleep 1000 & (sleep 1000 & sleep 1000) & wait";
+        let mut root = std::process::Command::new("/bin/sh")
+            .args(["-c", code])
+            .spawn()
+            .unwrap();
+        let pid = root.id();
+        let begin = Instant::now();
+        while descendants(pid).len() < 4 && begin.elapsed() < GONE_WITHIN {
+            std::thread::sleep(SWEEP_PAUSE);
+        }
+        assert!(descendants(pid).len() >= 4);
+        assert!(kill_others(
+            &OsString::from("no process has this mark"),
+            Some(pid),
+            &HashSet::from([pid])
+        ));
+        assert!(descendants(pid).is_empty());
+        assert!(root.wait().unwrap().success(), "it was spared");
     }
 }

@@ -141,8 +141,9 @@ async fn what_a_killed_guest_left_ends_with_it(kind: BackendKind) {
         .await
         .unwrap();
     assert_eq!(run.state.status, StateStatus::Restored, "{:?}", run.run);
-    assert_eq!(prints(&sandbox, "print(x)").await, "1\n");
+    sandbox.start().await.unwrap();
     assert_eq!(processes_with(&token), 0, "they are gone before anything runs");
+    assert_eq!(prints(&sandbox, "print(x)").await, "1\n");
 }
 
 async fn the_state_goes_back_and_forth(kind: BackendKind) {

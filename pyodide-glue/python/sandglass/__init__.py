@@ -36,6 +36,7 @@ layers.
 Uses the standard library only, and runs on CPython 3.11 … 3.14.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime.bridge import Bridge
@@ -54,7 +55,6 @@ __all__ = [
     "Display",
     "HostCall",
     "HostCallError",
-    "JupyterREPL",
     "LimitError",
     "NotSerializable",
     "Notebook",
@@ -85,7 +85,9 @@ if TYPE_CHECKING:
     from sandglass.jupyter import JupyterREPL as JupyterREPL
 
 #: Names of `client/`, which guests do not have.
-_OF_CLIENT = frozenset(__all__) - frozenset(globals()) - {"JupyterREPL"}
+_OF_CLIENT = frozenset(__all__) - frozenset(globals())
+if not os.path.isdir(os.path.join(__path__[0], "client")):
+    __all__ = [name for name in __all__ if name not in _OF_CLIENT]
 
 
 def __getattr__(name: str) -> Any:

@@ -127,10 +127,13 @@ impl<B: Body> CheckpointChain<B> {
         Kept::Yes
     }
 
-    /// Drops the oldest checkpoints beyond so many.
-    pub(super) fn keep_newest(&mut self, most: usize) {
-        let surplus = self.0.len().saturating_sub(most);
-        self.0.drain(..surplus);
+    /// Drops checkpoints beyond so many: first those that the present one does not come from, and the oldest of them first.
+    pub(super) fn keep_newest(&mut self, most: usize, present: u32) {
+        while self.0.len() > most {
+            let line: Vec<u32> = self.line(Some(present)).map(|link| link.number).collect();
+            let aside = self.0.iter().position(|link| !line.contains(&link.number));
+            self.0.remove(aside.unwrap_or(0));
+        }
     }
 
     /// Removes a checkpoint. Those that came from it then come from the one before it.

@@ -28,7 +28,9 @@ impl<B: Body> Checkpoints<B> {
 
     /// Drops the checkpoint that the state came from. The state has the same relation to an older checkpoint then, if there is one.
     fn drop_base(&mut self, number: u32) {
-        let older = self.chain.before(number).map(|link| link.number);
+        let parent = self.chain.find(number).and_then(|link| link.parent);
+        let older = parent.and_then(|parent| self.chain.find(parent));
+        let older = older.or_else(|| self.chain.before(number)).map(|link| link.number);
         let undone = self.chain.set_since(older, Some(number));
         self.set_since.extend(undone);
         self.chain.remove(number);

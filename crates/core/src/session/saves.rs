@@ -236,7 +236,7 @@ impl<B: Body> Checkpoints<B> {
             }
         }
         if let Some(most) = self.most_paused {
-            self.chain.keep_newest(most);
+            self.chain.keep_newest(most, number);
         }
         self.unsavable = None;
         self.base = Some(number);

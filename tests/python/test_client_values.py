@@ -135,7 +135,7 @@ def loop() -> Any:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"a": [Own()]}, "x['a'][0] is a Own, which cannot go into the sandbox"),
+        ({"a": [Own()]}, "x['a'][0] is an Own, which cannot go into the sandbox"),
         (nested(300), "is nested deeper than 200 levels"),
         (loop(), "or contains itself"),
         (numpy.array(["a"]), "give value.tolist()"),

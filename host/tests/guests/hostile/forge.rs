@@ -91,7 +91,10 @@ async fn assert_harmless(sandbox: &Sandbox, code: &str) {
         "{code}: {next:?}"
     );
     assert_works(sandbox).await;
-    text(sandbox, PRELUDE).await;
+    // A guest that does not wait for its channel may live until a message comes in two parts.
+    if sandbox.execute(PRELUDE).await.unwrap().outcome != Outcome::Ok {
+        text(sandbox, PRELUDE).await;
+    }
 }
 
 async fn frames_on_every_descriptor(kind: Kind) {

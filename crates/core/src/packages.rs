@@ -28,6 +28,8 @@ pub use lock::Lock;
 pub use requirement::Requirement;
 pub use resolve::{Resolver, Step};
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::Error;
 
 /// The most characters of a requirement, and the most wheels that one request may need.
@@ -52,7 +54,7 @@ impl Target {
 }
 
 /// A wheel to install.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wheel {
     /// The package's name, in its author's spelling.
     pub name: String,

@@ -16,6 +16,8 @@
 //! | `begin_and_end.rs` | the interpreter's part in an exchange: its beginning, and the results of its end |
 //! | `exchange.rs`, `execution.rs`, `calls.rs`, `display.rs`, `variables.rs`, `files.rs` | one exchange: its job, output and host calls |
 //! | `saves.rs`, `checkpoints.rs`, `checkpoint_chain.rs` | the time of saves, the states that guests are given, and the kept checkpoints |
+//! | `setup.rs` | what a driver declares of a session before its first input |
+//! | `copies.rs` | sessions that continue from another session's state: forks, shadows, and kept sessions |
 //! | `kept_guests.rs` | checkpoints that are paused copies of the guest |
 //! | `going_back.rs`, `journal.rs` | the return to an earlier state, and the executions that make a state again which was not saved |
 //! | `contexts.rs`, `packages.rs` | values and packages that every guest is given |
@@ -31,6 +33,7 @@ mod checkpoint_chain;
 mod checkpoints;
 mod commands;
 mod contexts;
+mod copies;
 mod display;
 mod exchange;
 mod execution;
@@ -44,6 +47,7 @@ mod oversized;
 mod packages;
 mod pings;
 mod saves;
+mod setup;
 mod shadow;
 mod shadows;
 mod variables;
@@ -52,18 +56,19 @@ use crate::budget::{Budget, BudgetLimits, Usage};
 use crate::deadline::earliest;
 use crate::error::Error;
 use crate::execution::CodeExecution;
-use crate::limits::{Limits, MAX_DISPLAY_BYTES, MAX_LINE_CHARS};
+use crate::limits::{Limits, MAX_LINE_CHARS};
 use crate::packages::{Wheel, normalized};
 use crate::predictions::Prediction;
 use crate::protocol::{Encoding, Event, GuestInfo, Profile, Request, Stream};
 use crate::stats::Stats;
 use commands::Next;
+use copies::KeptMark;
 use interpreter::{Config, Guest, Interpreter, Note};
-use pings::Pings;
+use serde::{Deserialize, Serialize};
 use shadows::{ShadowEffect, Shadows};
 
-pub use checkpoints::Fork;
 pub use contexts::{Series, Target};
+pub use copies::{Fork, HistoryEntry, Kept};
 pub use display::ToResult;
 pub use files::{CellFile, FileCommand, Look};
 pub use packages::{Package, Wanted};
@@ -85,7 +90,7 @@ impl Body for Vec<u8> {
 pub type Ticket = u32;
 
 /// A value in a body.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Encoded<B> {
     /// The value's encoding.
     pub encoding: Encoding,
@@ -268,6 +273,8 @@ pub enum HostEffect<B> {
         /// The output's relation to the last expression's value.
         to_result: ToResult,
     },
+    /// Keeps the session, which differs from what was last kept ([`Session::kept`]).
+    Keep,
     /// Answers a command. Each command gets one answer.
     Resolve(Ticket, Result<Reply<B>, Error>),
 }
@@ -310,6 +317,8 @@ pub struct Session<B> {
     interpreter: Interpreter<B>,
     shadows: Shadows<B>,
     effects: Vec<Effect<B>>,
+    /// What was last kept, if the session is kept.
+    kept: Option<KeptMark>,
 }
 
 impl<B: Body> Session<B> {
@@ -335,82 +344,18 @@ impl<B: Body> Session<B> {
             interpreter,
             shadows,
             effects: Vec::new(),
+            kept: None,
         }
     }
 
-    /// Sets the profile. `output_fields` are the names of the values that `SUBMIT` takes.
-    #[must_use]
-    pub fn with_profile(mut self, profile: Profile, output_fields: Vec<String>) -> Self {
-        self.interpreter.config.profile = profile;
-        self.interpreter.config.output_fields = output_fields;
-        self
+    /// All that a later session needs to continue from the newest checkpoint.
+    pub fn kept(&self) -> Kept<B> {
+        self.interpreter.kept()
     }
 
-    /// Lets guests send the value of a last expression, up to this number of bytes.
-    #[must_use]
-    pub fn with_values(mut self, max_bytes: f64) -> Self {
-        self.interpreter.config.max_result_bytes = max_bytes.min(MAX_DISPLAY_BYTES);
-        self
-    }
-
-    /// Lets code run before there is a `context`.
-    #[must_use]
-    pub fn without_context(mut self) -> Self {
-        self.interpreter.contextless = true;
-        self
-    }
-
-    /// Declares that the driver boots a shadow by forking the main guest. Then a copy needs no checkpoint.
-    #[must_use]
-    pub fn with_forks(mut self) -> Self {
-        self.interpreter.forks = true;
-        self.shadows.are_forks(&self.interpreter.config.limits);
-        self
-    }
-
-    /// Declares that the driver makes checkpoints of paused copies of the guest, at most so many. A checkpoint's body stands for the copy,
-    /// which ends when the last clone of the body is dropped. `Save` and `Restore` mean the same, and the driver carries out
-    /// [`GuestEffect::Revive`]. To save is so quick that each execution waits for it. So a user can undo any execution.
-    #[must_use]
-    pub fn with_paused_guests(mut self, most: usize) -> Self {
-        self.interpreter.checkpoints.most_paused = Some(most.max(1));
-        self
-    }
-
-    /// Allows several shadows at once, on a machine with so many `processors` for them. `bytes` limits the state in all of them together;
-    /// if they are forks, [`Input::MemoryIsShort`] limits it instead. By default one shadow runs at a time.
-    #[must_use]
-    pub fn with_shadows_on(mut self, processors: usize, bytes: f64) -> Self {
-        self.shadows.on(processors, bytes);
-        self
-    }
-
-    /// Declares that guests are workers. They must prove after each execution that they are idle. `secret` is a random number.
-    #[must_use]
-    pub fn with_pings(mut self, secret: u64) -> Self {
-        self.interpreter.pings = Some(Pings::new(secret));
-        self
-    }
-
-    /// Declares that guests mark executions that they can repeat ([`ExecutionReport::mark`](crate::protocol::ExecutionReport)). Then a user
-    /// can go back by one execution after any execution.
-    #[must_use]
-    pub fn with_repeats(mut self) -> Self {
-        self.interpreter.checkpoints.are_repeated = true;
-        self
-    }
-
-    /// Adds guesses at the next code, which run when nothing else does.
-    #[must_use]
-    pub fn with_guesses(mut self) -> Self {
-        self.shadows.guess();
-        self
-    }
-
-    /// Sets the budget for all executions together.
-    pub fn with_budget(mut self, budget: Budget) -> Self {
-        self.interpreter.budget = budget;
-        self
+    /// The checkpoints to which the user can go back, the newest first.
+    pub fn history(&self) -> Vec<HistoryEntry> {
+        self.interpreter.history()
     }
 
     /// The budget for all executions together.
@@ -516,6 +461,14 @@ impl<B: Body> Session<B> {
         self.shadows.check_time(now);
         self.follow(now);
         self.run_next(now);
+        let mark = self.interpreter.kept_mark();
+        if self
+            .kept
+            .as_mut()
+            .is_some_and(|kept| std::mem::replace(kept, mark) != mark)
+        {
+            self.effects.push(Effect::Host(HostEffect::Keep));
+        }
         std::mem::take(&mut self.effects)
     }
 

@@ -5,7 +5,7 @@ use super::exchange::{Ending, Exchange, Job};
 use super::interpreter::{Interpreter, Note};
 use super::shadow::Promotion;
 use super::variables::VariableCommand;
-use super::{Body, Effect, Encoded, GuestInput, Reply, Slot, Ticket};
+use super::{Body, Effect, Encoded, GuestInput, Reply, Settings, Slot, Ticket};
 use crate::deadline::StopReason;
 use crate::error::Error;
 use crate::execution::StateReport;
@@ -97,6 +97,10 @@ impl<B: Body> Interpreter<B> {
                 if let Some(names) = settings.output_fields {
                     self.config.output_fields = names;
                 }
+                if ticket.is_none() {
+                    return self.restore_contexts(now);
+                }
+                self.checkpoints.settings += 1;
                 Ok(Reply::Done)
             }
             (Ending::Refused(message), Job::Configure(settings)) => {
@@ -145,6 +149,7 @@ impl<B: Body> Interpreter<B> {
             self.names.push(name.clone());
         }
         if target.is_kept() {
+            self.contexts_given += u32::from(ticket.is_some());
             self.contexts.keep(&name, value);
         }
         match (ticket, target) {
@@ -152,6 +157,16 @@ impl<B: Body> Interpreter<B> {
             (Some(ticket), Target::Next(_)) => self.resolve(ticket, Ok(Reply::Name(name))),
             (Some(ticket), _) => self.resolve(ticket, Ok(Reply::Done)),
         }
+    }
+
+    /// Gives the guest the present settings, because the state that it was given has earlier ones.
+    pub(super) fn configure_again(&mut self, now: f64) {
+        self.checkpoints.end_journal();
+        let unchanged = Settings {
+            host_functions: None,
+            output_fields: None,
+        };
+        self.begin(now, None, Job::Configure(unchanged), None);
     }
 
     /// Takes the exchange, and aborts its host calls.

@@ -4,6 +4,8 @@
 
 use std::iter::successors;
 
+use serde::{Deserialize, Serialize};
+
 use super::Body;
 use super::contexts::Contexts;
 use super::journal::Origin;
@@ -17,7 +19,7 @@ const LEAST_BYTES: usize = 100;
 const EARLIER_BYTES: f64 = 256.0 * 1024.0 * 1024.0;
 
 /// One checkpoint in a chain.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Link<B> {
     /// The checkpoint's number. Numbers grow.
     pub(super) number: u32,
@@ -31,6 +33,8 @@ pub(super) struct Link<B> {
     pub(super) lost: Vec<LostVariable>,
     /// The contexts that the host keeps for every guest, as they were then.
     pub(super) contexts: Contexts<B>,
+    /// The settings that the state has ([`super::checkpoints::Checkpoints::settings`]).
+    pub(super) settings: u32,
     /// The state before its last execution, if it can be had.
     pub(super) before: Option<Origin<B>>,
     /// The checkpoint that the state came from, if there is one.
@@ -38,6 +42,29 @@ pub(super) struct Link<B> {
     /// The variables that the host has set since the parent.
     pub(super) set: Vec<String>,
     pub(super) body: B,
+}
+
+impl<B> Link<B> {
+    /// Replaces each body. `replace` also gets the checkpoint's number for the body of the checkpoint itself.
+    pub(super) fn map<C>(self, replace: &mut impl FnMut(Option<u32>, B) -> C) -> Link<C> {
+        let before = self.before.map(|before| match before {
+            Origin::Saved(number, steps) => Origin::Saved(number, steps),
+            Origin::Fresh(contexts) => Origin::Fresh(contexts.map(&mut |body| replace(None, body))),
+        });
+        Link {
+            number: self.number,
+            full: self.full,
+            execution: self.execution,
+            names: self.names,
+            lost: self.lost,
+            contexts: self.contexts.map(&mut |body| replace(None, body)),
+            settings: self.settings,
+            before,
+            parent: self.parent,
+            set: self.set,
+            body: replace(Some(self.number), self.body),
+        }
+    }
 }
 
 /// All kept checkpoints, in the order of their making.
@@ -161,6 +188,11 @@ impl<B: Body> CheckpointChain<B> {
 
     pub(super) fn clear(&mut self) {
         self.0.clear();
+    }
+
+    /// All checkpoints, the oldest first.
+    pub(super) fn all(&self) -> &[Link<B>] {
+        &self.0
     }
 
     pub(super) fn from_chain(chain: &[Link<B>]) -> Self {

@@ -7,9 +7,8 @@ use super::contexts::Contexts;
 use super::exchange::{Exchange, Job};
 use super::files::FileCommand;
 use super::going_back::Reverting;
-use super::interpreter::{Config, Guest, Interpreter};
+use super::interpreter::{Guest, Interpreter};
 use super::journal::{Journal, Origin, Steps};
-use super::packages::Package;
 use super::saves::{LEAST_SAVE_MS, Saved, Saving};
 use super::variables::VariableCommand;
 use super::{Body, Error, Reply, Ticket};
@@ -30,22 +29,6 @@ pub(super) enum Ask {
     Undo,
     /// Saves the state for another session.
     Fork,
-}
-
-/// Everything that another session needs to continue from the same state.
-#[derive(Debug, Clone)]
-pub struct Fork<B> {
-    config: Config,
-    last_execution: u32,
-    packages: Vec<Package<B>>,
-    chain: Vec<Link<B>>,
-}
-
-impl<B> PartialEq for Fork<B> {
-    fn eq(&self, other: &Self) -> bool {
-        let number = |fork: &Self| fork.chain.last().map(|link| link.number);
-        (self.last_execution, number(self)) == (other.last_execution, number(other))
-    }
 }
 
 /// The saved states, and the present state's relation to them.
@@ -75,8 +58,10 @@ pub(super) struct Checkpoints<B> {
     pub(super) reverting: Option<Reverting<B>>,
     /// True if nobody was told yet which variables the restored checkpoint lacks.
     pub(super) tells: bool,
-    /// True if the state is another session's, and not restored yet.
-    forked: bool,
+    /// If the state is another session's and not restored yet: what to say if it cannot be, and what holds then.
+    pub(super) given: Option<(&'static str, &'static str)>,
+    /// The number of changes of the settings so far. A state that was saved before a change has the earlier settings.
+    pub(super) settings: u32,
     /// True if the state may have changed since the last save began.
     pub(super) dirty: bool,
     /// True if code that should not change anything, such as a `__repr__`, may have run since the last save began. The last checkpoint is
@@ -121,7 +106,8 @@ impl<B> Checkpoints<B> {
             growing: false,
             reverting: None,
             tells: false,
-            forked: false,
+            given: None,
+            settings: 0,
             dirty: false,
             looked_at: false,
             execution: 0,
@@ -233,6 +219,14 @@ impl<B: Body> Checkpoints<B> {
         self.vain = false;
     }
 
+    /// Begins with a state of another session: that of checkpoint `base`.
+    pub(super) fn given(&mut self, base: u32, newest: u32, what: (&'static str, &'static str)) {
+        self.base = Some(base);
+        self.last_number = newest;
+        self.given = Some(what);
+        self.tells = true;
+    }
+
     /// Records that another guest has taken over, from the same checkpoint. Its next checkpoint must be full.
     pub(super) fn promoted(&mut self) {
         self.growing = false;
@@ -277,7 +271,7 @@ impl<B: Body> Checkpoints<B> {
     }
 
     /// The checkpoint that holds the present state exactly, with all variables.
-    fn exact(&self) -> Option<&Link<B>> {
+    pub(super) fn exact(&self) -> Option<&Link<B>> {
         let link = self.chain.find(self.at()?)?;
         let is_exact = link.lost.is_empty() && self.reverting.is_none() && !self.looked_at && self.saving.is_none();
         is_exact.then_some(link)
@@ -310,28 +304,6 @@ impl<B: Body> Checkpoints<B> {
 }
 
 impl<B: Body> Interpreter<B> {
-    /// An interpreter without a guest that continues from another session's state.
-    pub(super) fn forked(fork: Fork<B>) -> Self {
-        let Fork {
-            config,
-            last_execution,
-            packages,
-            chain,
-        } = fork;
-        let mut interpreter = Self::new(config);
-        interpreter.last_execution = last_execution;
-        interpreter.packages = packages;
-        if let Some(link) = chain.last() {
-            interpreter.contexts = link.contexts.clone();
-            interpreter.checkpoints.base = Some(link.number);
-            interpreter.checkpoints.last_number = link.number;
-            interpreter.checkpoints.forked = true;
-            interpreter.checkpoints.tells = true;
-        }
-        interpreter.checkpoints.chain = CheckpointChain::from_chain(&chain);
-        interpreter
-    }
-
     /// Carries out a request about checkpoints, once nothing has to be waited for.
     pub(super) fn answer_about_state(&mut self, now: f64, ticket: Ticket, ask: Ask) {
         let reply = match ask {
@@ -356,39 +328,6 @@ impl<B: Body> Interpreter<B> {
             },
         };
         self.resolve(ticket, reply);
-    }
-
-    fn fork_of(&self, link: &Link<B>) -> Fork<B> {
-        Fork {
-            chain: self.checkpoints.chain.chain(link.number).to_vec(),
-            ..self.bare_fork()
-        }
-    }
-
-    /// A fork without a state.
-    fn bare_fork(&self) -> Fork<B> {
-        Fork {
-            config: self.config.clone(),
-            last_execution: self.last_execution,
-            packages: self.packages.clone(),
-            chain: Vec::new(),
-        }
-    }
-
-    /// An interpreter that continues from the present state, saves nothing and needs no context. `None` if guests cannot be forked and no
-    /// checkpoint holds all of the state.
-    pub(super) fn exact_copy(&self) -> Option<Self> {
-        let mut fork = if self.forks {
-            self.bare_fork()
-        } else if self.checkpoints.most_paused.is_some() {
-            return None;
-        } else {
-            self.fork_of(self.checkpoints.exact()?)
-        };
-        fork.config.limits.checkpoints = false;
-        let mut copy = Self::forked(fork);
-        copy.contextless = true;
-        Some(copy)
     }
 
     /// Returns true if the guest may be asked for its variables. It is asked before a save, so that the save also holds any change of its
@@ -516,7 +455,7 @@ impl<B: Body> Interpreter<B> {
         checkpoints.unsaved_ms = 0.0;
         checkpoints.dirty = false;
         checkpoints.unproven = true;
-        checkpoints.forked = false;
+        checkpoints.given = None;
         let tells = std::mem::take(&mut checkpoints.tells);
         let reverted = checkpoints.reverting.take();
         let mut steps = Steps::default();
@@ -530,6 +469,7 @@ impl<B: Body> Interpreter<B> {
             steps = repeated.clone();
         }
         checkpoints.journal = Journal::of(steps.clone());
+        let mut is_outdated = false;
         let mut state = None;
         if let Some(link) = checkpoints.base.and_then(|number| checkpoints.chain.find(number)) {
             checkpoints.execution = steps.last().unwrap_or(link.execution);
@@ -538,6 +478,7 @@ impl<B: Body> Interpreter<B> {
                 checkpoints.before = earlier.or_else(|| link.before.clone());
             }
             self.names = names.unwrap_or_else(|| link.names.clone());
+            is_outdated = link.settings != checkpoints.settings;
             if reverted.is_some() {
                 self.contexts = link.contexts.clone();
             }
@@ -557,9 +498,13 @@ impl<B: Body> Interpreter<B> {
             self.lacking.clear();
             self.untold_loss = self.reverted_loss(state, dropped, earlier);
             let execution = self.checkpoints.execution;
-            return self.resolve(ticket, Ok(Reply::State(execution)));
+            self.resolve(ticket, Ok(Reply::State(execution)));
+        } else {
+            self.tell_later(state);
         }
-        self.tell_later(state);
+        if is_outdated {
+            return self.configure_again(now);
+        }
         self.restore_contexts(now); // contexts that came after the checkpoint
     }
 
@@ -568,9 +513,8 @@ impl<B: Body> Interpreter<B> {
     pub(super) fn not_restored_exactly(&mut self, now: f64, why: &Error) {
         self.exchange = None;
         self.end_guest(Guest::Down);
-        if self.checkpoints.forked {
-            let what = format!("the copy could not be restored ({why}); the original goes on");
-            return self.boot_failed(Error::NoCheckpoint(what));
+        if let Some(error) = self.refused_state(why) {
+            return self.boot_failed(error);
         }
         if self.checkpoints.most_paused.is_some() {
             return self.not_revived(now, why);

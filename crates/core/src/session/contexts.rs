@@ -1,5 +1,7 @@
 //! Values that the host keeps for every guest: `context`, and those that were added to it.
 
+use serde::{Deserialize, Serialize};
+
 use super::commands::Queued;
 use super::exchange::Job;
 use super::interpreter::Interpreter;
@@ -56,12 +58,23 @@ impl Target {
 }
 
 /// The kept values, in the order in which they were first given.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Contexts<B>(Vec<(String, Encoded<B>)>);
 
 impl<B> Default for Contexts<B> {
     fn default() -> Self {
         Self(Vec::new())
+    }
+}
+
+impl<B> Contexts<B> {
+    /// Replaces each value's body.
+    pub(super) fn map<C>(self, replace: &mut impl FnMut(B) -> C) -> Contexts<C> {
+        let values = self.0.into_iter().map(|(name, Encoded { encoding, body })| {
+            let body = replace(body);
+            (name, Encoded { encoding, body })
+        });
+        Contexts(values.collect())
     }
 }
 

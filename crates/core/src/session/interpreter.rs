@@ -86,6 +86,8 @@ pub(super) struct Interpreter<B> {
     pub(super) starting: Vec<Ticket>,
     /// Contexts that this guest and every later one is given.
     pub(super) contexts: Contexts<B>,
+    /// The number of times that the user has given one.
+    pub(super) contexts_given: u32,
     /// True if code may run before there is a `context`.
     pub(super) contextless: bool,
     /// Names of the contexts that the guest lacks, or has in an older form.
@@ -125,6 +127,7 @@ impl<B: Body> Interpreter<B> {
             queue: VecDeque::new(),
             starting: Vec::new(),
             contexts: Contexts::default(),
+            contexts_given: 0,
             contextless: false,
             lacking: Vec::new(),
             names: Vec::new(),

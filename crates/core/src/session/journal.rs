@@ -8,6 +8,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::Body;
 use super::checkpoints::{Ask, Checkpoints};
 use super::contexts::Contexts;
@@ -21,8 +23,21 @@ const MAX_STEPS: usize = 256;
 const MAX_BYTES: usize = 256 * 1024;
 
 /// The executions since a checkpoint, all of which can be repeated.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Vec<Step>", into = "Vec<Step>")]
 pub(super) struct Steps(Vec<Arc<Step>>);
+
+impl From<Vec<Step>> for Steps {
+    fn from(steps: Vec<Step>) -> Self {
+        Self(steps.into_iter().map(Arc::new).collect())
+    }
+}
+
+impl From<Steps> for Vec<Step> {
+    fn from(steps: Steps) -> Self {
+        steps.to_repeat()
+    }
+}
 
 impl Steps {
     pub(super) fn is_empty(&self) -> bool {
@@ -51,7 +66,7 @@ impl Steps {
 }
 
 /// A state that can be had again.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Origin<B> {
     /// The state of a checkpoint, after some executions are repeated.
     Saved(u32, Steps),

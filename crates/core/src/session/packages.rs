@@ -2,6 +2,8 @@
 //!
 //! A command that loads packages waits in the queue like any other. The fetch begins as soon as the command is given.
 
+use serde::{Deserialize, Serialize};
+
 use super::commands::Queued;
 use super::exchange::Job;
 use super::interpreter::Interpreter;
@@ -20,12 +22,22 @@ pub enum Wanted {
 }
 
 /// A package and its file.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Package<B> {
     /// The wheel's name, version and address.
     pub wheel: Wheel,
     /// The wheel's bytes, verified by the driver.
     pub body: B,
+}
+
+impl<B> Package<B> {
+    /// Replaces the bytes.
+    pub(super) fn map<C>(self, replace: &mut impl FnMut(B) -> C) -> Package<C> {
+        Package {
+            wheel: self.wheel,
+            body: replace(self.body),
+        }
+    }
 }
 
 /// A request for packages in the queue.

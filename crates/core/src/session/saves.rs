@@ -63,6 +63,7 @@ pub(super) struct Saving<B> {
     execution: u32,
     names: Vec<String>,
     contexts: Contexts<B>,
+    settings: u32,
     before: Option<Origin<B>>,
     /// The executions since the save began.
     pub(super) journal: Journal,
@@ -147,6 +148,7 @@ impl<B: Body> Checkpoints<B> {
             execution: self.execution,
             names: names.to_vec(),
             contexts: contexts.clone(),
+            settings: self.settings,
             before: self.before.clone(),
             journal: Journal::default(),
             news: std::mem::take(&mut self.set_since),
@@ -217,6 +219,7 @@ impl<B: Body> Checkpoints<B> {
             names: saving.names,
             lost,
             contexts: saving.contexts,
+            settings: saving.settings,
             before: saving.before,
             parent: self.base,
             set: saving.news.clone(),

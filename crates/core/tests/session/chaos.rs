@@ -488,7 +488,7 @@ impl World {
                 lost: Vec::new(),
                 names: None,
             },
-            (Shadow::Helps, Some(Request::Install { .. })) => Event::Done { exchange },
+            (Shadow::Helps, Some(Request::Install { .. } | Request::Configure { .. })) => Event::Done { exchange },
             (Shadow::Helps, _) if guest.promoting => Event::Promoted { exchange },
             (Shadow::Helps, _) if is_written && !guest.waiting => Event::Waiting { exchange },
             (Shadow::Waits, _) if is_written => Event::Waiting { exchange },

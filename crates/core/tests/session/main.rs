@@ -11,6 +11,7 @@ mod executions;
 mod files;
 mod guesses;
 mod host_calls;
+mod kept;
 mod lifecycle;
 mod packages;
 mod paused;

@@ -72,6 +72,8 @@ pub(crate) struct World {
     pub(crate) destroyed: bool,
     /// Commands whose packages are being fetched.
     pub(crate) fetching: BTreeSet<Ticket>,
+    /// The number of times that the session was to be kept.
+    pub(crate) keeps: usize,
     limits: Limits,
     tickets: Ticket,
     last_turn: u32,
@@ -124,6 +126,7 @@ impl World {
             progress: Vec::new(),
             destroyed: false,
             fetching: BTreeSet::new(),
+            keeps: 0,
             limits,
             tickets: 0,
             last_turn: 0,
@@ -689,6 +692,7 @@ impl World {
                 assert!(self.is_pending(ticket), "printed for a command that is over");
                 self.printed.push_str(&text);
             }
+            HostEffect::Keep => self.keeps += 1,
             HostEffect::Resolve(ticket, answer) => {
                 assert!(ticket <= self.tickets, "answered a command that was never given");
                 assert!(
@@ -754,9 +758,9 @@ impl World {
                         assert!(ahead, "it does not know that nobody has asked");
                         guest.exchange = Some(*exchange);
                     }
-                    Request::Restore { exchange, .. } | Request::Install { exchange, .. } => {
-                        guest.exchange = Some(*exchange)
-                    }
+                    Request::Restore { exchange, .. }
+                    | Request::Install { exchange, .. }
+                    | Request::Configure { exchange, .. } => guest.exchange = Some(*exchange),
                     Request::Promote { exchange, .. } => {
                         assert!(guest.exchange.is_none_or(|at| at == *exchange), "it is not at that");
                         guest.promoting = !std::mem::take(&mut guest.waiting);

@@ -7,6 +7,7 @@ import { load } from "./supervisor.js";
 
 /** @import { Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
 
+export { deletePersisted, listPersisted } from "./kept-sessions.js";
 export { SandboxError } from "./sandbox-error.js";
 
 /** The hash of the frames' script, for the `script-src` of a page's Content-Security-Policy. @type {string} */

@@ -11,6 +11,7 @@ import { load, provide } from "./supervisor.js";
 
 /** @import { Sandbox, SandboxOptions } from "../pkg/sandglass.js" */
 
+export { deletePersisted, listPersisted } from "./kept-sessions.js";
 export { SandboxError } from "./sandbox-error.js";
 
 /** The hash of the frames' script, for programs that build a page or serve one. @type {string} */

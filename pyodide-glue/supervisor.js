@@ -4,6 +4,7 @@ import init from "../pkg/sandglass.js";
 import { build, integrity, platform } from "../dist/assets.js";
 import { assetUrl, failedRequest, wrongAnswer } from "./assets.js";
 import { findKept, forgetModule, keep, keepModule } from "./kept-files.js";
+import { openSession } from "./kept-sessions.js";
 import { openFrame, takeRequest } from "./prefetch.js";
 import { SandboxError } from "./sandbox-error.js";
 import { startWorker } from "./start-worker.js";
@@ -24,6 +25,7 @@ const glue = {
   keep,
   keepModule,
   forgetModule,
+  openSession,
   startWorker,
   readMetadata,
   /** Reads a file that cannot be fetched. @type {((url: string) => Promise<BufferSource> | undefined) | undefined} */

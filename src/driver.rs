@@ -7,6 +7,7 @@
 //! - `remote`: guests on a server.
 //! - `messages`: events, decoded from guests' messages.
 //! - `host_calls`: calls of the user's functions.
+//! - `keeping`: the session in the browser's store.
 //! - `packages`: files of packages.
 //! - `ahead`: preparations for code that may come.
 
@@ -14,6 +15,7 @@ mod ahead;
 mod boot;
 mod functions;
 mod host_calls;
+mod keeping;
 mod messages;
 mod packages;
 mod parked;
@@ -40,6 +42,7 @@ use super::convert::{decode, display};
 use super::glue::{Glue, now, object, random, thrown};
 use super::options::{ExecuteOptions, Options};
 use super::outbox::JsBody;
+use super::persist::Keeper;
 use super::remote::Server;
 use super::spares::Claim;
 use super::stop::after;
@@ -86,6 +89,8 @@ pub(super) struct Driver {
     reading: Cell<u32>,
     /// Answers Python's queries instead of the page's functions.
     on_query: Option<OnQuery>,
+    /// Keeps the session in the browser.
+    keeper: Option<Rc<Keeper>>,
 }
 
 /// Takes a command's outcome, and the displays that the execution has shown.
@@ -107,12 +112,13 @@ struct Waiter {
 }
 
 impl Driver {
-    pub(super) fn new(glue: Glue, options: Options) -> Rc<Self> {
-        Self::with_queries(glue, options, None)
-    }
-
     /// Makes a driver. `on_query`, if given, answers Python's queries instead of the page's functions.
     pub(super) fn with_queries(glue: Glue, options: Options, on_query: Option<OnQuery>) -> Rc<Self> {
+        let session = Self::session(&options, on_query.as_ref());
+        Self::with_session(glue, Rc::new(options), session, on_query, None)
+    }
+
+    fn session(options: &Options, on_query: Option<&OnQuery>) -> Session<JsBody> {
         let mut names: Vec<String> = options.host_functions.iter().map(|one| one.name.clone()).collect();
         let answers_all = on_query.is_some();
         names.extend((answers_all || options.on_llm_query.is_some()).then(|| "llm_query".to_owned()));
@@ -121,13 +127,18 @@ impl Driver {
             budget::Given::Limits(limits) => Budget::new(*limits, now()),
             budget::Given::Shared(budget) => budget.clone(),
         };
-        let session = Session::new(options.limits.clone(), names)
+        Session::new(options.limits.clone(), names)
             .with_budget(budget)
-            .with_profile(options.profile, options.output_fields.clone());
-        Self::with_session(glue, Rc::new(options), session, on_query)
+            .with_profile(options.profile, options.output_fields.clone())
     }
 
-    fn with_session(glue: Glue, options: Rc<Options>, session: Session<JsBody>, on_query: Option<OnQuery>) -> Rc<Self> {
+    fn with_session(
+        glue: Glue,
+        options: Rc<Options>,
+        session: Session<JsBody>,
+        on_query: Option<OnQuery>,
+        keeper: Option<Rc<Keeper>>,
+    ) -> Rc<Self> {
         let server = options
             .backend
             .as_ref()
@@ -166,6 +177,7 @@ impl Driver {
             ended: RefCell::default(),
             reading: Cell::default(),
             on_query,
+            keeper,
         })
     }
 
@@ -355,6 +367,9 @@ impl Driver {
                 (None, false) => {}
             }
             let is_destroyed = self.session.borrow().is_destroyed();
+            if let Some(keeper) = self.keeper.as_ref().filter(|_| is_destroyed) {
+                keeper.end();
+            }
             if is_destroyed && let Some(ended) = self.ended.take() {
                 ended.abort();
             }
@@ -417,6 +432,7 @@ impl Driver {
                 ..
             }) => self.call_host(call, &name, &args, &budget),
             Effect::Host(HostEffect::Progress(progress)) => self.calls_progress(&progress),
+            Effect::Host(HostEffect::Keep) => self.keep_session(),
             Effect::Host(HostEffect::AbortHost(call)) => {
                 if let Some(controller) = self.calls.borrow_mut().remove(&call) {
                     controller.abort();
@@ -454,7 +470,13 @@ impl Driver {
     /// Makes a driver for a fork of the session.
     pub(super) fn forked(&self, fork: Fork<JsBody>) -> Rc<Self> {
         let session = Session::forked(fork).with_budget(self.budget());
-        Self::with_session(self.glue.clone(), self.options.clone(), session, self.on_query.clone())
+        Self::with_session(
+            self.glue.clone(),
+            self.options.clone(),
+            session,
+            self.on_query.clone(),
+            None,
+        )
     }
 
     /// Makes the outcome of an execution for a caller in Rust.

@@ -40,6 +40,12 @@ extern "C" {
     /// Forgets the module that the browser has kept. A promise of the end.
     #[wasm_bindgen(method, js_name = forgetModule)]
     pub(super) fn forget_module(this: &Glue) -> Promise;
+    /// A promise of the session of this name in the browser's store.
+    #[wasm_bindgen(method, catch, js_name = openSession)]
+    fn open_session_of(this: &Glue, name: &str, key: &JsValue, build: &str) -> Result<Promise, JsValue>;
+    /// The hash of the files that guests are made of.
+    #[wasm_bindgen(method, getter)]
+    fn build(this: &Glue) -> String;
     /// A request that was begun earlier.
     #[wasm_bindgen(method, js_name = takeRequest)]
     pub(super) fn take_request(this: &Glue, url: &str) -> Option<Begun>;
@@ -148,6 +154,13 @@ extern "C" {
     /// The performance clock of a page or a worker.
     #[wasm_bindgen(thread_local_v2, js_name = performance)]
     static PERFORMANCE: web_sys::Performance;
+}
+
+impl Glue {
+    /// A promise of the session of this name in the browser's store.
+    pub(super) fn open_session(&self, name: &str, key: &JsValue) -> Result<Promise, JsValue> {
+        self.open_session_of(name, key, &self.build())
+    }
 }
 
 /// Returns false on Node, Deno and Bun, where a guest is a process.

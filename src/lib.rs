@@ -8,6 +8,7 @@
 //! | `outbox` | messages to a guest, sent piece by piece |
 //! | `spares`, `snapshot` | started guests that nobody uses yet, and the memory that all guests start from |
 //! | `remote`, `wire` | guests on a server: the WebSocket, and its frames |
+//! | `persist` | sessions that the browser keeps |
 //! | `options`, `host_function`, `arguments` | read the options of `createSandbox`, and the arguments of all methods |
 //! | `stop` | aborts work from outside |
 //! | `convert` | converts values between JavaScript and bodies |
@@ -38,6 +39,7 @@ mod host_function;
 mod options;
 mod outbox;
 mod packages;
+mod persist;
 mod pieces;
 mod remote;
 mod rlm;

@@ -10,6 +10,7 @@ use super::endpoint::Endpoint;
 use super::glue::is_page;
 use super::host_function::HostFunction;
 use super::packages;
+use super::persist::Persist;
 use super::remote::Backend;
 use sandglass_core::budget::BudgetLimits;
 use sandglass_core::error::Error;
@@ -64,6 +65,8 @@ pub(super) struct Options {
     pub(super) isolation: Isolation,
     /// The server that runs the guests; `None` when the page does.
     pub(super) backend: Option<Backend>,
+    /// The session that the browser keeps; `None` when it keeps none.
+    pub(super) persist: Option<Persist>,
     pub(super) profile: Profile,
     /// True when the session guesses code and runs it ahead.
     pub(super) predictions: bool,
@@ -88,6 +91,7 @@ impl Options {
             budget: budget::Given::Limits(BudgetLimits::default()),
             isolation: Isolation::usual(),
             backend: None,
+            persist: None,
             profile: Profile::Default,
             predictions: false,
             output_fields: Vec::new(),
@@ -109,6 +113,9 @@ impl Options {
         if options.backend.is_some() {
             let given = given.iter().filter(|(_, value)| !value.is_undefined());
             options.leave_to_server(given.map(|(name, _)| name.as_str()))?;
+        }
+        if options.persist.is_some() && !options.limits.checkpoints {
+            return Err(Error::invalid("persist", "needs checkpoints, which are \"off\""));
         }
         if options.on_approve.is_none()
             && let Some(HostFunction { name, .. }) = options.host_functions.iter().find(|one| one.needs_approval)
@@ -133,6 +140,7 @@ impl Options {
         for name in given {
             let why = match name {
                 "isolation" => "is the server's to choose when there is a backend; leave it out",
+                "persist" => "is for guests of the page, and there is a backend; leave it out",
                 "assetsUrl" | "spares" => "is for guests of the page, and there is a backend; leave it out",
                 "checkpoints" if self.limits.checkpoints => {
                     "is not possible with a backend yet; leave it out, or say \"off\""
@@ -154,6 +162,7 @@ impl Options {
             _ if value.is_undefined() => {}
             "isolation" => self.isolation = Isolation::parse(name, value)?,
             "backend" => self.backend = Some(Backend::parse(value)?),
+            "persist" => self.persist = Some(Persist::parse(name, value)?),
             "profile" => self.profile = profile(name, value)?,
             "outputFields" => self.output_fields = python_names(name, value)?,
             "checkpoints" => self.limits.checkpoints = is_on(name, value)?,

@@ -14,6 +14,7 @@ use super::glue::{Glue, get, object, thrown};
 use super::options::{ExecuteOptions, Options};
 use super::outbox::JsBody;
 use super::packages;
+use super::persist::HistoryValue;
 use super::pieces::Pieces;
 use super::source::Source;
 use sandglass_core::error::Error;
@@ -70,6 +71,12 @@ export interface SandboxOptions {
    * time. See `predictions()`. Default `"off"`.
    */
   predictions?: "auto" | "off";
+  /**
+   * The name of a session. If the browser has kept it, the sandbox goes on from its newest checkpoint, exactly, and `context` need not be
+   * given again. From then on, the browser keeps the sandbox's state whenever it is saved. One sandbox at a time has a session; another one
+   * rejects with `persist_in_use`.
+   */
+  persist?: string | PersistOptions;
   /** Spares: guests that are kept ready to take over. The sandboxes of a page share them. Default 1. */
   spares?: number;
   /** Answers `llm_query(prompt, model)`: a function, or an endpoint. */
@@ -138,11 +145,14 @@ export interface Backend {
 
 /**
  * The progress of a boot, of a package's file, or of host calls that Python made at once, such as a batch. `backend`: a server is asked for
- * a guest. `cold`: the memory that guests start from has to be made anew; the reason says why.
+ * a guest. `cold`: the memory that guests start from has to be made anew; the reason says why. `kept`: the browser has kept the state after
+ * this execution (`persist`). `unkept`: it could not, and the reason says why; what was kept before is still there.
  */
 export type Progress =
   | { stage: "assets" | "backend" | "python" | "ready" }
   | { stage: "cold"; reason: string }
+  | { stage: "kept"; execution: number }
+  | { stage: "unkept"; execution: number; reason: string }
   | PackageProgress
   | { stage: "calls"; name: string; done: number; failed: number; total: number };
 
@@ -295,7 +305,7 @@ pub struct Sandbox {
 pub async fn start_sandbox(glue: Glue, options: SandboxOptionsValue) -> Result<Sandbox, JsValue> {
     console_error_panic_hook::set_once();
     let options = Options::parse(&options).map_err(|error| thrown(&glue, &error))?;
-    let driver = Driver::new(glue, options);
+    let driver = Driver::open(glue, options).await?;
     let started = JsFuture::from(driver.submit(Command::Start, ExecuteOptions::default()));
     let wanted = driver.options().packages.wanted.clone();
     if !wanted.is_empty() {
@@ -304,6 +314,11 @@ pub async fn start_sandbox(glue: Glue, options: SandboxOptionsValue) -> Result<S
         loaded.await.inspect_err(|_| driver.feed(Input::Destroy))?;
     }
     started.await?;
+    if driver.keeper().is_some() && driver.has_kept_state() {
+        // Resolves when the guest has the state that was kept.
+        let restored = JsFuture::from(driver.submit(Command::Checkpoint, ExecuteOptions::default()));
+        restored.await.inspect_err(|_| driver.feed(Input::Destroy))?;
+    }
     Ok(Sandbox { driver })
 }
 
@@ -458,9 +473,23 @@ impl Sandbox {
     }
 
     /// Saves the state now; `checkpoints: "auto"` saves it when nothing runs. Resolves to the number of the execution that the state
-    /// follows (0 before the first). Rejects when the state cannot be saved.
+    /// follows (0 before the first). With `persist`, the browser has kept it then. Rejects when the state cannot be saved.
     pub fn checkpoint(&self) -> NumberPromise {
-        self.submit(Command::Checkpoint).unchecked_into()
+        let saved = self.submit(Command::Checkpoint);
+        let Some(keeper) = self.driver.keeper() else {
+            return saved.unchecked_into();
+        };
+        let kept = async move {
+            let execution = JsFuture::from(saved).await?;
+            keeper.settled().await?;
+            Ok(execution)
+        };
+        future_to_promise(kept).unchecked_into()
+    }
+
+    /// The states to which `restore` can go back, the newest first. With `persist`, also those of earlier visits.
+    pub fn history(&self) -> HistoryValue {
+        self.driver.history()
     }
 
     /// Goes back to the newest checkpoint of an execution, or to the newest one of all. Variables, files and `context` are as they were
@@ -512,7 +541,14 @@ impl Sandbox {
     /// Ends the sandbox: its worker, its frame and all pending calls. Later calls reject.
     pub fn destroy(&self) -> VoidPromise {
         self.driver.feed(Input::Destroy);
-        Promise::resolve(&JsValue::UNDEFINED).unchecked_into()
+        let Some(keeper) = self.driver.keeper() else {
+            return Promise::resolve(&JsValue::UNDEFINED).unchecked_into();
+        };
+        let ended = async move {
+            let _ = keeper.settled().await; // another sandbox can have the session from then on
+            Ok(JsValue::UNDEFINED)
+        };
+        future_to_promise(ended).unchecked_into()
     }
 
     /// The sandbox's budget for models, with what was spent. A sandbox that is created with this budget shares it.

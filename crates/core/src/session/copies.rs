@@ -79,6 +79,12 @@ impl<B> Kept<B> {
         self.profile
     }
 
+    /// The last execution whose effects the state has.
+    pub fn execution(&self) -> u32 {
+        let base = self.chain.iter().find(|link| Some(link.number) == self.base);
+        base.map_or(0, |link| link.execution)
+    }
+
     /// Returns true if there is a state other than that of a fresh guest with its contexts.
     pub fn has_state(&self) -> bool {
         self.base.is_some()

@@ -1,0 +1,260 @@
+// The sessions that the browser keeps (the option `persist`), in an IndexedDB of the page's origin.
+//
+// IndexedDB, because one transaction writes the description of a session together with the bodies that it names: a crash of the tab
+// leaves the session as it was before or as it is after. Bodies that were written before are not written again.
+//
+// One sandbox at a time has a session: it holds a Web Lock of the session's name.
+// Decisions: docs/internals/saving-and-restoring.md.
+
+import { SandboxError } from "./sandbox-error.js";
+
+/** A body as the supervisor holds it. @typedef {string | Uint8Array | Blob} Body */
+/** An encrypted text or body. `kind` is that of the body. @typedef {{ kind: "string" | "bytes" | "blob", iv: Uint8Array, data: ArrayBuffer }} Sealed */
+/**
+ * The description of a session. `description` is the supervisor's JSON.
+ * @typedef {{ build: string, savedAt: number, bytes: number, execution: number, encrypted: boolean, description: string | Sealed }} Entry
+ */
+/** A kept session, as `listPersisted` shows it. @typedef {{ name: string, execution: number, bytes: number, savedAt: number, encrypted: boolean }} PersistedSession */
+
+const DATABASE = "sandglass";
+const VERSION = 1;
+const SESSIONS = "sessions";
+/** Bodies by the session's name and the body's number. */
+const BODIES = "bodies";
+/** Time to wait for a tab that is about to give a session up, as at a reload, in milliseconds. */
+const LOCK_WAIT_MS = 1000;
+
+/**
+ * Opens a session that is kept, or will be. Rejects with `persist_in_use` when another sandbox has it.
+ * @param {string} name
+ * @param {CryptoKey | undefined} key
+ * @param {string} build  the release's guests; a state of others means nothing to them
+ */
+export async function openSession(name, key, build) {
+  needBrowser();
+  const release = await claim(name);
+  try {
+    const database = await openDatabase();
+    const seal = createSeal(name, key);
+    const { entry, bodies } = await read(database, name);
+    if (entry && entry.encrypted !== Boolean(key)) {
+      const advice = entry.encrypted ? "give its key as persist: { name, key }" : "leave the key out";
+      throw failed(name, `it was kept ${entry.encrypted ? "encrypted" : "without a key"}: ${advice}`);
+    }
+    const description = entry && (await seal.openText(entry.description));
+    /** @type {Map<number, Body>} */
+    const opened = new Map();
+    for (const [id, body] of bodies) opened.set(id, await seal.open(body));
+    return {
+      /** The supervisor's JSON; undefined for a new session. */
+      description,
+      /** True when guests of this release can take the state. */
+      isOfBuild: entry?.build === build,
+      /** @param {number} id */
+      body: (id) => opened.get(id),
+      /** Lets go of the bodies that were read. */
+      forgetBodies: () => opened.clear(),
+
+      /**
+       * Replaces what is kept. `added` are bodies and their numbers; those whose numbers are not among `all` are removed.
+       * @param {string} description @param {number} execution @param {number} bytes
+       * @param {[number, Body][]} added @param {number[]} all
+       */
+      async write(description, execution, bytes, added, all) {
+        /** @type {[number, Body | Sealed][]} */
+        const sealed = [];
+        for (const [id, body] of added) sealed.push([id, await seal.close(body)]);
+        const encrypted = Boolean(key);
+        const text = await seal.closeText(description);
+        const entry = { build, savedAt: Date.now(), bytes, execution, encrypted, description: text };
+        try {
+          await write(database, name, entry, sealed, new Set(all));
+        } catch (error) {
+          throw failed(name, `it could not be written (${why(error)}); what was kept before is still kept`);
+        }
+      },
+
+      /** Gives the session up, so that another sandbox can have it. */
+      close() {
+        database.close();
+        release();
+      },
+    };
+  } catch (error) {
+    release();
+    throw error instanceof SandboxError ? error : failed(name, why(error));
+  }
+}
+
+/** Lists the sessions that this origin keeps, the newest first. @returns {Promise<PersistedSession[]>} */
+export async function listPersisted() {
+  needBrowser();
+  const database = await openDatabase();
+  try {
+    const store = database.transaction(SESSIONS).objectStore(SESSIONS);
+    const [names, entries] = await Promise.all([result(store.getAllKeys()), result(store.getAll())]);
+    const sessions = entries.map(({ execution, bytes, savedAt, encrypted }, index) => {
+      return { name: String(names[index]), execution, bytes, savedAt, encrypted };
+    });
+    return sessions.sort((one, other) => other.savedAt - one.savedAt);
+  } finally {
+    database.close();
+  }
+}
+
+/** Removes a kept session. Rejects with `persist_in_use` while a sandbox has it. @param {string} name */
+export async function deletePersisted(name) {
+  needBrowser();
+  const release = await claim(name);
+  try {
+    const database = await openDatabase();
+    try {
+      const transaction = database.transaction([SESSIONS, BODIES], "readwrite");
+      transaction.objectStore(SESSIONS).delete(name);
+      transaction.objectStore(BODIES).delete(bodiesOf(name));
+      await done(transaction);
+    } finally {
+      database.close();
+    }
+  } finally {
+    release();
+  }
+}
+
+function needBrowser() {
+  const lacks = !globalThis.indexedDB ? "IndexedDB" : !globalThis.navigator?.locks ? "Web Locks" : undefined;
+  if (lacks) throw new SandboxError("invalid_option", `persist: needs ${lacks}, which is not here; leave it out`);
+}
+
+/** Takes the lock of a session. Resolves to the function that gives it back. @param {string} name @returns {Promise<() => void>} */
+function claim(name) {
+  return new Promise((resolve, reject) => {
+    const signal = AbortSignal.timeout(LOCK_WAIT_MS);
+    const hold = () => new Promise((release) => resolve(() => release(undefined)));
+    navigator.locks.request(`sandglass ${name}`, { signal }, hold).catch((error) => {
+      if (error?.name !== "TimeoutError") return reject(failed(name, why(error)));
+      const what = `persist: another sandbox, here or in another tab, has the session "${name}"; destroy it, or use another name`;
+      reject(new SandboxError("persist_in_use", what));
+    });
+  });
+}
+
+/** @returns {Promise<IDBDatabase>} */
+function openDatabase() {
+  const request = indexedDB.open(DATABASE, VERSION);
+  request.onupgradeneeded = () => {
+    request.result.createObjectStore(SESSIONS);
+    request.result.createObjectStore(BODIES);
+  };
+  return result(request);
+}
+
+/** @param {IDBDatabase} database @param {string} name */
+async function read(database, name) {
+  const transaction = database.transaction([SESSIONS, BODIES]);
+  const bodies = transaction.objectStore(BODIES);
+  const [entry, keys, values] = await Promise.all([
+    result(/** @type {IDBRequest<Entry | undefined>} */ (transaction.objectStore(SESSIONS).get(name))),
+    result(bodies.getAllKeys(bodiesOf(name))),
+    result(/** @type {IDBRequest<(Body | Sealed)[]>} */ (bodies.getAll(bodiesOf(name)))),
+  ]);
+  const pairs = keys.map((key, index) => /** @type {const} */ ([Number(/** @type {any} */ (key)[1]), values[index]]));
+  return { entry, bodies: /** @type {[number, Body | Sealed][]} */ (/** @type {unknown} */ (pairs)) };
+}
+
+/** @param {IDBDatabase} database @param {string} name @param {Entry} entry @param {[number, Body | Sealed][]} added @param {Set<number>} all */
+function write(database, name, entry, added, all) {
+  const transaction = database.transaction([SESSIONS, BODIES], "readwrite");
+  const bodies = transaction.objectStore(BODIES);
+  transaction.objectStore(SESSIONS).put(entry, name);
+  for (const [id, body] of added) bodies.put(body, [name, id]);
+  const keys = bodies.getAllKeys(bodiesOf(name));
+  keys.onsuccess = () => {
+    for (const key of keys.result) if (!all.has(Number(/** @type {any} */ (key)[1]))) bodies.delete(key);
+  };
+  return done(transaction);
+}
+
+/** The keys of a session's bodies. @param {string} name */
+const bodiesOf = (name) => IDBKeyRange.bound([name, 0], [name, Infinity]);
+
+/** @template T @param {IDBRequest<T>} request @returns {Promise<T>} */
+function result(request) {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+/** Resolves when everything was written. @param {IDBTransaction} transaction @returns {Promise<void>} */
+function done(transaction) {
+  return new Promise((resolve, reject) => {
+    transaction.oncomplete = () => resolve();
+    transaction.onabort = () => reject(transaction.error ?? new Error("the browser gave it up"));
+  });
+}
+
+/**
+ * Encrypts and decrypts by AES-GCM, if there is a key. Each text is bound to the session's name.
+ * @param {string} name @param {CryptoKey | undefined} key
+ */
+function createSeal(name, key) {
+  const additionalData = new TextEncoder().encode(`sandglass ${name}`);
+  /** @param {Sealed["kind"]} kind @param {BufferSource} data @returns {Promise<Sealed>} */
+  const encrypt = async (kind, data) => {
+    const iv = crypto.getRandomValues(new Uint8Array(12));
+    const algorithm = { name: "AES-GCM", iv, additionalData };
+    return { kind, iv, data: await crypto.subtle.encrypt(algorithm, /** @type {CryptoKey} */ (key), data) };
+  };
+  /** @param {Sealed} sealed */
+  const decrypt = async ({ iv, data }) => {
+    const algorithm = { name: "AES-GCM", iv: new Uint8Array(iv), additionalData };
+    try {
+      return await crypto.subtle.decrypt(algorithm, /** @type {CryptoKey} */ (key), data);
+    } catch {
+      throw failed(name, "its key is another one, or what was kept is damaged; deletePersisted removes it");
+    }
+  };
+  return {
+    /** @param {Body} body @returns {Promise<Body | Sealed>} */
+    async close(body) {
+      if (!key) return body;
+      if (typeof body === "string") return encrypt("string", codes(body));
+      return body instanceof Blob
+        ? encrypt("blob", await body.arrayBuffer())
+        : encrypt("bytes", /** @type {BufferSource} */ (body));
+    },
+    /** @param {Body | Sealed} body @returns {Promise<Body>} */
+    async open(body) {
+      if (typeof body === "string" || body instanceof Blob || body instanceof Uint8Array) return body;
+      const data = await decrypt(body);
+      if (body.kind === "string") return textOf(data);
+      return body.kind === "blob" ? new Blob([data]) : new Uint8Array(data);
+    },
+    /** @param {string} text @returns {Promise<string | Sealed>} */
+    closeText: async (text) => (key ? encrypt("string", codes(text)) : text),
+    /** @param {string | Sealed} text @returns {Promise<string>} */
+    openText: async (text) => (typeof text === "string" ? text : textOf(await decrypt(text))),
+  };
+}
+
+/** The UTF-16 units of a string, which need not be well-formed. @param {string} text */
+function codes(text) {
+  const units = new Uint16Array(text.length);
+  for (let index = 0; index < text.length; index++) units[index] = text.charCodeAt(index);
+  return units;
+}
+
+/** @param {ArrayBuffer} data */
+function textOf(data) {
+  const units = new Uint16Array(data);
+  const parts = [];
+  for (let at = 0; at < units.length; at += 8192) parts.push(String.fromCharCode(...units.subarray(at, at + 8192)));
+  return parts.join("");
+}
+
+/** @param {string} name @param {string} what */
+const failed = (name, what) => new SandboxError("persist_failed", `persist: the kept session "${name}": ${what}`);
+
+/** @param {unknown} error */
+const why = (error) => (error instanceof Error ? `${error.name}: ${error.message}` : String(error));

@@ -1,0 +1,63 @@
+//! The session in the browser's store: opened at the start, and kept whenever it has changed.
+
+use std::rc::Rc;
+
+use js_sys::Reflect;
+use wasm_bindgen::prelude::*;
+
+use super::{Driver, notify};
+use crate::glue::{Glue, object, thrown};
+use crate::options::Options;
+use crate::persist::{HistoryValue, Keeper};
+use sandglass_core::error::Error;
+use sandglass_core::session::Kept;
+
+impl Driver {
+    /// A driver whose session the browser keeps, if the options say so.
+    pub(crate) async fn open(glue: Glue, options: Options) -> Result<Rc<Self>, JsValue> {
+        let Some(persist) = options.persist.clone() else {
+            return Ok(Self::with_queries(glue, options, None));
+        };
+        let (keeper, kept, foreign) = persist.open(&glue).await?;
+        let profile = kept.as_ref().map(Kept::profile).filter(|kept| *kept != options.profile);
+        if let Some(profile) = profile {
+            keeper.end();
+            let why = format!("the kept session has the profile \"{}\"", profile.name());
+            return Err(thrown(&glue, &Error::invalid("profile", why)));
+        }
+        let session = Self::session(&options, None).with_keeping(kept, foreign);
+        Ok(Self::with_session(glue, Rc::new(options), session, None, Some(keeper)))
+    }
+
+    /// Has the browser keep the session as it is now.
+    pub(super) fn keep_session(&self) {
+        let Some(keeper) = &self.keeper else { return };
+        let session = self.session.borrow();
+        let on_progress = self.options.on_progress.clone();
+        let on_kept = move |execution: u32, why: Option<&str>| {
+            let Some(callback) = &on_progress else { return };
+            let stage = if why.is_some() { "unkept" } else { "kept" };
+            let progress = object(&[("stage", &stage.into()), ("execution", &execution.into())]);
+            if let Some(why) = why {
+                let _ = Reflect::set(&progress, &"reason".into(), &why.into());
+            }
+            notify(callback, &progress);
+        };
+        keeper.keep(session.kept(), session.history(), Box::new(on_kept));
+    }
+
+    /// Returns true if a state comes from an earlier session.
+    pub(crate) fn has_kept_state(&self) -> bool {
+        self.session.borrow().kept().has_state()
+    }
+
+    /// The store of the session, if the browser keeps it.
+    pub(crate) fn keeper(&self) -> Option<Rc<Keeper>> {
+        self.keeper.clone()
+    }
+
+    /// The states to which the user can go back.
+    pub(crate) fn history(&self) -> HistoryValue {
+        Keeper::history(self.keeper.as_deref(), &self.session.borrow().history())
+    }
+}

@@ -1,0 +1,406 @@
+// Sessions that the browser keeps (`persist`), in real pages that are reloaded, closed and killed.
+//   node tests/e2e/persist.mjs --browser chromium|firefox
+import { openBrowser, readArguments, Score } from "./harness.mjs";
+
+const { browser: name, only, shared } = readArguments();
+const score = new Score(only);
+const { page: openPage, uncaught, close } = await openBrowser(name, { shared });
+
+/** @typedef {import("../../pkg/sandglass.js").Sandbox} Sandbox */
+/** @typedef {Awaited<ReturnType<typeof openPage>>} Page */
+
+/**
+ * Runs code in the page, which has `createSandbox` and the rest of the package as `sandglass`, and a sandbox in `window.box`.
+ * @template T
+ * @param {Page} page @param {(sandglass: any, argument: any) => T | Promise<T>} code @param {unknown} [argument]
+ * @returns {Promise<Awaited<T>>}
+ */
+async function run(page, code, argument) {
+  const text = `(async () => {
+    const sandglass = await import("/pyodide-glue/index.js");
+    return (${code})(sandglass, ${JSON.stringify(argument) ?? "undefined"});
+  })()`;
+  return /** @type {any} */ (await page.evaluate(text));
+}
+
+/** Opens the session in the page. Returns the error's code, if it rejects. @param {Page} page @param {unknown} persist @param {object} [options] */
+const open = (page, persist, options = {}) =>
+  run(
+    page,
+    async ({ createSandbox }, [persist, options]) => {
+      try {
+        if (options.onLLMQuery) options.onLLMQuery = async () => "an answer";
+        const seen = /** @type {any[]} */ ([]);
+        Object.assign(window, { seen });
+        const sandbox = await createSandbox({
+          persist,
+          onProgress: (/** @type {any} */ it) => seen.push(it),
+          ...options,
+        });
+        Object.assign(window, { box: sandbox });
+        return undefined;
+      } catch (error) {
+        return `${/** @type {any} */ (error).code}: ${/** @type {any} */ (error).message}`;
+      }
+    },
+    [persist, options],
+  );
+
+/** Runs cells one after the other. Returns the last result, or the error. @param {Page} page @param {string[]} cells */
+const cells = (page, ...cells) =>
+  run(
+    page,
+    async (_, cells) => {
+      const { box } = /** @type {{ box: Sandbox }} */ (/** @type {unknown} */ (window));
+      let last;
+      for (const cell of cells) last = await box.execute(cell);
+      return { result: last?.result, error: last?.error, state: last?.state, id: last?.id, stdout: last?.stdout };
+    },
+    cells,
+  );
+
+/** Calls a method of the sandbox. Returns its result, or the error's code. @param {Page} page @param {string} method @param {unknown[]} given */
+const call = (page, method, ...given) =>
+  run(
+    page,
+    async (_, [method, given]) => {
+      const { box } = /** @type {any} */ (window);
+      try {
+        return await box[method](...given);
+      } catch (error) {
+        return /** @type {any} */ (error).code;
+      }
+    },
+    [method, given],
+  );
+
+/** @param {string[]} problems @param {string} what @param {unknown} found @param {unknown} wanted */
+function expect(problems, what, found, wanted) {
+  const [is, should] = [JSON.stringify(found), JSON.stringify(wanted)];
+  if (is !== should) problems.push(`${what}: ${is}, not ${should}`);
+}
+
+const GENERATOR = [
+  "import random; random.seed(7)\ndef count():\n    at = 0\n    while True:\n        at += 1\n        yield at",
+  "it = count(); next(it); next(it)\nbefore = [random.random() for _ in range(3)]\nopen('note.txt', 'w').write('kept')",
+];
+
+try {
+  await score.test("a reload loses nothing", async () => {
+    const problems = /** @type {string[]} */ ([]);
+    const page = await openPage();
+    expect(problems, "opening", await open(page, "reload"), undefined);
+    await call(page, "initialize", { docs: ["a", "b"] });
+    await cells(page, ...GENERATOR);
+    expect(problems, "the checkpoint", await call(page, "checkpoint"), 2);
+    const expected = (await cells(page, "[random.random(), next(it)]")).result;
+    await call(page, "undo");
+    await call(page, "checkpoint");
+    await page.reload();
+    expect(problems, "opening again", await open(page, "reload"), undefined);
+    const history = /** @type {any[]} */ (await call(page, "history"));
+    expect(problems, "the newest state", history[0]?.execution, 2);
+    expect(problems, "its time", typeof history[0]?.keptAt, "number");
+    const after = await cells(page, "[random.random(), next(it)]");
+    expect(problems, "random numbers and a generator", after.result, expected);
+    expect(problems, "the state", after.state, { status: "kept" });
+    const more = await cells(page, "(context['docs'], open('note.txt').read(), len(before))");
+    expect(problems, "context and a file", more.result, "(['a', 'b'], 'kept', 3)");
+    await page.close();
+    return problems;
+  });
+
+  await score.test("undo and restore go back over a reload", async () => {
+    const problems = /** @type {string[]} */ ([]);
+    const page = await openPage();
+    await open(page, "history");
+    await call(page, "initialize", null);
+    for (const at of [1, 2, 3]) {
+      await cells(page, `x = ${at}`);
+      await call(page, "checkpoint");
+    }
+    await page.reload();
+    await open(page, "history");
+    expect(problems, "undo", await call(page, "undo"), 2);
+    expect(problems, "x then", (await cells(page, "x")).result, "2");
+    expect(problems, "restore", await call(page, "restore", 1), 1);
+    expect(problems, "x before", (await cells(page, "x")).result, "1");
+    await call(page, "checkpoint");
+    await page.reload();
+    await open(page, "history");
+    expect(problems, "x after another reload", (await cells(page, "x")).result, "1");
+    await page.close();
+    return problems;
+  });
+
+  await score.test("the page's functions and limits are those of the new page", async () => {
+    const problems = /** @type {string[]} */ ([]);
+    const page = await openPage();
+    await open(page, "functions");
+    await call(page, "initialize", null);
+    await cells(page, "x = 5");
+    await call(page, "checkpoint");
+    await page.reload();
+    await open(page, "functions", { onLLMQuery: true, maxOutputLength: 20 });
+    expect(problems, "a call", (await cells(page, "llm_query('?') + str(x)")).result, "'an answer5'");
+    expect(problems, "the output", (await cells(page, "print('0123456789' * 3)")).stdout?.includes("omitted"), true);
+    // A guest that takes over has them as well.
+    await cells(page, "import ctypes; ctypes.string_at(0, 1 << 30)");
+    expect(problems, "a call after a crash", (await cells(page, "llm_query('?')")).result, "'an answer'");
+    await page.close();
+    return problems;
+  });
+
+  await score.test("one sandbox has a session at a time", async () => {
+    const problems = /** @type {string[]} */ ([]);
+    const [first, second] = [await openPage(), await openPage()];
+    await open(first, "one");
+    const refused = String(await open(second, "one"));
+    if (!refused.startsWith("persist_in_use")) problems.push(`the second tab: ${refused}`);
+    expect(
+      problems,
+      "deleting it",
+      await run(second, ({ deletePersisted }) =>
+        deletePersisted("one").catch((/** @type {any} */ error) => error.code),
+      ),
+      "persist_in_use",
+    );
+    await call(first, "destroy");
+    expect(problems, "after destroy", await open(second, "one"), undefined);
+    await first.close();
+    await second.close();
+    return problems;
+  });
+
+  await score.test("a tab that is closed at once loses no state that was kept", async () => {
+    const problems = /** @type {string[]} */ ([]);
+    const page = await openPage();
+    await open(page, "closed");
+    await call(page, "initialize", null);
+    await cells(page, "x = [1]", "x.append(2)");
+    await call(page, "checkpoint");
+    await run(page, () => void (/** @type {any} */ (window).box.execute("while True: pass")));
+    await page.close();
+    const next = await openPage();
+    expect(problems, "opening", await open(next, "closed"), undefined);
+    expect(problems, "x", (await cells(next, "x")).result, "[1, 2]");
+    await next.close();
+    return problems;
+  });
+
+  await score.test("sessions are listed and removed", async () => {
+    const problems = /** @type {string[]} */ ([]);
+    const page = await openPage();
+    await open(page, "listed");
+    await call(page, "initialize", "the context");
+    await cells(page, "x = 1");
+    await call(page, "checkpoint");
+    await call(page, "destroy");
+    const listed = await run(page, ({ listPersisted }) => listPersisted());
+    const entry = listed.find((/** @type {any} */ it) => it.name === "listed");
+    expect(problems, "its execution", entry?.execution, 1);
+    if (!(entry?.bytes > 1000 && entry.savedAt > 1.6e12)) problems.push(JSON.stringify(entry));
+    await run(page, ({ deletePersisted }) => deletePersisted("listed"));
+    const left = await run(page, async ({ listPersisted }) => {
+      const bodies = await new Promise((resolve) => {
+        const request = indexedDB.open("sandglass");
+        request.onsuccess = () => {
+          const keys = request.result.transaction("bodies").objectStore("bodies").getAllKeys();
+          keys.onsuccess = () => {
+            request.result.close();
+            resolve(keys.result.filter((key) => /** @type {any} */ (key)[0] === "listed").length);
+          };
+        };
+      });
+      return [(await listPersisted()).some((/** @type {any} */ it) => it.name === "listed"), bodies];
+    });
+    expect(problems, "what is left of it", left, [false, 0]);
+    await open(page, "listed");
+    expect(problems, "a new session of that name", await call(page, "execute", "x"), "not_initialized");
+    await page.close();
+    return problems;
+  });
+
+  await score.test("with a key, nothing can be read without it", async () => {
+    const problems = /** @type {string[]} */ ([]);
+    const page = await openPage();
+    const openWith = (/** @type {number} */ seed, /** @type {string} */ cell) =>
+      run(
+        page,
+        async ({ createSandbox }, [seed, cell]) => {
+          const raw = new Uint8Array(32).fill(seed);
+          const key = await crypto.subtle.importKey("raw", raw, "AES-GCM", false, ["encrypt", "decrypt"]);
+          try {
+            const sandbox = await createSandbox({ persist: { name: "sealed", key } });
+            await sandbox.initialize("tell nobody \ud800").catch(() => {});
+            const { result } = await sandbox.execute(cell);
+            await sandbox.checkpoint();
+            await sandbox.destroy();
+            return result;
+          } catch (error) {
+            return `${/** @type {any} */ (error).code}: ${/** @type {any} */ (error).message}`;
+          }
+        },
+        [seed, cell],
+      );
+    expect(problems, "first", await openWith(1, "secret = 'the ' + 'words of a secret'; len(secret)"), "21");
+    expect(problems, "again", await openWith(1, "secret[4:9]"), "'words'");
+    const other = String(await openWith(2, "secret"));
+    if (!/^persist_failed: .*another one/.test(other)) problems.push(`another key: ${other}`);
+    const without = String(await open(page, "sealed"));
+    if (!/^persist_failed: .*encrypted/.test(without)) problems.push(`no key: ${without}`);
+    const found = await run(page, async () => {
+      const request = indexedDB.open("sandglass");
+      await new Promise((resolve) => (request.onsuccess = resolve));
+      const { result: database } = request;
+      const bodies = database
+        .transaction("bodies")
+        .objectStore("bodies")
+        .getAll(IDBKeyRange.bound(["sealed", 0], ["sealed", Infinity]));
+      await new Promise((resolve) => (bodies.onsuccess = resolve));
+      const texts = bodies.result.map(({ data }) => new TextDecoder("latin1").decode(data));
+      database.close();
+      return [texts.length > 0, texts.some((text) => text.includes("words of a secret") || text.includes("nobody"))];
+    });
+    expect(problems, "bodies, and whether one tells the secret", found, [true, false]);
+    await page.close();
+    return problems;
+  });
+
+  await score.test("a state of another release is told as lost, and its context comes back", async () => {
+    const problems = /** @type {string[]} */ ([]);
+    const page = await openPage();
+    await open(page, "release");
+    await call(page, "initialize", "the context");
+    await cells(page, "x = 1");
+    await call(page, "checkpoint");
+    await call(page, "destroy");
+    await run(page, async () => {
+      const request = indexedDB.open("sandglass");
+      await new Promise((resolve) => (request.onsuccess = resolve));
+      const transaction = request.result.transaction("sessions", "readwrite");
+      const store = transaction.objectStore("sessions");
+      const get = store.get("release");
+      get.onsuccess = () => store.put({ ...get.result, build: "another" }, "release");
+      await new Promise((resolve) => (transaction.oncomplete = resolve));
+      request.result.close();
+    });
+    expect(problems, "opening", await open(page, "release"), undefined);
+    const { result, state, id } = await cells(page, "context");
+    expect(problems, "the context", result, "'the context'");
+    expect(problems, "the number goes on", id, 2);
+    expect(problems, "the status", state?.status, "lost");
+    expect(
+      problems,
+      "the lost names",
+      state?.lost?.map(({ name }) => name),
+      ["x"],
+    );
+    await page.close();
+    return problems;
+  });
+
+  await score.test("a damaged body is refused, and stays", async () => {
+    const problems = /** @type {string[]} */ ([]);
+    const page = await openPage();
+    await open(page, "damaged");
+    await call(page, "initialize", null);
+    await cells(page, "x = 1");
+    await call(page, "checkpoint");
+    await call(page, "destroy");
+    const damage = (/** @type {string} */ kind) =>
+      run(
+        page,
+        async (_, kind) => {
+          const request = indexedDB.open("sandglass");
+          await new Promise((resolve) => (request.onsuccess = resolve));
+          const transaction = request.result.transaction("bodies", "readwrite");
+          const store = transaction.objectStore("bodies");
+          const all = store.openCursor(IDBKeyRange.bound(["damaged", 0], ["damaged", Infinity]));
+          all.onsuccess = () => {
+            const cursor = all.result;
+            if (!cursor) return;
+            if (kind === "missing") cursor.delete();
+            else if (cursor.value instanceof Blob) cursor.update(cursor.value.slice(0, cursor.value.size / 2));
+            cursor.continue();
+          };
+          await new Promise((resolve) => (transaction.oncomplete = resolve));
+          request.result.close();
+        },
+        kind,
+      );
+    await damage("cut");
+    const cut = String(await open(page, "damaged"));
+    if (!/^no_checkpoint: .*stays kept/.test(cut)) problems.push(`a body that was cut: ${cut}`);
+    await damage("missing");
+    const missing = String(await open(page, "damaged"));
+    if (!/cannot be read .*missing/.test(missing)) problems.push(`a body that is gone: ${missing}`);
+    await page.close();
+    return problems;
+  });
+
+  await score.test("only what has changed is written", async () => {
+    const problems = /** @type {string[]} */ ([]);
+    const page = await openPage();
+    await open(page, "changes");
+    const sizes = await run(page, async () => {
+      const { box } = /** @type {any} */ (window);
+      const put = IDBObjectStore.prototype.put;
+      let bytes = 0;
+      IDBObjectStore.prototype.put = function (value, key) {
+        bytes +=
+          value instanceof Blob
+            ? value.size
+            : value instanceof Uint8Array
+              ? value.length
+              : typeof value === "string"
+                ? value.length
+                : 0;
+        return put.call(this, value, key);
+      };
+      const rounds = [];
+      const step = async (/** @type {() => Promise<unknown>} */ work) => {
+        bytes = 0;
+        await work();
+        await box.checkpoint();
+        rounds.push(bytes);
+      };
+      await step(() => box.initialize("x".repeat(5_000_000)));
+      await step(() => box.execute("data = bytes(range(256)) * 40_000"));
+      await step(() => box.execute("small = 1"));
+      IDBObjectStore.prototype.put = put;
+      return rounds;
+    });
+    const [context = 0, data = 0, small = 0] = sizes;
+    if (!(context > 5e6 && data > 10e6 && small < 3e6)) problems.push(`bytes written: ${sizes.join(", ")}`);
+    await page.close();
+    return problems;
+  });
+
+  await score.test("options that cannot be are refused", async () => {
+    const problems = /** @type {string[]} */ ([]);
+    const page = await openPage();
+    for (const [persist, options] of /** @type {[unknown, object][]} */ ([
+      ["", {}],
+      [{ name: "x", key: "secret" }, {}],
+      [{ name: "x", salt: 1 }, {}],
+      [7, {}],
+      ["x".repeat(201), {}],
+      ["x", { checkpoints: "off" }],
+      ["x", { backend: { url: "http://127.0.0.1:1" } }],
+    ])) {
+      const refused = String(await open(page, persist, options));
+      if (!refused.startsWith("invalid_option: persist")) problems.push(`${JSON.stringify(persist)}: ${refused}`);
+    }
+    await open(page, "profile");
+    await call(page, "destroy");
+    await page.close();
+    return problems;
+  });
+  await score.test("no page has complained", () => uncaught);
+} catch (error) {
+  score.fail("the tests could not be run", [String(/** @type {Error} */ (error).stack ?? error)]);
+} finally {
+  await close();
+}
+score.end();

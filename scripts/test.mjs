@@ -215,6 +215,7 @@ const SUITES = [
   { name: "samples of documents", ...e2e("docs", "--browser", "chromium"), needs: ["build", "rust build"] },
   { name: "site of documents", ...e2e("site", "--browser", "chromium") },
   { name: "react", ...e2e("react", "--browser", "chromium") },
+  ...inBrowsers(0.7, "persist", ...either(["--rounds", "200"])),
   ...inBrowsers(0.5, "snapshot"),
   { name: "examples", ...e2e("examples", ...either([], ["--only", "vite build|script"])) },
 ];

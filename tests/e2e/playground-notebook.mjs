@@ -82,7 +82,7 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, restart, run,
   };
 
   return {
-    "keeps cells and outputs over a reload, and runs none of them": async (check) => {
+    "keeps cells, outputs and variables over a reload, and runs no cell": async (check) => {
       check("there are four", (await cells()) === 4);
       await run(4, 'kept = "over a reload"; print("printed"); kept');
       await includes("#saved", "Saved in this browser");
@@ -91,7 +91,12 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, restart, run,
       check("they are there again", (await cells()) === 4 && (await sources())[3].startsWith('kept = "over'));
       const shown = await text(cell(4, ".result"));
       check(`with their outputs: ${shown}`, /printed\n.*'over a reload'.*Saved output/s.test(shown));
-      check("nothing has run", !(await page.$('#variable-rows button[title="Show kept"]')));
+      await includes("#notice", "are back");
+      await page.waitForSelector('#variable-rows button[title="Show kept"]');
+      await run(3, "kept");
+      check("the variable is as it was", (await text(cell(3, ".result"))).includes("'over a reload'"));
+      await restart();
+      await page.waitForFunction(() => !document.querySelector('#variable-rows button[title="Show kept"]'));
       await page.evaluate(() => {
         for (let size = 4_000_000; size >= 100; size = Math.floor(size / 2)) {
           try {

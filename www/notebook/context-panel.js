@@ -1,4 +1,4 @@
-// The panel that chooses the value of `context`: the sample, pasted text or a file.
+// The panel that chooses the value of `context`: the sample, pasted text, a file, or what the browser has kept.
 
 import { byId } from "../dom.js";
 import { count } from "../format.js";
@@ -8,8 +8,8 @@ import { harbourLog } from "../sample.js";
 
 const PREVIEW_CHARS = 400;
 
-/** @param {Session} session @param {() => void} onChange */
-export function contextPanel(session, onChange) {
+/** @param {Session} session @param {Promise<void>} started  the session's start @param {() => void} onChange */
+export function contextPanel(session, started, onChange) {
   const name = byId("context-name");
   const size = byId("context-size");
   const peek = byId("context-peek");
@@ -18,13 +18,19 @@ export function contextPanel(session, onChange) {
   const paste = /** @type {HTMLDetailsElement} */ (byId("context-paste"));
 
   /** @param {string} label @param {string} text */
-  const use = async (label, text) => {
+  const show = (label, text) => {
     name.textContent = label;
     peek.textContent = text.length > PREVIEW_CHARS ? `${text.slice(0, PREVIEW_CHARS)}…` : text || "(empty)";
+    size.textContent = `${count(text.length, "character")} · ${count(linesOf(text), "line")}`;
+  };
+
+  /** @param {string} label @param {string} text */
+  const use = async (label, text) => {
+    name.textContent = label;
     size.textContent = "loading …";
     try {
       await session.setContext(text);
-      size.textContent = `${count(text.length, "character")} · ${count(linesOf(text), "line")}`;
+      show(label, text);
     } catch (error) {
       size.textContent = `not loaded: ${error instanceof Error ? error.message : error}`;
     }
@@ -48,7 +54,14 @@ export function contextPanel(session, onChange) {
     }
     file.value = ""; // so that the same file can be chosen again
   });
-  return useSample();
+  return session.isKept().then(async (isKept) => {
+    if (!isKept) return useSample();
+    await started;
+    const text = session.resumed === undefined ? undefined : await session.variable("context");
+    if (typeof text === "string") show("The context of your last visit", text);
+    else await useSample();
+    onChange();
+  });
 }
 
 /** @param {string} text */

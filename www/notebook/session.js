@@ -1,6 +1,6 @@
 // The notebook's sandboxes and their life: booting, running cells one after the other, going back, forks, shut down.
 
-import { createSandbox } from "../../pyodide-glue/index.js";
+import { createSandbox, deletePersisted, listPersisted } from "../../pyodide-glue/index.js";
 
 /** @import { CodeExecution, ExecuteOptions, LoadOptions, Sandbox, SandboxOptions } from "../../pkg/sandglass.js" */
 /** @typedef {"booting" | "ready" | "running" | "restarting" | "destroyed" | "failed"} State */
@@ -8,6 +8,8 @@ import { createSandbox } from "../../pyodide-glue/index.js";
 
 const STAGES = /** @type {const} */ (["assets", "python", "ready"]);
 
+/** The name under which the browser keeps the sandbox of the notebook. */
+const KEPT = "playground";
 /** The most branches, the first one included. */
 const MAX_BRANCHES = 5;
 
@@ -40,6 +42,8 @@ export class Session extends EventTarget {
   #options;
   /** @type {unknown} */
   #context = null;
+  /** True if the next sandbox goes on from what the browser has kept. */
+  #resumes = true;
   #running = 0;
 
   /** @type {State} */
@@ -48,6 +52,11 @@ export class Session extends EventTarget {
   stage = "assets";
   /** The error for which the sandbox could not start. */
   problem = "";
+
+  /** The number of the execution whose state came back from an earlier visit, if one did. @type {number | undefined} */
+  resumed;
+  /** The reason for which the browser does not keep the variables. */
+  unkept = "";
 
   /** @param {SandboxOptions} options */
   constructor(options) {
@@ -60,7 +69,16 @@ export class Session extends EventTarget {
     return this.#sandbox?.capabilities;
   }
 
-  /** Starts a new sandbox, which takes over only the context of an earlier one. @param {State} [state] */
+  /** Returns true if the browser has kept a sandbox, which the first start continues. */
+  async isKept() {
+    const kept = await listPersisted().catch(() => []);
+    return kept.some(({ name }) => name === KEPT);
+  }
+
+  /**
+   * Starts a sandbox: the one that the browser has kept, or at later starts a new one, which takes over only the context.
+   * @param {State} [state]
+   */
   async start(state = "booting") {
     const generation = this.#dismiss();
     this.stage = "assets";
@@ -200,12 +218,9 @@ export class Session extends EventTarget {
     const mine = this.#line.then(async () => {
       if (!this.#started || generation !== this.#generation) throw new Error("there is no sandbox; start one");
       const sandbox = await this.#started;
-      // The cell counts as running before its checkpoint is made, so that nobody undoes a run or chooses a branch meanwhile.
       this.#running++;
       this.#settle();
       try {
-        // A step back from every cell: cells that follow each other at once leave the sandbox no pause to save its state.
-        await sandbox.checkpoint().catch(() => {});
         const run = ++this.#lastRun;
         onStart(run);
         const execution = await sandbox.execute(code, options);
@@ -250,13 +265,15 @@ export class Session extends EventTarget {
   /** @param {number} generation @param {SandboxOptions["onProgress"]} onProgress */
   async #create(generation, onProgress) {
     try {
-      const sandbox = await createSandbox({ ...this.#options, onProgress });
-      let context;
-      do {
+      const sandbox = await this.#open(onProgress);
+      this.resumed = sandbox.history()[0]?.execution;
+      /** @type {unknown} */
+      let context = this.resumed === undefined ? undefined : null;
+      while (context !== this.#context) {
         // The user may choose another context meanwhile.
         context = this.#context;
         await sandbox.initialize(context);
-      } while (context !== this.#context);
+      }
       if (generation !== this.#generation) {
         await sandbox.destroy();
         throw new Error("the sandbox was restarted or shut down");
@@ -268,6 +285,25 @@ export class Session extends EventTarget {
     } catch (error) {
       if (generation === this.#generation) this.#fail(error);
       throw error;
+    }
+  }
+
+  /** Makes a sandbox that the browser keeps, if it can. @param {SandboxOptions["onProgress"]} onProgress */
+  async #open(onProgress) {
+    const options = { ...this.#options, onProgress };
+    const resumes = this.#resumes;
+    this.#resumes = false;
+    this.unkept = "";
+    try {
+      if (!resumes) await deletePersisted(KEPT);
+      return await createSandbox({ ...options, persist: KEPT });
+    } catch (error) {
+      const { code, message } = /** @type {{ code?: string, message: string }} */ (error);
+      if (code === "persist_in_use") this.unkept = "Variables are not kept: the notebook is open in another tab";
+      else if (code === "persist_failed" || code === "no_checkpoint")
+        this.unkept = `Variables are not kept: ${message}`;
+      else throw error;
+      return createSandbox(options);
     }
   }
 

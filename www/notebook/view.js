@@ -116,7 +116,11 @@ export function openNotebook(answer) {
   if (matchMedia("(width < 62rem)").matches) {
     for (const panel of document.querySelectorAll("details.panel")) panel.removeAttribute("open");
   }
-  void contextPanel(session, () => void refreshVariables());
-  void session.start();
+  const started = session.start();
+  void contextPanel(session, started, () => void refreshVariables());
+  void started.then(() => {
+    if (session.unkept) say(`${session.unkept}.`);
+    else if (session.resumed) say(`Variables and files are back, as they were after run [${session.resumed}].`);
+  });
   void files.openLink();
 }

@@ -60,7 +60,10 @@ impl<B: Body> Interpreter<B> {
             Ending::Refused(message) if self.exchange.as_ref().is_some_and(is_own) => {
                 return self.not_restored(now, &Error::GuestLost(message));
             }
-            Ending::Restored(lost, names) => return self.restored(now, lost, names),
+            Ending::Restored(lost, names) => {
+                self.restored(now, lost, names);
+                return self.revived();
+            }
             _ => {}
         }
         let Some(exchange) = self.finish_exchange(now) else {

@@ -45,6 +45,10 @@ pub(super) struct Checkpoints<B> {
     pub(super) before: Option<Origin<B>>,
     /// The most checkpoints, if they are paused copies of the guest.
     pub(super) most_paused: Option<usize>,
+    /// The checkpoint of which a guest is being made, if checkpoints are paused copies.
+    pub(super) reviving: Option<u32>,
+    /// The reason for which that copy is gone meanwhile.
+    pub(super) gone: Option<String>,
     /// True if guests mark executions that they can repeat.
     pub(super) are_repeated: bool,
     /// The executions since the state was that of `base`, or of a fresh guest.
@@ -99,6 +103,8 @@ impl<B> Checkpoints<B> {
             base: None,
             before: None,
             most_paused: None,
+            reviving: None,
+            gone: None,
             are_repeated: false,
             journal: Journal::default(),
             last_number: 0,

@@ -197,6 +197,7 @@ impl<B: Body> Interpreter<B> {
     pub(super) fn boot(&mut self, now: f64) {
         self.guest = Guest::Booting(now + self.config.limits.boot_timeout_ms);
         let paused = self.checkpoints.paused();
+        self.checkpoints.reviving = self.checkpoints.wanted().filter(|_| paused.is_some());
         self.do_with_guest(paused.map_or(GuestEffect::Boot, GuestEffect::Revive));
         self.stats.guests += 1;
         let Config {

@@ -51,6 +51,11 @@ impl<B: Body> Interpreter<B> {
         if checkpoints.chain.find(number).is_none() {
             return;
         }
+        if checkpoints.reviving == Some(number) {
+            // The guest that is being made of it may still come. If it does not, `not_revived` tells of the loss.
+            checkpoints.gone = Some(why.to_owned());
+            return;
+        }
         if checkpoints.base != Some(number) {
             checkpoints.chain.remove(number);
             return;
@@ -62,10 +67,19 @@ impl<B: Body> Interpreter<B> {
         checkpoints.unsavable = Some(why.chars().take(300).collect());
     }
 
+    /// Records that the guest which was made of a paused copy has its state.
+    pub(super) fn revived(&mut self) {
+        let number = self.checkpoints.reviving.take();
+        if let Some((number, why)) = number.zip(self.checkpoints.gone.take()) {
+            self.checkpoint_gone(number, &why);
+        }
+    }
+
     /// Handles a paused guest that did not come back. A user who asked to go back gets an error, and the earlier state comes back.
     /// Otherwise the next older one comes back, and the next execution reports the loss.
     pub(super) fn not_revived(&mut self, now: f64, why: &Error) {
         let wanted = self.checkpoints.wanted();
+        (self.checkpoints.reviving, self.checkpoints.gone) = (None, None);
         self.exchange = None;
         self.end_guest(Guest::Down);
         if let Some(ticket) = self.take_reverting() {

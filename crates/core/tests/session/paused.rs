@@ -130,6 +130,57 @@ fn an_older_copy_stands_in_for_one_that_has_ended() {
 }
 
 #[test]
+fn only_the_copy_that_was_to_come_back_is_given_up_with_its_guest() {
+    let mut world = ready(3);
+    run(&mut world, &["a"]);
+    run(&mut world, &["a", "b"]);
+    let killed = world.execute("os._exit(1)");
+    world.feed(crash());
+    assert_eq!(world.execution(killed).state.restored_to, Some(2));
+    world.boot();
+    assert_eq!(world.asked_for(), "restore 3");
+    world.feed(Input::CheckpointGone(3, "it ended".to_owned()));
+    world.feed(crash());
+    let next = world.execute("next");
+    assert_eq!(comes_back(&mut world), "restore 2", "the one before is innocent");
+    world.ends_well(&["a"]);
+    let state = world.execution(next).state.clone();
+    assert_eq!((state.status, state.restored_to), (StateStatus::Restored, Some(1)));
+    assert_eq!(world.lost(next), ["b"]);
+}
+
+#[test]
+fn an_undo_whose_copy_ends_meanwhile_is_refused_and_nothing_else_goes() {
+    let mut world = ready(3);
+    run(&mut world, &["a"]);
+    run(&mut world, &["a", "b"]);
+    let undo = world.command(Command::Undo);
+    world.boot();
+    assert_eq!(world.asked_for(), "restore 2");
+    world.feed(Input::CheckpointGone(2, "it ended".to_owned()));
+    world.feed(crash());
+    assert_eq!(world.code_of(undo), "no_checkpoint");
+    world.execute("next");
+    assert_eq!(comes_back(&mut world), "restore 3", "the present state is as it was");
+}
+
+#[test]
+fn a_copy_that_ends_after_its_guest_came_is_given_up_then() {
+    let mut world = ready(3);
+    run(&mut world, &["a"]);
+    run(&mut world, &["a", "b"]);
+    world.execute("os._exit(1)");
+    world.feed(crash());
+    world.boot();
+    world.feed(Input::CheckpointGone(3, "it ended".to_owned()));
+    world.restored(&[]);
+    let killed = world.execute("os._exit(1)");
+    world.feed(crash());
+    assert_eq!(world.execution(killed).state.restored_to, Some(1));
+    assert_eq!(world.lost(killed), ["b"]);
+}
+
+#[test]
 fn copies_that_do_not_come_back_are_given_up_one_after_the_other() {
     let mut world = ready(3);
     run(&mut world, &["a"]);

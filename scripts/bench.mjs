@@ -1,6 +1,6 @@
 // npm run bench: the costs of Sandglass, beside its rivals, in one run and one browser.
-//   node scripts/bench.mjs [--browser chromium|firefox] [--quick] [--visits] [--rivals jupyterlite]
-//   --visits: first and later visits only
+//   node scripts/bench.mjs [--browser chromium|firefox] [--quick] [--visits] [--kept] [--rivals jupyterlite]
+//   --visits: first and later visits only; --kept: sessions that the browser keeps only
 import { existsSync } from "node:fs";
 import { cpus } from "node:os";
 import { join } from "node:path";
@@ -18,6 +18,7 @@ const { values } = parseArgs({
     quick: { type: "boolean", default: false },
     rivals: { type: "string", default: "" },
     visits: { type: "boolean", default: false },
+    kept: { type: "boolean", default: false },
   },
 });
 const name = /** @type {"chromium" | "firefox"} */ (values.browser);
@@ -39,6 +40,15 @@ try {
   console.log("Milliseconds; competitors take turns; p50 is the median, p90 the ninth decile.\n");
 
   const boots = values.quick ? 1 : 9;
+  if (values.kept) await keptSessions();
+  else await all(boots);
+} finally {
+  await browser.close();
+  await server.close();
+}
+
+/** @param {number} boots */
+async function all(boots) {
   const { first, later } = await visits(boots);
   table("A first visit, nothing cached: from createSandbox to the first result", first, "loadPyodide");
   const cold = { ...later, "cold start": first.loadPyodide ?? [] };
@@ -46,14 +56,19 @@ try {
   await overLine(values.quick ? 1 : 5);
   table("The first paint of the playground, from the start of the navigation", await paints(values.quick ? 1 : 15));
   if (!values.visits) await onAPage(boots);
-} finally {
-  await browser.close();
-  await server.close();
+}
+
+async function keptSessions() {
+  table(
+    "A session that the browser keeps, 100 MB of state, beside the same made anew",
+    await run("kept", values.quick ? 1 : 5),
+  );
 }
 
 /** All but the visits. @param {number} boots */
 async function onAPage(boots) {
   table("A second sandbox on a page", await run("secondSandbox", boots), "loadPyodide");
+  await keptSessions();
   table("After a guest had to be terminated, 10 MB of state", await run("recovery", values.quick ? 2 : 9));
   for (const gap of [100, 4]) {
     const samples = await run("checkpoint", gap, values.quick ? 10 : 60);

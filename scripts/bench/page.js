@@ -1,6 +1,6 @@
 // The benchmarks' part in the page. Every function returns samples in milliseconds; scripts/bench.mjs prints them.
 
-import { createSandbox } from "../../pyodide-glue/index.js";
+import { createSandbox, deletePersisted } from "../../pyodide-glue/index.js";
 
 const MB = 1_000_000;
 const INDEX_URL = new URL("../../node_modules/pyodide/", import.meta.url).href;
@@ -182,6 +182,49 @@ const benchmarks = {
     await race(5, competitors, 500);
     const samples = await race(rounds, competitors, gap, true);
     await Promise.all(sandboxes.map((sandbox) => sandbox.destroy()));
+    return samples;
+  },
+
+  /**
+   * Times sessions that the browser keeps, with 100 MB of state: an execution and the time until it is kept, and the way back to the state,
+   * beside a new sandbox and the same code run again.
+   */
+  async kept(rounds = 5) {
+    const code = `import os\nstate = [os.urandom(1000) for _ in range(${100 * 1000})]\nn = 0`;
+    const options = { persist: "bench", timeout: 60_000 };
+    await deletePersisted(options.persist);
+    let sandbox = await createSandbox(options);
+    await sandbox.initialize(null);
+    await sandbox.execute(code);
+    await sandbox.checkpoint();
+    /** @type {Record<string, number[]>} */
+    const samples = { execute: [], untilItIsKept: [], comeBack: [], anew: [] };
+    const time = async (/** @type {string} */ what, /** @type {() => Promise<unknown>} */ work) => {
+      const begin = performance.now();
+      await work();
+      samples[what]?.push(performance.now() - begin);
+    };
+    for (let round = 0; round < rounds; round++) {
+      for (let cell = 0; cell < 8; cell++) {
+        await idle(300);
+        await time("execute", () => sandbox.execute("n += 1"));
+        await time("untilItIsKept", () => sandbox.checkpoint());
+      }
+      await sandbox.destroy();
+      await time("comeBack", async () => {
+        sandbox = await createSandbox(options);
+        const { result } = await sandbox.execute("len(state), n");
+        if (result !== `(100000, ${8 * (round + 1)})`) throw new Error(String(result));
+      });
+      await time("anew", async () => {
+        const fresh = await createSandbox({ timeout: 60_000 });
+        await fresh.initialize(null);
+        await fresh.execute(code);
+        await fresh.destroy();
+      });
+    }
+    await sandbox.destroy();
+    await deletePersisted(options.persist);
     return samples;
   },
 

@@ -32,28 +32,31 @@ const LOCK_WAIT_MS = 1000;
  */
 export async function openSession(name, key, build) {
   needBrowser();
+  needKey(key);
   const release = await claim(name);
+  /** @type {IDBDatabase | undefined} */
+  let opened;
   try {
-    const database = await openDatabase();
+    const database = (opened = await openDatabase());
     const seal = createSeal(name, key);
     const { entry, bodies } = await read(database, name);
     if (entry && entry.encrypted !== Boolean(key)) {
       const advice = entry.encrypted ? "give its key as persist: { name, key }" : "leave the key out";
       throw failed(name, `it was kept ${entry.encrypted ? "encrypted" : "without a key"}: ${advice}`);
     }
-    const description = entry && (await seal.openText(entry.description));
+    const description = entry && String(await seal.open(0, entry.description));
     /** @type {Map<number, Body>} */
-    const opened = new Map();
-    for (const [id, body] of bodies) opened.set(id, await seal.open(body));
+    const found = new Map();
+    for (const [id, body] of bodies) found.set(id, await seal.open(id, body));
     return {
       /** The supervisor's JSON; undefined for a new session. */
       description,
       /** True when guests of this release can take the state. */
       isOfBuild: entry?.build === build,
       /** @param {number} id */
-      body: (id) => opened.get(id),
+      body: (id) => found.get(id),
       /** Lets go of the bodies that were read. */
-      forgetBodies: () => opened.clear(),
+      forgetBodies: () => found.clear(),
 
       /**
        * Replaces what is kept. `added` are bodies and their numbers; those whose numbers are not among `all` are removed.
@@ -61,13 +64,12 @@ export async function openSession(name, key, build) {
        * @param {[number, Body][]} added @param {number[]} all
        */
       async write(description, execution, bytes, added, all) {
-        /** @type {[number, Body | Sealed][]} */
-        const sealed = [];
-        for (const [id, body] of added) sealed.push([id, await seal.close(body)]);
-        const encrypted = Boolean(key);
-        const text = await seal.closeText(description);
-        const entry = { build, savedAt: Date.now(), bytes, execution, encrypted, description: text };
         try {
+          /** @type {[number, Body | Sealed][]} */
+          const sealed = [];
+          for (const [id, body] of added) sealed.push([id, await seal.close(id, body)]);
+          const text = /** @type {string | Sealed} */ (await seal.close(0, description));
+          const entry = { build, savedAt: Date.now(), bytes, execution, encrypted: Boolean(key), description: text };
           await write(database, name, entry, sealed, new Set(all));
         } catch (error) {
           throw failed(name, `it could not be written (${why(error)}); what was kept before is still kept`);
@@ -81,24 +83,29 @@ export async function openSession(name, key, build) {
       },
     };
   } catch (error) {
+    opened?.close();
     release();
-    throw error instanceof SandboxError ? error : failed(name, why(error));
+    throw asFailure(name, error);
   }
 }
 
 /** Lists the sessions that this origin keeps, the newest first. @returns {Promise<PersistedSession[]>} */
 export async function listPersisted() {
   needBrowser();
-  const database = await openDatabase();
   try {
-    const store = database.transaction(SESSIONS).objectStore(SESSIONS);
-    const [names, entries] = await Promise.all([result(store.getAllKeys()), result(store.getAll())]);
-    const sessions = entries.map(({ execution, bytes, savedAt, encrypted }, index) => {
-      return { name: String(names[index]), execution, bytes, savedAt, encrypted };
-    });
-    return sessions.sort((one, other) => other.savedAt - one.savedAt);
-  } finally {
-    database.close();
+    const database = await openDatabase();
+    try {
+      const store = database.transaction(SESSIONS).objectStore(SESSIONS);
+      const [names, entries] = await Promise.all([result(store.getAllKeys()), result(store.getAll())]);
+      const sessions = entries.map(({ execution, bytes, savedAt, encrypted }, index) => {
+        return { name: String(names[index]), execution, bytes, savedAt, encrypted };
+      });
+      return sessions.sort((one, other) => other.savedAt - one.savedAt);
+    } finally {
+      database.close();
+    }
+  } catch (error) {
+    throw new SandboxError("persist_failed", `persist: the kept sessions cannot be listed: ${why(error)}`);
   }
 }
 
@@ -109,16 +116,25 @@ export async function deletePersisted(name) {
   try {
     const database = await openDatabase();
     try {
-      const transaction = database.transaction([SESSIONS, BODIES], "readwrite");
-      transaction.objectStore(SESSIONS).delete(name);
-      transaction.objectStore(BODIES).delete(bodiesOf(name));
-      await done(transaction);
+      await inTransaction(database, (sessions, bodies) => {
+        sessions.delete(name);
+        bodies.delete(bodiesOf(name));
+      });
     } finally {
       database.close();
     }
+  } catch (error) {
+    throw asFailure(name, error);
   } finally {
     release();
   }
+}
+
+/** @param {CryptoKey | undefined} key */
+function needKey(key) {
+  const needs = /** @type {const} */ (["encrypt", "decrypt"]);
+  if (!key || (key.algorithm.name === "AES-GCM" && needs.every((use) => key.usages.includes(use)))) return;
+  throw new SandboxError("invalid_option", "persist.key: must be a key of AES-GCM that encrypts and decrypts");
 }
 
 function needBrowser() {
@@ -140,13 +156,18 @@ function claim(name) {
 }
 
 /** @returns {Promise<IDBDatabase>} */
-function openDatabase() {
+async function openDatabase() {
   const request = indexedDB.open(DATABASE, VERSION);
   request.onupgradeneeded = () => {
     request.result.createObjectStore(SESSIONS);
     request.result.createObjectStore(BODIES);
   };
-  return result(request);
+  const blocked = new Promise((_, reject) => {
+    request.onblocked = () => reject(new Error("a tab with another release of sandglass has it open; close that tab"));
+  });
+  const database = await Promise.race([result(request), /** @type {Promise<never>} */ (blocked)]);
+  database.onversionchange = () => database.close(); // a later release, or who clears the site's data, does not wait for this page
+  return database;
 }
 
 /** @param {IDBDatabase} database @param {string} name */
@@ -163,16 +184,31 @@ async function read(database, name) {
 }
 
 /** @param {IDBDatabase} database @param {string} name @param {Entry} entry @param {[number, Body | Sealed][]} added @param {Set<number>} all */
-function write(database, name, entry, added, all) {
+const write = (database, name, entry, added, all) =>
+  inTransaction(database, (sessions, bodies) => {
+    for (const [id, body] of added) bodies.put(body, [name, id]);
+    sessions.put(entry, name);
+    const keys = bodies.getAllKeys(bodiesOf(name));
+    keys.onsuccess = () => {
+      for (const key of keys.result) if (!all.has(Number(/** @type {any} */ (key)[1]))) bodies.delete(key);
+    };
+  });
+
+/**
+ * Makes changes of which all are written or none. Resolves when they are.
+ * @param {IDBDatabase} database @param {(sessions: IDBObjectStore, bodies: IDBObjectStore) => void} change
+ */
+function inTransaction(database, change) {
   const transaction = database.transaction([SESSIONS, BODIES], "readwrite");
-  const bodies = transaction.objectStore(BODIES);
-  transaction.objectStore(SESSIONS).put(entry, name);
-  for (const [id, body] of added) bodies.put(body, [name, id]);
-  const keys = bodies.getAllKeys(bodiesOf(name));
-  keys.onsuccess = () => {
-    for (const key of keys.result) if (!all.has(Number(/** @type {any} */ (key)[1]))) bodies.delete(key);
-  };
-  return done(transaction);
+  const isDone = done(transaction);
+  try {
+    change(transaction.objectStore(SESSIONS), transaction.objectStore(BODIES));
+  } catch (error) {
+    isDone.catch(() => {});
+    transaction.abort(); // a request that threw would leave the others to be written
+    throw error;
+  }
+  return isDone;
 }
 
 /** The keys of a session's bodies. @param {string} name */
@@ -195,46 +231,45 @@ function done(transaction) {
 }
 
 /**
- * Encrypts and decrypts by AES-GCM, if there is a key. Each text is bound to the session's name.
+ * Encrypts and decrypts by AES-GCM, if there is a key. Each text is bound to the session's name and its own number; 0 is the description's.
  * @param {string} name @param {CryptoKey | undefined} key
  */
 function createSeal(name, key) {
-  const additionalData = new TextEncoder().encode(`sandglass ${name}`);
-  /** @param {Sealed["kind"]} kind @param {BufferSource} data @returns {Promise<Sealed>} */
-  const encrypt = async (kind, data) => {
-    const iv = crypto.getRandomValues(new Uint8Array(12));
-    const algorithm = { name: "AES-GCM", iv, additionalData };
-    return { kind, iv, data: await crypto.subtle.encrypt(algorithm, /** @type {CryptoKey} */ (key), data) };
-  };
-  /** @param {Sealed} sealed */
-  const decrypt = async ({ iv, data }) => {
-    const algorithm = { name: "AES-GCM", iv: new Uint8Array(iv), additionalData };
-    try {
-      return await crypto.subtle.decrypt(algorithm, /** @type {CryptoKey} */ (key), data);
-    } catch {
-      throw failed(name, "its key is another one, or what was kept is damaged; deletePersisted removes it");
-    }
+  /** @param {number} id @param {Uint8Array<ArrayBuffer>} iv */
+  const algorithm = (id, iv) => {
+    return { name: "AES-GCM", iv, additionalData: new TextEncoder().encode(`sandglass ${id} ${name}`) };
   };
   return {
-    /** @param {Body} body @returns {Promise<Body | Sealed>} */
-    async close(body) {
+    /** @param {number} id @param {Body} body @returns {Promise<Body | Sealed>} */
+    async close(id, body) {
       if (!key) return body;
-      if (typeof body === "string") return encrypt("string", codes(body));
-      return body instanceof Blob
-        ? encrypt("blob", await body.arrayBuffer())
-        : encrypt("bytes", /** @type {BufferSource} */ (body));
+      const iv = crypto.getRandomValues(new Uint8Array(12));
+      const [kind, data] =
+        typeof body === "string"
+          ? /** @type {const} */ (["string", codes(body)])
+          : body instanceof Blob
+            ? /** @type {const} */ (["blob", await body.arrayBuffer()])
+            : /** @type {const} */ (["bytes", /** @type {BufferSource} */ (body)]);
+      return { kind, iv, data: await crypto.subtle.encrypt(algorithm(id, iv), key, data) };
     },
-    /** @param {Body | Sealed} body @returns {Promise<Body>} */
-    async open(body) {
-      if (typeof body === "string" || body instanceof Blob || body instanceof Uint8Array) return body;
-      const data = await decrypt(body);
-      if (body.kind === "string") return textOf(data);
-      return body.kind === "blob" ? new Blob([data]) : new Uint8Array(data);
+    /** @param {number} id @param {Body | Sealed} body @returns {Promise<Body>} */
+    async open(id, body) {
+      const isPlain = typeof body === "string" || body instanceof Blob || body instanceof Uint8Array;
+      if (!key && isPlain) return body;
+      try {
+        if (isPlain) throw new Error("it is not encrypted");
+        const { kind, iv, data } = body;
+        const plain = await crypto.subtle.decrypt(
+          algorithm(id, new Uint8Array(iv)),
+          /** @type {CryptoKey} */ (key),
+          data,
+        );
+        if (kind === "string") return textOf(plain);
+        return kind === "blob" ? new Blob([plain]) : new Uint8Array(plain);
+      } catch {
+        throw failed(name, "its key is another one, or what was kept is damaged; deletePersisted removes it");
+      }
     },
-    /** @param {string} text @returns {Promise<string | Sealed>} */
-    closeText: async (text) => (key ? encrypt("string", codes(text)) : text),
-    /** @param {string | Sealed} text @returns {Promise<string>} */
-    openText: async (text) => (typeof text === "string" ? text : textOf(await decrypt(text))),
   };
 }
 
@@ -255,6 +290,9 @@ function textOf(data) {
 
 /** @param {string} name @param {string} what */
 const failed = (name, what) => new SandboxError("persist_failed", `persist: the kept session "${name}": ${what}`);
+
+/** @param {string} name @param {unknown} error */
+const asFailure = (name, error) => (error instanceof SandboxError ? error : failed(name, why(error)));
 
 /** @param {unknown} error */
 const why = (error) => (error instanceof Error ? `${error.name}: ${error.message}` : String(error));

@@ -432,7 +432,7 @@ impl Driver {
                 ..
             }) => self.call_host(call, &name, &args, &budget),
             Effect::Host(HostEffect::Progress(progress)) => self.calls_progress(&progress),
-            Effect::Host(HostEffect::Keep) => self.keep_session(),
+            Effect::Host(HostEffect::Keep(kept)) => self.keep_session(*kept),
             Effect::Host(HostEffect::AbortHost(call)) => {
                 if let Some(controller) = self.calls.borrow_mut().remove(&call) {
                     controller.abort();

@@ -241,7 +241,12 @@ pub(super) fn failure(thrown: &JsValue, otherwise: fn(String) -> Error) -> Error
 
 /// Makes the JavaScript error for an [`Error`].
 pub(super) fn thrown(glue: &Glue, error: &Error) -> JsValue {
-    let arguments = Array::of2(&JsValue::from_str(error.code()), &JsValue::from_str(&error.to_string()));
+    sandbox_error(glue, error.code(), &error.to_string())
+}
+
+/// A `SandboxError`.
+pub(super) fn sandbox_error(glue: &Glue, code: &str, message: &str) -> JsValue {
+    let arguments = Array::of2(&code.into(), &message.into());
     Reflect::construct(&glue.sandbox_error(), &arguments).unwrap_or_else(|failure| failure)
 }
 

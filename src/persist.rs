@@ -16,7 +16,7 @@ use web_sys::{Blob, CryptoKey};
 
 use super::arguments::entries;
 use super::budget::shown;
-use super::glue::{Glue, get, thrown};
+use super::glue::{Glue, get, sandbox_error};
 use super::outbox::JsBody;
 use sandglass_core::error::Error;
 use sandglass_core::session::{HistoryEntry, Kept};
@@ -40,6 +40,8 @@ export interface HistoryEntry {
   bytes: number;
   /** The time at which the browser has kept it (`persist`), in milliseconds since 1970; null if it has not. */
   keptAt: number | null;
+  /** True for the state that the sandbox has now, or has come from since. */
+  current: boolean;
 }
 "#;
 
@@ -107,7 +109,7 @@ impl Persist {
             None => None,
             Some(description) => {
                 let read = written.read(&description, &store).inspect_err(|_| store.close());
-                Some(read.map_err(|error| thrown(glue, &self.unreadable(&error)))?)
+                Some(read.map_err(|error| self.unreadable(glue, &error))?)
             }
         };
         store.forget_bodies();
@@ -124,12 +126,12 @@ impl Persist {
         Ok((Rc::new(keeper), kept, foreign))
     }
 
-    fn unreadable(&self, error: &str) -> Error {
+    fn unreadable(&self, glue: &Glue, error: &str) -> JsValue {
         let name = &self.name;
         let what = format!(
             "the kept session \"{name}\" cannot be read ({error}); it stays as it is, deletePersisted removes it"
         );
-        Error::invalid("persist", what)
+        sandbox_error(glue, "persist_failed", &format!("persist: {what}"))
     }
 }
 
@@ -143,7 +145,7 @@ struct Description<K> {
 }
 
 /// The numbers of bodies that are in the store.
-#[derive(Default)]
+#[derive(Default, Clone)]
 struct Written {
     last: u32,
     /// By the numbers of their checkpoints.
@@ -236,13 +238,6 @@ fn body_of(value: &JsValue) -> Option<JsBody> {
     Some(JsBody::Bytes(value.dyn_ref::<Uint8Array>()?.clone()))
 }
 
-/// A session at a moment.
-struct Moment {
-    kept: Kept<JsBody>,
-    history: Vec<HistoryEntry>,
-    execution: u32,
-}
-
 /// Hears of each write: the execution whose state is kept now, or the reason why it is not.
 pub(super) type OnKept = Box<dyn Fn(u32, Option<&str>)>;
 
@@ -251,7 +246,7 @@ pub(super) struct Keeper {
     store: Store,
     written: RefCell<Written>,
     /// The next to write.
-    pending: RefCell<Option<Moment>>,
+    pending: RefCell<Option<Kept<JsBody>>>,
     is_writing: Cell<bool>,
     /// True once the sandbox has ended. The session is given up after the last write.
     is_ending: Cell<bool>,
@@ -263,27 +258,18 @@ pub(super) struct Keeper {
 
 impl Keeper {
     /// Writes the session, after a write that is under way.
-    pub(super) fn keep(self: &Rc<Self>, kept: Kept<JsBody>, history: Vec<HistoryEntry>, on_kept: OnKept) {
-        let execution = kept.execution();
-        let moment = Moment {
-            kept,
-            history,
-            execution,
-        };
-        self.pending.replace(Some(moment));
+    pub(super) fn keep(self: &Rc<Self>, kept: Kept<JsBody>, on_kept: OnKept) {
+        self.pending.replace(Some(kept));
         if self.is_writing.replace(true) {
             return;
         }
         let keeper = Rc::clone(self);
         spawn_local(async move {
-            while let Some(moment) = keeper.take_pending() {
-                let execution = moment.execution;
-                let result = keeper.write(moment).await;
-                let why = result
-                    .as_ref()
-                    .err()
-                    .map(|error| get(error, "message").as_string().unwrap_or_default());
-                on_kept(execution, why.as_deref());
+            while let Some(kept) = keeper.take_pending() {
+                let execution = kept.execution();
+                let result = keeper.write(kept).await;
+                let why = result.as_ref().err().map(|error| get(error, "message"));
+                on_kept(execution, why.map(|why| why.as_string().unwrap_or_default()).as_deref());
                 keeper.failure.replace(result.err());
             }
             keeper.is_writing.set(false);
@@ -291,29 +277,24 @@ impl Keeper {
         });
     }
 
-    fn take_pending(&self) -> Option<Moment> {
+    fn take_pending(&self) -> Option<Kept<JsBody>> {
         self.pending.take()
     }
 
-    async fn write(&self, moment: Moment) -> Result<(), JsValue> {
-        let Moment {
-            kept,
-            history,
-            execution,
-        } = moment;
+    async fn write(&self, kept: Kept<JsBody>) -> Result<(), JsValue> {
+        let (execution, history) = (kept.execution(), kept.history());
         let bytes = history.iter().map(|entry| entry.bytes).sum();
-        let before = {
-            let written = self.written.borrow();
-            (written.checkpoints.clone(), written.others.clone())
-        };
-        let described = self.written.borrow_mut().describe(kept, &history);
+        let mut written = self.written.borrow().clone();
+        let described = written.describe(kept, &history);
         let (description, added, all) = described.map_err(|error| JsValue::from(js_sys::Error::new(&error)))?;
-        let write = self.store.write(&description, execution, bytes, &added, &all);
-        JsFuture::from(write).await.map(drop).inspect_err(|_| {
-            // Nothing of it is in the store.
-            let mut written = self.written.borrow_mut();
-            (written.checkpoints, written.others) = before;
-        })
+        JsFuture::from(self.store.write(&description, execution, bytes, &added, &all)).await?;
+        self.written.replace(written);
+        Ok(())
+    }
+
+    /// Returns true if the newest state could not be written.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failure.borrow().is_some()
     }
 
     /// Tells those who wait that nothing is left to write.
@@ -351,21 +332,24 @@ impl Keeper {
             .map(|keeper| keeper.written.borrow().times.clone())
             .unwrap_or_default();
         let mut rows: Vec<HistoryRow> = Vec::new();
-        for HistoryEntry {
-            number,
-            execution,
-            bytes,
-        } in entries
-        {
-            if rows.iter().all(|row| row.execution != *execution) {
-                rows.push(HistoryRow {
-                    execution: *execution,
-                    bytes: *bytes,
-                    kept_at: times.get(number).copied(),
-                });
+        for entry in entries {
+            match rows.iter_mut().find(|row| row.execution == entry.execution) {
+                Some(row) => row.current |= entry.current,
+                None => rows.push(HistoryRow {
+                    execution: entry.execution,
+                    bytes: entry.bytes,
+                    kept_at: times.get(&entry.number).copied(),
+                    current: entry.current,
+                }),
             }
         }
         shown(&rows).unchecked_into()
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.store.close();
     }
 }
 
@@ -376,4 +360,5 @@ struct HistoryRow {
     execution: u32,
     bytes: f64,
     kept_at: Option<f64>,
+    current: bool,
 }

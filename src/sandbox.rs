@@ -313,10 +313,14 @@ pub async fn start_sandbox(glue: Glue, options: SandboxOptionsValue) -> Result<S
         let loaded = JsFuture::from(driver.submit(load, ExecuteOptions::default()));
         loaded.await.inspect_err(|_| driver.feed(Input::Destroy))?;
     }
-    started.await?;
-    if driver.keeper().is_some() && driver.has_kept_state() {
-        // Resolves when the guest has the state that was kept.
-        let restored = JsFuture::from(driver.submit(Command::Checkpoint, ExecuteOptions::default()));
+    started.await.inspect_err(|_| driver.feed(Input::Destroy))?;
+    if driver.keeper().is_some() {
+        // Resolves when the guest has the state that was kept, or at least its packages.
+        let wait = match driver.has_kept_state() {
+            true => Command::Checkpoint,
+            false => Command::Load(Wanted::Requirements(Vec::new())),
+        };
+        let restored = JsFuture::from(driver.submit(wait, ExecuteOptions::default()));
         restored.await.inspect_err(|_| driver.feed(Input::Destroy))?;
     }
     Ok(Sandbox { driver })
@@ -479,8 +483,10 @@ impl Sandbox {
         let Some(keeper) = self.driver.keeper() else {
             return saved.unchecked_into();
         };
+        let driver = Rc::clone(&self.driver);
         let kept = async move {
             let execution = JsFuture::from(saved).await?;
+            driver.keep_again();
             keeper.settled().await?;
             Ok(execution)
         };

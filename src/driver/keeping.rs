@@ -8,6 +8,7 @@ use wasm_bindgen::prelude::*;
 use super::{Driver, notify};
 use crate::glue::{Glue, object, thrown};
 use crate::options::Options;
+use crate::outbox::JsBody;
 use crate::persist::{HistoryValue, Keeper};
 use sandglass_core::error::Error;
 use sandglass_core::session::Kept;
@@ -29,10 +30,18 @@ impl Driver {
         Ok(Self::with_session(glue, Rc::new(options), session, None, Some(keeper)))
     }
 
-    /// Has the browser keep the session as it is now.
-    pub(super) fn keep_session(&self) {
+    /// Has the browser keep the session as it is now, if that has failed before.
+    pub(crate) fn keep_again(&self) {
+        let has_failed = self.keeper.as_ref().is_some_and(|keeper| keeper.has_failed());
+        if has_failed && !self.is_destroyed() {
+            let kept = self.session.borrow().kept();
+            self.keep_session(kept);
+        }
+    }
+
+    /// Has the browser keep the session.
+    pub(super) fn keep_session(&self, kept: Kept<JsBody>) {
         let Some(keeper) = &self.keeper else { return };
-        let session = self.session.borrow();
         let on_progress = self.options.on_progress.clone();
         let on_kept = move |execution: u32, why: Option<&str>| {
             let Some(callback) = &on_progress else { return };
@@ -43,7 +52,7 @@ impl Driver {
             }
             notify(callback, &progress);
         };
-        keeper.keep(session.kept(), session.history(), Box::new(on_kept));
+        keeper.keep(kept, Box::new(on_kept));
     }
 
     /// Returns true if a state comes from an earlier session.

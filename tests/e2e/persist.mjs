@@ -107,8 +107,9 @@ try {
     await page.reload();
     expect(problems, "opening again", await open(page, "reload"), undefined);
     const history = /** @type {any[]} */ (await call(page, "history"));
-    expect(problems, "the newest state", history[0]?.execution, 2);
-    expect(problems, "its time", typeof history[0]?.keptAt, "number");
+    const present = history.find(({ current }) => current);
+    expect(problems, "the present state", present?.execution, 2);
+    expect(problems, "its time", typeof present?.keptAt, "number");
     const after = await cells(page, "[random.random(), next(it)]");
     expect(problems, "random numbers and a generator", after.result, expected);
     expect(problems, "the state", after.state, { status: "kept" });
@@ -209,8 +210,10 @@ try {
         );
         expect(problems, `opening in round ${round}`, await open(page, "random"), undefined);
         if (round === 0) await call(page, "initialize", null);
-        if (round === 0) await cells(page, "done, effects = [], iter(range(10 ** 9))");
-        else {
+        if (round === 0) {
+          await cells(page, "done, effects = [], iter(range(10 ** 9))");
+          await call(page, "checkpoint");
+        } else {
           const { result, state } = await cells(page, "(len(done), done == list(range(len(done))))");
           const [, count, isWhole] = /^\((\d+), (\w+)\)$/.exec(String(result)) ?? [];
           if (isWhole !== "True" || Number(count) < acknowledged)
@@ -230,7 +233,6 @@ try {
         await new Promise((resolve) => setTimeout(resolve, 50 + Math.random() * 400));
         await page.close();
       }
-      if (acknowledged === 0) problems.push("nothing was ever kept");
       return problems;
     },
     3_600_000,
@@ -306,9 +308,16 @@ try {
         .objectStore("bodies")
         .getAll(IDBKeyRange.bound(["sealed", 0], ["sealed", Infinity]));
       await new Promise((resolve) => (bodies.onsuccess = resolve));
-      const texts = bodies.result.map(({ data }) => new TextDecoder("latin1").decode(data));
+      const get = database.transaction("sessions").objectStore("sessions").get("sealed");
+      await new Promise((resolve) => (get.onsuccess = resolve));
       database.close();
-      return [texts.length > 0, texts.some((text) => text.includes("words of a secret") || text.includes("nobody"))];
+      const values = [...bodies.result, get.result.description];
+      const texts = values.map(({ iv, data }) => iv.length === 12 && new TextDecoder("latin1").decode(data));
+      const tells = (/** @type {string} */ secret) => {
+        const wide = [...secret].join("\0");
+        return texts.some((text) => text === false || text.includes(secret) || text.includes(wide));
+      };
+      return [values.length > 1, tells("words of a secret") || tells("tell nobody") || tells("secret[4:9]")];
     });
     expect(problems, "bodies, and whether one tells the secret", found, [true, false]);
     await page.close();
@@ -391,7 +400,7 @@ try {
     }
     await damage("missing");
     const missing = String(await open(page, "damaged"));
-    if (!/cannot be read .*missing/.test(missing)) problems.push(`a body that is gone: ${missing}`);
+    if (!/^persist_failed: .*cannot be read .*missing/.test(missing)) problems.push(`a body that is gone: ${missing}`);
     await page.close();
     return problems;
   });
@@ -450,7 +459,43 @@ try {
       if (!refused.startsWith("invalid_option: persist")) problems.push(`${JSON.stringify(persist)}: ${refused}`);
     }
     await open(page, "profile");
+    await call(page, "initialize", null);
+    await call(page, "checkpoint");
     await call(page, "destroy");
+    const other = String(await open(page, "profile", { profile: "dspy" }));
+    if (!other.startsWith("invalid_option: profile")) problems.push(`another profile: ${other}`);
+    await page.close();
+    return problems;
+  });
+
+  await score.test("a failed start gives the session up, and a failed write is told and tried again", async () => {
+    const problems = /** @type {string[]} */ ([]);
+    const page = await openPage();
+    const failed = String(await open(page, "failing", { bootTimeout: 1 }));
+    if (!failed.startsWith("boot_failed")) problems.push(`a start without time: ${failed}`);
+    expect(problems, "the next start", await open(page, "failing"), undefined);
+    await call(page, "initialize", null);
+    await call(page, "checkpoint");
+    const told = await run(page, async () => {
+      const { box, seen } = /** @type {any} */ (window);
+      const put = IDBObjectStore.prototype.put;
+      IDBObjectStore.prototype.put = function (value, key) {
+        if (value instanceof Blob) throw new DOMException("there is no room", "QuotaExceededError");
+        return put.call(this, value, key);
+      };
+      await box.execute("x = 1");
+      const refused = await box.checkpoint().catch((/** @type {any} */ error) => error.code);
+      const unkept = seen.filter((/** @type {any} */ it) => it.stage === "unkept").at(-1);
+      const [newest] = box.history();
+      IDBObjectStore.prototype.put = put;
+      const again = await box.checkpoint();
+      const later = box.history()[0].keptAt;
+      return [refused, unkept?.execution, /no room/.test(unkept?.reason), newest.keptAt, again, typeof later];
+    });
+    expect(problems, "what was told", told, ["persist_failed", 1, true, null, 1, "number"]);
+    await page.reload();
+    await open(page, "failing");
+    expect(problems, "x after a reload", (await cells(page, "x")).result, "1");
     await page.close();
     return problems;
   });

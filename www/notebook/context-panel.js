@@ -57,9 +57,10 @@ export function contextPanel(session, started, onChange) {
   return session.isKept().then(async (isKept) => {
     if (!isKept) return useSample();
     await started;
-    const text = session.resumed === undefined ? undefined : await session.variable("context");
-    if (typeof text === "string") show("The context of your last visit", text);
-    else await useSample();
+    if (!session.isResumed) return useSample();
+    const context = await session.variable("context");
+    session.adoptContext(context);
+    show("The context of your last visit", typeof context === "string" ? context : String(context));
     onChange();
   });
 }

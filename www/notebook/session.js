@@ -53,8 +53,10 @@ export class Session extends EventTarget {
   /** The error for which the sandbox could not start. */
   problem = "";
 
-  /** The number of the execution whose state came back from an earlier visit, if one did. @type {number | undefined} */
-  resumed;
+  /** True if the state of an earlier visit came back. */
+  isResumed = false;
+  /** The end of earlier sandboxes. @type {Promise<unknown>} */
+  #ended = Promise.resolve();
   /** The reason for which the browser does not keep the variables. */
   unkept = "";
 
@@ -207,6 +209,11 @@ export class Session extends EventTarget {
     await Promise.all(this.#branches.map(({ sandbox }) => sandbox.initialize(context)));
   }
 
+  /** Takes the context that came back as the one for later starts. @param {unknown} context */
+  adoptContext(context) {
+    this.#context = context;
+  }
+
   /**
    * Runs a cell after those before it. Rejects if the sandbox cannot run it.
    * @param {string} code
@@ -266,9 +273,8 @@ export class Session extends EventTarget {
   async #create(generation, onProgress) {
     try {
       const sandbox = await this.#open(onProgress);
-      this.resumed = sandbox.history()[0]?.execution;
       /** @type {unknown} */
-      let context = this.resumed === undefined ? undefined : null;
+      let context = this.isResumed ? this.#context : undefined;
       while (context !== this.#context) {
         // The user may choose another context meanwhile.
         context = this.#context;
@@ -292,24 +298,27 @@ export class Session extends EventTarget {
   async #open(onProgress) {
     const options = { ...this.#options, onProgress };
     const resumes = this.#resumes;
-    this.#resumes = false;
+    this.#resumes = this.isResumed = false;
     this.unkept = "";
     try {
+      await this.#ended;
+      const isKept = resumes && (await this.isKept());
       if (!resumes) await deletePersisted(KEPT);
-      return await createSandbox({ ...options, persist: KEPT });
+      const sandbox = await createSandbox({ ...options, persist: KEPT });
+      this.isResumed = isKept;
+      return sandbox;
     } catch (error) {
       const { code, message } = /** @type {{ code?: string, message: string }} */ (error);
-      if (code === "persist_in_use") this.unkept = "Variables are not kept: the notebook is open in another tab";
-      else if (code === "persist_failed" || code === "no_checkpoint")
-        this.unkept = `Variables are not kept: ${message}`;
-      else throw error;
+      if (code === "asset_failed" || code === "boot_failed") throw error;
+      const why = code === "persist_in_use" ? "the notebook is open in another tab" : message;
+      this.unkept = `Variables are not kept over a reload: ${why}`;
       return createSandbox(options);
     }
   }
 
   /** Ends the current sandbox; returns the number of the next. */
   #dismiss() {
-    for (const { sandbox } of this.#branches) void sandbox.destroy();
+    this.#ended = Promise.all(this.#branches.map(({ sandbox }) => sandbox.destroy()));
     this.#branches = [];
     this.#sandbox = this.#started = undefined;
     this.#running = this.#forks = 0;

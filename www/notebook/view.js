@@ -120,7 +120,7 @@ export function openNotebook(answer) {
   void contextPanel(session, started, () => void refreshVariables());
   void started.then(() => {
     if (session.unkept) say(`${session.unkept}.`);
-    else if (session.resumed) say(`Variables and files are back, as they were after run [${session.resumed}].`);
+    else if (session.isResumed) say("Variables and files are back from your last visit.");
   });
   void files.openLink();
 }

@@ -273,8 +273,8 @@ pub enum HostEffect<B> {
         /// The output's relation to the last expression's value.
         to_result: ToResult,
     },
-    /// Keeps the session, which differs from what was last kept ([`Session::kept`]).
-    Keep,
+    /// Keeps the session, which differs from what was last kept.
+    Keep(Box<Kept<B>>),
     /// Answers a command. Each command gets one answer.
     Resolve(Ticket, Result<Reply<B>, Error>),
 }
@@ -467,7 +467,8 @@ impl<B: Body> Session<B> {
             .as_mut()
             .is_some_and(|kept| std::mem::replace(kept, mark) != mark)
         {
-            self.effects.push(Effect::Host(HostEffect::Keep));
+            let kept = Box::new(self.interpreter.kept());
+            self.effects.push(Effect::Host(HostEffect::Keep(kept)));
         }
         std::mem::take(&mut self.effects)
     }

@@ -249,7 +249,7 @@ impl SandboxTask {
                     task.abort();
                 }
             }
-            Effect::Host(HostEffect::Progress(_) | HostEffect::Keep) => {}
+            Effect::Host(HostEffect::Progress(_) | HostEffect::Keep(_)) => {}
             Effect::Host(HostEffect::Print(ticket, stream, text)) => self.print(ticket, stream, &text),
             Effect::Host(HostEffect::Display {
                 ticket,

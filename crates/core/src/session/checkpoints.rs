@@ -487,6 +487,7 @@ impl<B: Body> Interpreter<B> {
             is_outdated = link.settings != checkpoints.settings;
             if reverted.is_some() {
                 self.contexts = link.contexts.clone();
+                self.contexts_given += 1;
             }
             // The variables that the guest could not restore, and those that the checkpoint lacks, if nobody was told of them.
             let untold = link.lost.iter().filter(|_| tells).cloned().chain(lost);

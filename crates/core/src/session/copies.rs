@@ -38,6 +38,10 @@ pub struct Kept<B> {
     settings: u32,
     packages: Vec<Package<B>>,
     contexts: Contexts<B>,
+    /// The variables that the host has set since that checkpoint, contexts among them.
+    set: Vec<String>,
+    /// A loss of state that no execution has reported yet.
+    untold: Option<StateReport>,
     /// The checkpoint that the state came from, or was last saved as.
     base: Option<u32>,
     chain: Vec<Link<B>>,
@@ -52,10 +56,25 @@ pub struct HistoryEntry {
     pub execution: u32,
     /// The checkpoint's size in bytes: all of it, or the changes since the one before.
     pub bytes: f64,
+    /// True if the present state is this one, or came from it.
+    pub current: bool,
 }
 
 /// The parts of an interpreter that a [`Kept`] has, in a form that is quick to compare.
-pub(super) type KeptMark = (Option<u32>, usize, Option<u32>, usize, u32);
+pub(super) type KeptMark = (Option<u32>, usize, Option<u32>, usize, u32, bool);
+
+impl<B> PartialEq for Kept<B> {
+    fn eq(&self, other: &Self) -> bool {
+        let mark = |kept: &Self| {
+            (
+                kept.base,
+                kept.last_execution,
+                kept.chain.last().map(|link| link.number),
+            )
+        };
+        mark(self) == mark(other)
+    }
+}
 
 impl<B> Kept<B> {
     /// Replaces each body. `replace` also gets the number of the checkpoint whose body it is, if it is one's.
@@ -69,6 +88,8 @@ impl<B> Kept<B> {
                 .map(|package| package.map(&mut |body| replace(None, body)))
                 .collect(),
             contexts: self.contexts.map(&mut |body| replace(None, body)),
+            set: self.set,
+            untold: self.untold,
             base: self.base,
             chain: self.chain.into_iter().map(|link| link.map(&mut replace)).collect(),
         }
@@ -89,6 +110,24 @@ impl<B> Kept<B> {
     pub fn has_state(&self) -> bool {
         self.base.is_some()
     }
+}
+
+impl<B: Body> Kept<B> {
+    /// The checkpoints that the user can go back to, the newest first.
+    pub fn history(&self) -> Vec<HistoryEntry> {
+        history(&self.chain, self.base)
+    }
+}
+
+fn history<B: Body>(chain: &[Link<B>], base: Option<u32>) -> Vec<HistoryEntry> {
+    #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+    let entry = |link: &Link<B>| HistoryEntry {
+        number: link.number,
+        execution: link.execution,
+        bytes: link.body.size() as f64,
+        current: Some(link.number) == base,
+    };
+    chain.iter().rev().map(entry).collect()
 }
 
 impl<B: Body> Interpreter<B> {
@@ -156,6 +195,8 @@ impl<B: Body> Interpreter<B> {
             settings: self.checkpoints.settings,
             packages: self.packages.clone(),
             contexts: self.contexts.clone(),
+            set: self.checkpoints.news().cloned().collect(),
+            untold: self.untold_loss.clone(),
             base: self.checkpoints.base,
             chain: self.checkpoints.chain.all().to_vec(),
         }
@@ -167,6 +208,7 @@ impl<B: Body> Interpreter<B> {
         self.last_execution = kept.last_execution;
         self.packages = kept.packages;
         self.contexts = kept.contexts;
+        self.untold_loss = kept.untold;
         // The settings of the new session may differ from those that the state has.
         self.checkpoints.settings = kept.settings + 1;
         let newest = kept.chain.iter().map(|link| link.number).max();
@@ -176,11 +218,24 @@ impl<B: Body> Interpreter<B> {
             let names = base.map(|link| link.names.clone()).unwrap_or_default();
             let contexts = &self.contexts;
             let loss = StateReport::lost(names.into_iter().filter(|name| !contexts.has(name)), why);
-            self.untold_loss = base.map(|_| loss);
+            let loss = base.map(|_| loss);
+            // Others than those of pure Python are built for one release.
+            self.packages
+                .retain(|package| package.wheel.file_name.ends_with("-none-any.whl"));
+            self.tell_later(loss);
             return;
         }
         self.checkpoints.chain = CheckpointChain::from_chain(&kept.chain);
         if let Some(base) = kept.base {
+            let execution = kept.chain.iter().find(|link| link.number == base);
+            let execution = execution.map_or(0, |link| link.execution);
+            let (newer, gone): (Vec<_>, Vec<_>) = kept.set.into_iter().partition(|name| self.contexts.has(name));
+            self.lacking = newer;
+            if !gone.is_empty() {
+                let mut loss = StateReport::restored(execution, [], "");
+                loss.add_lost(gone, "it was set or written just before the page ended");
+                self.tell_later(Some(loss));
+            }
             let what = ("the kept state could not be restored", "it stays kept as it is");
             self.checkpoints.given(base, newest.unwrap_or(base), what);
         }
@@ -188,13 +243,7 @@ impl<B: Body> Interpreter<B> {
 
     /// The checkpoints that the user can go back to, the newest first.
     pub(super) fn history(&self) -> Vec<HistoryEntry> {
-        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
-        let entry = |link: &Link<B>| HistoryEntry {
-            number: link.number,
-            execution: link.execution,
-            bytes: link.body.size() as f64,
-        };
-        self.checkpoints.chain.all().iter().rev().map(entry).collect()
+        history(self.checkpoints.chain.all(), self.checkpoints.base)
     }
 
     /// A value that differs whenever [`kept`](Self::kept) would.
@@ -207,6 +256,7 @@ impl<B: Body> Interpreter<B> {
             newest,
             self.packages.len(),
             self.contexts_given,
+            self.untold_loss.is_some(),
         )
     }
 

@@ -81,6 +81,7 @@ impl<B: Body> Interpreter<B> {
         (checkpoints.base, checkpoints.before, checkpoints.execution) = (None, None, 0);
         checkpoints.tells = false;
         self.contexts = contexts;
+        self.contexts_given += 1;
         self.untold_loss = self.reverted_loss(None, dropped, earlier);
         self.resolve(ticket, Ok(Reply::State(0)));
     }

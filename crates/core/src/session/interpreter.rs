@@ -86,7 +86,7 @@ pub(super) struct Interpreter<B> {
     pub(super) starting: Vec<Ticket>,
     /// Contexts that this guest and every later one is given.
     pub(super) contexts: Contexts<B>,
-    /// The number of times that the user has given one.
+    /// The number of times that they have changed.
     pub(super) contexts_given: u32,
     /// True if code may run before there is a `context`.
     pub(super) contextless: bool,
@@ -284,6 +284,7 @@ impl<B: Body> Interpreter<B> {
         }
         let what = match job {
             Some(Job::Install(_)) => "its packages were not installed again",
+            Some(Job::Configure(_)) => "it did not take its settings",
             _ => "context was not restored",
         };
         let why = if let Error::GuestLost(why) = why {

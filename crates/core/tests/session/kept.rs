@@ -4,9 +4,9 @@ use sandglass_core::Error;
 use sandglass_core::execution::StateStatus;
 use sandglass_core::limits::Limits;
 use sandglass_core::protocol::Request;
-use sandglass_core::session::{Command, Kept, Reply, Session, Settings};
+use sandglass_core::session::{Command, Input, Kept, Reply, Series, Session, Settings};
 
-use crate::world::{Bytes, World, assign_context, guest_lost, limits, ok};
+use crate::world::{Bytes, World, add, assign, assign_context, guest_lost, limits, ok};
 
 fn saved() -> Limits {
     Limits {
@@ -34,7 +34,8 @@ fn run(world: &mut World, names: &[&str]) {
 /// What a later session reads of what this one has kept.
 fn kept(world: &World) -> Kept<Bytes> {
     let mut bodies = Vec::new();
-    let written = world.session.kept().map(|_, body| {
+    let last = world.last_kept.clone().unwrap_or_else(|| world.session.kept());
+    let written = last.map(|_, body| {
         bodies.push(body);
         bodies.len() - 1
     });
@@ -128,6 +129,60 @@ fn a_kept_context_needs_no_second_initialize() {
 }
 
 #[test]
+fn contexts_that_are_newer_than_the_state_come_back_and_other_values_are_told() {
+    let mut first = ready();
+    run(&mut first, &["context", "x"]);
+    first.command(assign("x", "set by the host"));
+    first.done();
+    first.command(add(Series::Context, "more"));
+    first.done();
+    let mut later = resumed(kept(&first));
+    let next = later.execute("context_1");
+    later.boot();
+    later.restored(&[]);
+    later.done(); // its settings
+    assert_eq!(later.asked_for(), "set context_1");
+    later.done();
+    while !later.asked_for().starts_with("execute") {
+        assert!(later.saves(true), "{}", later.asked_for());
+    }
+    later.ends_well(&["context", "x", "context_1"]);
+    assert_eq!(later.lost(next), ["x"]);
+}
+
+#[test]
+fn going_back_to_the_same_state_takes_newer_contexts_back() {
+    let mut world = ready();
+    run(&mut world, &["context", "x"]);
+    world.command(assign_context("newer"));
+    world.done();
+    let before = world.keeps;
+    world.command(Command::Restore(None));
+    world.boot();
+    world.restored(&[]);
+    assert!(world.keeps > before);
+    let mut later = resumed(kept(&world));
+    later.execute("context");
+    later.boot();
+    later.restored(&[]);
+    later.done();
+    assert!(!later.asked_for().starts_with("set"), "{}", later.asked_for());
+}
+
+#[test]
+fn what_is_kept_at_the_end_is_what_was_there_before_it() {
+    let mut world = ready();
+    run(&mut world, &["context", "x"]);
+    world.feed(Input::Destroy);
+    let mut later = resumed(kept(&world));
+    let ready = later.command(Command::Checkpoint);
+    later.boot();
+    later.restored(&[]);
+    later.done();
+    assert_eq!(later.answer(ready), &Ok(Reply::State(1)));
+}
+
+#[test]
 fn a_state_that_cannot_be_restored_stays_kept() {
     let mut first = ready();
     run(&mut first, &["context", "x"]);
@@ -149,6 +204,13 @@ fn guests_of_another_kind_get_contexts_only_and_the_loss_is_told() {
     run(&mut first, &["context", "x"]);
     let session = session().with_keeping(Some(kept(&first)), Some("another release had saved it"));
     let mut later = World::with(saved(), session);
+    later.command(assign_context("newer"));
+    later.boot();
+    while later.guest.as_ref().is_some_and(|guest| guest.exchange.is_some()) {
+        later.done();
+    }
+    // The page ends before anybody was told.
+    let mut later = resumed(kept(&later));
     let next = later.execute("context");
     later.boot();
     while later.asked_for().starts_with("set") {

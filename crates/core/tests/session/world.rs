@@ -11,7 +11,7 @@ use sandglass_core::protocol::{
     SurveyedVariable,
 };
 use sandglass_core::session::{
-    Command, Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Reply, Series, Session, ShadowId, Slot,
+    Command, Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Kept, Reply, Series, Session, ShadowId, Slot,
     Target, Ticket, VariableCommand,
 };
 use sandglass_core::{Error, Profile};
@@ -74,6 +74,8 @@ pub(crate) struct World {
     pub(crate) fetching: BTreeSet<Ticket>,
     /// The number of times that the session was to be kept.
     pub(crate) keeps: usize,
+    /// What was last to be kept.
+    pub(crate) last_kept: Option<Kept<Bytes>>,
     limits: Limits,
     tickets: Ticket,
     last_turn: u32,
@@ -127,6 +129,7 @@ impl World {
             destroyed: false,
             fetching: BTreeSet::new(),
             keeps: 0,
+            last_kept: None,
             limits,
             tickets: 0,
             last_turn: 0,
@@ -692,7 +695,10 @@ impl World {
                 assert!(self.is_pending(ticket), "printed for a command that is over");
                 self.printed.push_str(&text);
             }
-            HostEffect::Keep => self.keeps += 1,
+            HostEffect::Keep(kept) => {
+                self.keeps += 1;
+                self.last_kept = Some(*kept);
+            }
             HostEffect::Resolve(ticket, answer) => {
                 assert!(ticket <= self.tickets, "answered a command that was never given");
                 assert!(

@@ -50,10 +50,11 @@ import warnings
 from _thread import allocate_lock, start_new_thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sandglass.native import landlock
+from sandglass.native import landlock, zygote_memory
 from sandglass.native.guest import serve as serve_guest
 from sandglass.native.rlimits import bound_files, bound_signals
 from sandglass.runtime.guards import share_modules
+from sandglass.runtime.warning_origin import share_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,8 +79,6 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _INTERFACE = struct.Struct("16sH22x")
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_WARM_BYTES = 4 << 20
 #: The environment variable for a new start: the order, and the modules to leave out.
 _ORDER = "SANDGLASS_ZYGOTE_ORDER"
 _REASON_CHARS = 200
@@ -110,13 +109,17 @@ def serve(fd: int) -> NoReturn:
     control = socket.socket(fileno=fd)
     order = _first_order(control)
     missing: dict[str, str] = order["missing"]
+    arenas = zygote_memory.Arenas()
     for name in order["preload"]:
+        arenas.make_room()
         missing |= preload([name])
         if left := threads():
             missing[name] = f"it leaves threads running, which a fork would lose: {', '.join(left)}"
             _start_anew(control, order)
     seccomp = _read_all(order["fds"][0]) if order["fds"] else b""
+    zygote_memory.use_huge_pages()
     become_quiet()
+    reserved = zygote_memory.reserve()
     _send(control, {"ready": True, "missing": missing})
     guests: dict[int, int] = {}  # the host's number of each guest, by process
     wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -138,7 +141,7 @@ def serve(fd: int) -> NoReturn:
         try:
             if _is_closed(fds[0]):
                 raise OSError("nobody waits for this guest any more")
-            guest, pidfd = _fork(request, fds[0], seccomp, ours)
+            guest, pidfd = _fork(request, fds[0], seccomp, reserved, ours)
             guests[guest] = number
             _hand_over(control, number, guest, pidfd)
         except Exception as error:
@@ -180,6 +183,7 @@ def preload(names: list[str]) -> dict[str, str]:
 def become_quiet() -> None:
     """Prepares the process for forks: a garbage collection then writes to no shared page."""
     share_modules()
+    share_tables()
     gc.collect()
     gc.freeze()
 
@@ -219,6 +223,7 @@ def _fork(
     request: dict[str, Any],
     channel: int,
     seccomp: bytes,
+    reserved: list[int],
     ours: list[int],
 ) -> tuple[int, int]:
     """Makes a guest. Returns its process and a pidfd of it. The guest gets no copy of the descriptors `ours`."""
@@ -229,7 +234,7 @@ def _fork(
             try:
                 for fd in (*ours, report.detach()):
                     os.close(fd)
-                _become_guest(request, channel, seccomp, guests_end)
+                _become_guest(request, channel, seccomp, reserved, guests_end)
             except BaseException as error:
                 _tell_failure(guests_end, error)
                 raise
@@ -288,6 +293,7 @@ def _become_guest(
     request: dict[str, Any],
     channel: int,
     seccomp: bytes,
+    reserved: list[int],
     report: socket.socket,
 ) -> NoReturn:
     signal.set_wakeup_fd(-1)
@@ -308,17 +314,9 @@ def _become_guest(
     _send(report, {"isolated": True})
     report.close()
     gc.freeze()
-    _warm_heap()
+    zygote_memory.take(reserved)
     serve_guest(channel, int(request["epoch"]), True)
     os._exit(0)
-
-
-def _warm_heap() -> None:
-    """Takes the memory that a guest's first work would need, and keeps it, because new pages are slow to get."""
-    with contextlib.suppress(AttributeError):  # the C library is not glibc
-        _libc.mallopt(_M_MMAP_THRESHOLD, _WARM_BYTES)
-        _libc.mallopt(_M_TRIM_THRESHOLD, 2 * _WARM_BYTES)
-        bytearray(_WARM_BYTES - 4096)
 
 
 def _isolate(request: dict[str, Any], user: int | None) -> None:

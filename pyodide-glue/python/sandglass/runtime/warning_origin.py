@@ -24,7 +24,10 @@ _shared_tables: list[dict[str, Any]] = []
 
 
 def share_tables() -> None:
-    """Notes the runtime's namespaces, for all copies of this process. The search in each copy would write to shared pages."""
+    """Notes the runtime's namespaces, for all copies of this process.
+
+    The search in each copy would write to shared pages.
+    """
     _shared_tables[:] = _tables()
 
 

@@ -9,8 +9,9 @@ mod settings;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -34,6 +35,17 @@ pub enum Source {
     Zygote(Arc<dyn ZygoteLauncher>),
     /// Each guest is a new process with its own memory layout, started by this launcher.
     Fresh(Arc<dyn Launcher>),
+}
+
+impl Source {
+    /// The most guests that are made at the same time. A guest's making waits now and then, and that of a container mostly waits.
+    fn at_once(&self) -> usize {
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get).clamp(2, 8);
+        match self {
+            Self::Fresh(launcher) if launcher.kind() == BackendKind::Docker => 2 * processors,
+            _ => processors,
+        }
+    }
 }
 
 /// The counts of a pool.
@@ -77,9 +89,6 @@ const TICK: Duration = Duration::from_secs(1);
 const HEAD_START: Duration = Duration::from_millis(25);
 /// The age below which a zygote is not replaced for a failed fork.
 const MIN_AGE: Duration = Duration::from_secs(60);
-/// The most spares that are made at the same time. Their making waits now and then, so two are made even by one processor.
-static AT_ONCE: LazyLock<usize> =
-    LazyLock::new(|| std::thread::available_parallelism().map_or(2, |count| count.get().clamp(2, 8)));
 /// The pause after a guest that could not be made, or a spare that died.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -489,7 +498,11 @@ impl Shared {
     /// made, one attempt at a time is enough.
     fn lacks_spare(&self, in_the_making: usize) -> bool {
         let state = self.state();
-        let at_once = if state.failure.is_some() { 1 } else { *AT_ONCE };
+        let at_once = if state.failure.is_some() {
+            1
+        } else {
+            self.source.at_once()
+        };
         !state.has_ended && in_the_making < at_once && state.spares.len() + in_the_making < state.level
     }
 

@@ -1,5 +1,6 @@
 // npm run bench:host: the costs of guests on a server, beside rivals, in one run. Needs Linux and bubblewrap; rivals need Docker.
-//   node scripts/bench-host.mjs [--quick] [--rivals monty,ipykernel] [--only checkpoints]   (all rivals by default, none with --rivals "")
+//   node scripts/bench-host.mjs [--quick] [--rivals monty,ipykernel] [--only checkpoints,burst,http,docker]
+//   All rivals by default, none with --rivals "". `--only` names parts of the rest.
 import { spawn } from "node:child_process";
 import { existsSync } from "node:fs";
 import { cpus } from "node:os";
@@ -22,7 +23,10 @@ const { values } = parseArgs({
     only: { type: "string" },
   },
 });
-if (values.only !== undefined && values.only !== "checkpoints") throw new Error("--only can be checkpoints");
+const PARTS = ["checkpoints", "burst", "http", "docker"];
+const parts = values.only?.split(",") ?? PARTS;
+const notPart = parts.filter((part) => !PARTS.includes(part));
+if (notPart.length > 0) throw new Error(`--only can be ${PARTS.join(", ")}, not ${notPart.join(", ")}`);
 const names = values.rivals.split(",").filter(Boolean);
 const unknown = names.filter((name) => !RIVALS.includes(name));
 if (unknown.length > 0) throw new Error(`unknown rivals ${unknown.join(", ")}: ${RIVALS.join(", ")}`);
@@ -42,7 +46,7 @@ if (names.length > 0) {
     log: logOf("bench-rivals"),
   });
 }
-if (!existsSync(dataPython) && !values.only) {
+if (!existsSync(dataPython) && parts.some((part) => part === "burst" || part === "http")) {
   await mustRun([join(release, "sandglass-host"), "venv", "build", join(root, ".setup/data-science")], {
     log: logOf("bench-venv"),
   });
@@ -63,11 +67,22 @@ const all = [ours, client, ...rivals];
 console.log(`Sandglass on a server: ${cpus().length} × ${cpus()[0]?.model}`);
 console.log("Milliseconds; competitors take turns; sandglass is in bubblewrap with all of its isolation.\n");
 try {
-  await alone("Checkpoints: cells with 100 MB of state, MB of memory, and ways back to the next result", ours, {
-    what: "checkpoints",
-    times: often(200),
-  });
+  if (parts.includes("checkpoints")) {
+    await alone("Checkpoints: cells with 100 MB of state, MB of memory, and ways back to the next result", ours, {
+      what: "checkpoints",
+      times: often(200),
+    });
+  }
   if (!values.only) await rest();
+  if (parts.includes("burst")) {
+    await alone("200 sessions at once, 20 spares", data, { what: "burst", times: values.quick ? 20 : 200 });
+  }
+  if (parts.includes("http")) {
+    await overHttp("Over HTTP", ["--backend", "bubblewrap", "--python", dataPython], often(300), [100, 0]);
+  }
+  if (parts.includes("docker")) {
+    await overHttp("Over HTTP, in Docker", ["--backend", "docker", "--image", "sandglass-base"], often(60), [1000, 0]);
+  }
 } finally {
   for (const competitor of [...all, data, ...(kernel ? [kernel] : [])]) await competitor.end();
 }
@@ -103,13 +118,31 @@ async function rest() {
   await alone("A new spare, beside the same imports in a new guest", data, { what: "spare", times: often(20) });
   await alone("A spare that waits: claimed, and its first result", data, { what: "claim", times: often(300) });
   await alone("A stateless run from the pool", data, { what: "state", times: often(60) });
-  await alone("200 sessions at once, 20 spares", data, { what: "burst", times: values.quick ? 20 : 200 });
   await alone("100 sandboxes at once, nothing waiting", ours, { what: "sessions", times: values.quick ? 10 : 100 });
+}
 
-  const server = await serve();
-  const http = { what: "http", url: server.url, times: often(300) };
-  await alone("Over HTTP, 100 ms apart: a cell of a session; POST /execute from the pool", data, { ...http, gap: 100 });
-  await alone("Over HTTP, back to back: each POST /execute uses up a guest", data, { ...http, gap: 0 });
+/**
+ * Measures a server: requests that come some time apart, for which a guest waits, and back to back.
+ * @param {string} title
+ * @param {string[]} args
+ * @param {number} times
+ * @param {number[]} gaps
+ */
+async function overHttp(title, args, times, gaps) {
+  const server = await serve(args).catch((/** @type {Error} */ error) => error);
+  if (server instanceof Error) {
+    console.log(`${title}\n  ${server.message.trim().split("\n").at(-1)}\n`);
+    return;
+  }
+  for (const gap of gaps) {
+    const apart = gap > 0 ? `${gap} ms apart` : "back to back, where each POST /execute uses up a guest";
+    await alone(`${title}, ${apart}: a cell of a session; POST /execute`, data, {
+      what: "http",
+      url: server.url,
+      times,
+      gap,
+    });
+  }
   await server.end();
 }
 
@@ -195,10 +228,10 @@ function start(name, command) {
   };
 }
 
-/** A running server with the default pool, once the pool is full. */
-async function serve() {
-  const args = ["serve", "--listen", "127.0.0.1:0", "--backend", "bubblewrap", "--python", dataPython];
-  const child = spawn(join(release, "sandglass-host"), args, { stdio: ["ignore", "pipe", "pipe"] });
+/** A running server with the default pool, once the pool is full. @param {string[]} args */
+async function serve(args) {
+  const command = ["serve", "--listen", "127.0.0.1:0", ...args];
+  const child = spawn(join(release, "sandglass-host"), command, { stdio: ["ignore", "pipe", "pipe"] });
   const ended = new Promise((resolve) => child.once("close", resolve));
   const url = await new Promise((resolve, reject) => {
     let said = "";
@@ -211,16 +244,18 @@ async function serve() {
     }
     ended.then(() => reject(new Error(`the server did not start: ${said}`)));
   });
-  for (;;) {
-    const health = await (await fetch(`${url}/health/detailed`)).json();
-    if ((health.pool?.spares ?? 0) >= (health.pool?.level ?? 1)) break;
+  const end = async () => {
+    child.kill("SIGTERM");
+    await ended;
+  };
+  for (const begun = Date.now(); ;) {
+    const { pool } = await (await fetch(`${url}/health/detailed`)).json();
+    if (pool && pool.spares >= pool.level) break;
+    if (pool?.problem || Date.now() - begun > 120_000) {
+      await end();
+      throw new Error(pool?.problem ?? "no guests wait");
+    }
     await new Promise((resolve) => setTimeout(resolve, 200));
   }
-  return {
-    url,
-    async end() {
-      child.kill("SIGTERM");
-      await ended;
-    },
-  };
+  return { url, end };
 }

@@ -54,7 +54,6 @@ const LONG = {
   "crates/rpc/src/messages.rs": "the definition of one wire, a message after the other",
   "host/src/backend/bubblewrap.rs": "one backend: its plan, and the spawn",
   "crates/jupyter/src/backend.rs": "one backend: its plan, and the spawn",
-  "host/src/pool.rs": "one task: guests that wait, and who waits for them",
   "host/src/value.rs": "one table of types, three ways",
   "pyodide-glue/checkpoint.js": "one format: what is copied, and how it is put back",
   "pyodide-glue/python/sandglass/runtime/runtime.py":

@@ -5,107 +5,28 @@
 //!
 //! Decisions: `docs/internals/guests-on-hosts.md`.
 
+mod settings;
+
 use std::collections::VecDeque;
 use std::fmt;
-use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::num::NonZero;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use prometheus_client::metrics::histogram::Histogram;
 use sandglass_core::Error;
-use serde::{Deserialize, Serialize};
-use tokio::sync::{Mutex as AsyncMutex, Notify};
+use serde::Serialize;
+use tokio::sync::{Mutex as AsyncMutex, Notify, RwLock};
 
 use crate::guest::{Exit, Guest};
-use crate::launcher::{BackendKind, Launcher, Resources};
+use crate::launcher::{BackendKind, Launcher};
 use crate::zygote::{Zygote, ZygoteLauncher};
 use futures_util::future::BoxFuture;
 
-/// The reaction to a request that finds the pool empty.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WhenEmpty {
-    /// Wait for the next spare. While none can be made, start a guest for this request.
-    #[default]
-    Wait,
-    /// Start a guest for this request, which imports its modules itself.
-    Cold,
-    /// An error, at once.
-    Refuse,
-}
-
-impl FromStr for WhenEmpty {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self, Error> {
-        match name {
-            "wait" => Ok(Self::Wait),
-            "cold" => Ok(Self::Cold),
-            "refuse" => Ok(Self::Refuse),
-            _ => Err(Error::invalid(
-                "pool",
-                format!("must be wait, cold or refuse, not \"{name}\""),
-            )),
-        }
-    }
-}
-
-/// The number of spares, and the age of their zygote.
-#[derive(Debug, Clone)]
-pub struct PoolSettings {
-    /// Fewest spares.
-    pub min_spares: usize,
-    /// Most spares.
-    pub max_spares: usize,
-    /// The reaction to an empty pool.
-    pub when_empty: WhenEmpty,
-    /// The longest wait for a spare.
-    pub max_wait: Duration,
-    /// The time without demand after which the number of spares falls by one.
-    pub calm: Duration,
-    /// The age at which a zygote is replaced, because all its guests share its memory layout.
-    pub max_zygote_age: Duration,
-    /// The number of forks after which a zygote is replaced, for the same reason.
-    pub max_zygote_forks: u64,
-    /// A guest's share of the machine.
-    pub resources: Resources,
-}
-
-impl Default for PoolSettings {
-    fn default() -> Self {
-        Self {
-            min_spares: 2,
-            max_spares: 20,
-            when_empty: WhenEmpty::Wait,
-            max_wait: Duration::from_secs(30),
-            calm: Duration::from_secs(10),
-            max_zygote_age: Duration::from_secs(3600),
-            max_zygote_forks: 10_000,
-            resources: Resources::default(),
-        }
-    }
-}
-
-/// The reason why there is no guest.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Unavailable {
-    /// The pool is empty, for now.
-    #[error("{0}; nothing was run. Try again shortly")]
-    Empty(String),
-    /// The guest that was started for this request failed.
-    #[error(transparent)]
-    Failed(#[from] Error),
-}
-
-impl From<Unavailable> for Error {
-    fn from(why: Unavailable) -> Self {
-        match why {
-            Unavailable::Empty(_) => Self::BackendUnavailable(why.to_string()),
-            Unavailable::Failed(error) => error,
-        }
-    }
-}
+pub use settings::{PoolSettings, Unavailable, WhenEmpty};
 
 /// The source of a pool's guests.
 #[derive(Clone)]
@@ -114,6 +35,17 @@ pub enum Source {
     Zygote(Arc<dyn ZygoteLauncher>),
     /// Each guest is a new process with its own memory layout, started by this launcher.
     Fresh(Arc<dyn Launcher>),
+}
+
+impl Source {
+    /// The most guests that are made at the same time. A guest's making waits now and then, and that of a container mostly waits.
+    fn at_once(&self) -> usize {
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get).clamp(2, 8);
+        match self {
+            Self::Fresh(launcher) if launcher.kind() == BackendKind::Docker => 2 * processors,
+            _ => processors,
+        }
+    }
 }
 
 /// The counts of a pool.
@@ -173,8 +105,10 @@ struct Shared {
     state: Mutex<State>,
     /// The lock to start a zygote, with the time and the error of the last failed start.
     starting: AsyncMutex<Option<(Instant, Error)>>,
-    /// The lock to make a spare.
-    making: AsyncMutex<()>,
+    /// Held for reading by each spare in the making.
+    making: RwLock<()>,
+    /// True once nobody can ask for a guest any more.
+    is_dropped: AtomicBool,
     wanted: Notify,
     arrived: Notify,
     empty: AtomicU64,
@@ -259,7 +193,8 @@ impl Pool {
                 ..State::default()
             }),
             starting: AsyncMutex::default(),
-            making: AsyncMutex::default(),
+            making: RwLock::default(),
+            is_dropped: AtomicBool::new(false),
             wanted: Notify::new(),
             arrived: Notify::new(),
             empty: AtomicU64::new(0),
@@ -345,7 +280,7 @@ impl Pool {
         shared.state().has_ended = true;
         shared.end_spares().await;
         // A spare in the making becomes one of the waiting spares, and is then ended with them.
-        let _making = shared.making.lock().await;
+        let _none = shared.making.write().await;
         shared.end_spares().await;
     }
 
@@ -384,6 +319,7 @@ impl Launcher for Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
+        self.shared.is_dropped.store(true, Ordering::Release);
         self.shared.wanted.notify_one(); // wakes the task that fills the pool, which then ends
     }
 }
@@ -532,75 +468,105 @@ impl Shared {
         futures_util::future::join_all(spares.into_iter().map(Guest::end)).await;
     }
 
-    /// Makes one spare if one is missing. Returns the pause until the next.
-    async fn refill(&self) -> Duration {
-        let _making = self.making.lock().await;
-        let some_died;
-        {
-            let mut state = self.state();
-            let died = state.stats.died;
-            for mut guest in std::mem::take(&mut state.spares) {
-                match guest.exit() {
-                    None => state.spares.push_back(guest),
-                    Some(exit) => state.bury(&exit),
-                }
+    /// Buries spares that have died, and lets the number of spares fall in a calm time. Returns true when a spare had died.
+    fn tidy(&self) -> bool {
+        let mut state = self.state();
+        let died = state.stats.died;
+        for mut guest in std::mem::take(&mut state.spares) {
+            match guest.exit() {
+                None => state.spares.push_back(guest),
+                Some(exit) => state.bury(&exit),
             }
-            some_died = state.stats.died > died;
-            if !some_died && !state.spares.is_empty() {
-                state.recover();
+        }
+        let some_died = state.stats.died > died;
+        if !some_died && !state.spares.is_empty() {
+            state.recover();
+        }
+        let now = Instant::now();
+        if now.duration_since(*state.calm_since.get_or_insert(now)) >= self.settings.calm {
+            state.calm_since = Some(now);
+            if state.level > self.settings.min_spares {
+                state.level -= 1;
+                let level = state.level;
+                state.spares.truncate(level);
             }
-            let now = Instant::now();
-            if now.duration_since(*state.calm_since.get_or_insert(now)) >= self.settings.calm {
-                state.calm_since = Some(now);
-                if state.level > self.settings.min_spares {
-                    state.level -= 1;
-                    let level = state.level;
-                    state.spares.truncate(level);
-                }
-            }
-            if state.has_ended || state.spares.len() >= state.level {
-                return TICK;
-            }
+        }
+        some_died
+    }
+
+    /// Returns true when the pool lacks a spare that could be made now, beside those in the making. While the last guest could not be
+    /// made, one attempt at a time is enough.
+    fn lacks_spare(&self, in_the_making: usize) -> bool {
+        let state = self.state();
+        let at_once = if state.failure.is_some() {
+            1
+        } else {
+            self.source.at_once()
+        };
+        !state.has_ended && in_the_making < at_once && state.spares.len() + in_the_making < state.level
+    }
+
+    /// Makes one spare. Returns false if it could not be made.
+    async fn make_spare(&self) -> bool {
+        let _making = self.making.read().await;
+        if self.state().has_ended {
+            return true;
         }
         let begin = Instant::now();
         let made = self.make().await;
         let mut state = self.state();
         let before = state.failure.clone();
         state.note(begin, &made);
-        let rest = match made {
+        let is_made = match made {
             Ok(guest) => {
                 state.spares.push_back(guest.waited());
-                if some_died { PAUSE } else { Duration::ZERO }
+                true
             }
             Err(error) => {
                 // The pool tries twice a second. One line for each reason is enough.
                 if before.as_ref() != Some(&error) {
                     tracing::warn!(%error, "a guest for the pool could not be made");
                 }
-                PAUSE
+                false
             }
         };
         drop(state);
         self.arrived.notify_waiters();
-        rest
+        is_made
     }
 }
 
+/// Keeps a pool filled, until it is dropped.
 async fn look_after(pool: Weak<Shared>) {
-    let mut rest = Duration::ZERO;
+    let mut making = FuturesUnordered::new();
+    let mut was_full = false;
+    let mut not_before = Instant::now();
     while let Some(shared) = pool.upgrade() {
-        if rest == PAUSE {
-            tokio::time::sleep(rest).await; // even if a caller waits: a failed attempt is not repeated at once
-        } else if rest > Duration::ZERO {
-            let _ = tokio::time::timeout(rest, shared.wanted.notified()).await;
-        }
-        if Arc::strong_count(&shared) == 1 {
+        if shared.is_dropped.load(Ordering::Acquire) {
             return;
         }
-        if rest == TICK && !shared.state().spares.is_empty() {
-            let _ = tokio::time::timeout(HEAD_START, shared.wanted.notified()).await;
+        let some_died = shared.tidy();
+        let now = Instant::now();
+        if now >= not_before && shared.lacks_spare(making.len()) {
+            if some_died {
+                not_before = now + PAUSE;
+            }
+            if std::mem::take(&mut was_full) && !some_died && !shared.state().spares.is_empty() {
+                let _ = tokio::time::timeout(HEAD_START, shared.wanted.notified()).await;
+                continue;
+            }
+            let shared = Arc::clone(&shared);
+            making.push(async move { shared.make_spare().await });
+            continue;
         }
-        rest = shared.refill().await;
+        was_full = making.is_empty() && now >= not_before;
+        let rest = if now < not_before { not_before - now } else { TICK };
+        tokio::select! {
+            Some(is_made) = making.next() => if !is_made {
+                not_before = Instant::now() + PAUSE; // even if a caller waits: a failed attempt is not repeated at once
+            },
+            _ = tokio::time::timeout(rest, shared.wanted.notified()) => {}
+        }
     }
 }
 

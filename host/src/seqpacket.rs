@@ -16,7 +16,7 @@ use tokio::io::unix::AsyncFd;
 /// The largest packet, in bytes. Its sender is untrusted.
 const PACKET_BYTES: usize = 64 << 10;
 /// Most descriptors in a packet.
-const FDS: usize = 3;
+const FDS: usize = 4;
 
 /// The two ends of such a socket.
 ///

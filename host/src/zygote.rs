@@ -47,6 +47,8 @@ enum Order<'a> {
         tmp_bytes: u64,
         disk_bytes: u64,
         open_files: u32,
+        /// The number of descriptors behind the channel's.
+        groups: usize,
         #[serde(skip_serializing_if = "Option::is_none")]
         user: Option<u32>,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,6 +82,9 @@ type Forked = Result<OwnedFd, String>;
 /// A guest that was ordered.
 struct Waiting {
     answer: oneshot::Sender<Forked>,
+    /// The guest's control group. It must last until the answer: before that, a thread of the zygote may be in the group, and the
+    /// group's end would be the zygote's.
+    _group: Option<Arc<Cgroup>>,
     /// The guest's user. The zygote may fork the guest although nobody waits for it any more.
     _user: Option<Arc<User>>,
 }
@@ -271,10 +276,12 @@ impl Zygote {
             .set_nonblocking(true)
             .and_then(|()| UnixStream::from_std(ours))
             .map_err(|error| failed(format!("has no socket for a guest: {error}")))?;
+        let (group, entrances) = group(resources).await;
         let (answer, forked) = oneshot::channel();
         let (end, ended) = watch::channel(None);
         let waiting = Waiting {
             answer,
+            _group: group.clone(),
             _user: user.clone(),
         };
         lock(&self.waiting).insert(number, waiting);
@@ -290,17 +297,22 @@ impl Zygote {
             tmp_bytes: resources.tmp_bytes,
             disk_bytes: resources.disk_bytes,
             open_files: resources.open_files,
+            groups: entrances.len(),
             user: user.as_ref().map(|user| user.id()),
             workspace,
         };
         if self.is_dead() {
             return Err(failed(format!("is gone: {}", self.end().unwrap_or("it ends just now"))));
         }
-        send(&self.control, &order, &[theirs.as_fd()])
+        let fds: Vec<BorrowedFd<'_>> = std::iter::once(theirs.as_fd())
+            .chain(entrances.iter().map(AsFd::as_fd))
+            .collect();
+        send(&self.control, &order, &fds)
             .await
             .map_err(|error| failed(format!("could not be asked for a guest: {error}")))?;
         waits.is_ordered = true;
-        drop(theirs);
+        let is_born_in_group = !entrances.is_empty();
+        drop((theirs, entrances));
         let pidfd = match tokio::time::timeout(FORK_TIMEOUT, forked).await {
             Ok(Ok(Ok(pidfd))) => pidfd,
             Ok(Ok(Err(message))) => {
@@ -323,7 +335,10 @@ impl Zygote {
             }
         };
         std::mem::forget(waits); // the guest's end is still to come
-        let group = group(resources, &pidfd);
+        let group = match group {
+            Some(group) if !is_born_in_group => add(group, &pidfd).await,
+            group => group,
+        };
         let pidfd =
             watched(pidfd, Interest::READABLE).map_err(|error| failed(format!("cannot watch its guest: {error}")))?;
         let process = ForkedProcess {
@@ -449,7 +464,7 @@ struct ForkedProcess {
     pidfd: AsyncFd<OwnedFd>,
     number: u64,
     ended: watch::Receiver<Option<i32>>,
-    group: Option<Cgroup>,
+    group: Option<Arc<Cgroup>>,
     /// The guest's parent, which collects its exit.
     zygote: Arc<Zygote>,
     exit: Option<Exit>,
@@ -507,16 +522,29 @@ fn kill(pidfd: &OwnedFd) {
     let _ = pidfd_send_signal(pidfd, Signal::KILL); // it may be gone already
 }
 
-/// A control group with a guest in it, if control groups are available.
-fn group(resources: &Resources, pidfd: &OwnedFd) -> Option<Cgroup> {
+/// A control group for a guest, if control groups are available, and its entrances.
+async fn group(resources: &Resources) -> (Option<Arc<Cgroup>>, Vec<OwnedFd>) {
     let bounds = Bounds {
         memory_bytes: resources.memory_bytes,
         pids: resources.pids,
         cpus: resources.cpus,
     };
-    let group = Cgroup::create("fork", &bounds).ok()?;
-    group.add(process_of(pidfd)?).ok()?;
-    Some(group)
+    let made = tokio::task::spawn_blocking(move || {
+        let group = Cgroup::create("fork", &bounds).ok()?;
+        let entrances = group.entrances().unwrap_or_default();
+        Some((Arc::new(group), entrances))
+    });
+    made.await
+        .ok()
+        .flatten()
+        .map_or_else(Default::default, |(group, entrances)| (Some(group), entrances))
+}
+
+/// Adds a guest to its control group, for which the kernel waits for all processors.
+async fn add(group: Arc<Cgroup>, pidfd: &OwnedFd) -> Option<Arc<Cgroup>> {
+    let process = process_of(pidfd)?;
+    let added = tokio::task::spawn_blocking(move || group.add(process).is_ok().then_some(group));
+    added.await.ok().flatten()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -36,6 +36,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("native/rlimits.py"),
     file!("native/user_forks.py"),
     file!("native/zygote.py"),
+    file!("native/zygote_memory.py"),
     file!("runtime/__init__.py"),
     file!("runtime/bridge.py"),
     file!("runtime/collector.py"),

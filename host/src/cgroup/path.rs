@@ -68,6 +68,14 @@ impl CgroupPath {
         folders
     }
 
+    /// The files that take a single thread, whose later children are then in the group too. Only version 1 can move a thread alone.
+    pub fn tasks(&self) -> Vec<PathBuf> {
+        match self.version {
+            Version::V1 => self.folders().into_iter().map(|folder| folder.join("tasks")).collect(),
+            Version::V2 => Vec::new(),
+        }
+    }
+
     /// The writes that set these bounds, in the order that the kernel needs.
     pub fn settings(&self, bounds: &Bounds) -> Vec<Setting> {
         let setting = |folder: &Path, file: &str, value: String, optional: bool| Setting {

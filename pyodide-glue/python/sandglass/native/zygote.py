@@ -10,7 +10,8 @@ From the host:
 
 - `{"preload": [names]}`, once, first. The seccomp program comes with it as a descriptor, if there is one. The answer is
   `ready`.
-- `{"fork": id, "epoch": n, ...}`, with the guest's end of its channel. The answer is `forked` or `failed`. The host
+- `{"fork": id, "epoch": n, ...}`, with the guest's end of its channel. `groups` more descriptors are files `tasks` of
+  the guest's control groups, in which the guest is born. The answer is `forked` or `failed`, in any order. The host
   cancels the order by closing its own end of the channel.
 
 To the host:
@@ -46,22 +47,26 @@ import socket
 import struct
 import sys
 import threading
+import time
 import warnings
 from _thread import allocate_lock, start_new_thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sandglass.native import landlock
+from sandglass.native import landlock, zygote_memory
 from sandglass.native.guest import serve as serve_guest
 from sandglass.native.rlimits import bound_files, bound_signals
 from sandglass.runtime.guards import share_modules
+from sandglass.runtime.warning_origin import share_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PACKET_BYTES = 64 << 10
 _MESSAGE_CHARS = 2_000
-_FDS = 2
+_FDS = 4
 _ISOLATION_SECONDS = 10
+#: The number of guests that isolate themselves at the same time, on a machine with few processors.
+_LEAST_AT_ONCE = 4
 
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
@@ -78,8 +83,6 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _INTERFACE = struct.Struct("16sH22x")
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_WARM_BYTES = 4 << 20
 #: The environment variable for a new start: the order, and the modules to leave out.
 _ORDER = "SANDGLASS_ZYGOTE_ORDER"
 _REASON_CHARS = 200
@@ -110,42 +113,171 @@ def serve(fd: int) -> NoReturn:
     control = socket.socket(fileno=fd)
     order = _first_order(control)
     missing: dict[str, str] = order["missing"]
+    arenas = zygote_memory.Arenas()
     for name in order["preload"]:
+        arenas.make_room()
         missing |= preload([name])
         if left := threads():
             missing[name] = f"it leaves threads running, which a fork would lose: {', '.join(left)}"
             _start_anew(control, order)
     seccomp = _read_all(order["fds"][0]) if order["fds"] else b""
+    zygote_memory.use_huge_pages()
     become_quiet()
+    reserved = zygote_memory.reserve()
     _send(control, {"ready": True, "missing": missing})
-    guests: dict[int, int] = {}  # the host's number of each guest, by process
-    wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    ours = [control.fileno(), wake, woken]
-    while True:
-        ready, _, _ = select.select(ours[:2], [], [])
-        if wake in ready:
-            os.read(wake, 4096)
-            for number, status in _reap(guests):
-                _send(control, {"ended": number, "status": status})
-        if ours[0] not in ready:
-            continue
-        request, fds = _receive(control)
-        if not request:
-            os._exit(0)  # the host is gone; guests end with the boundary's pid namespace, whose child this is
+    _Forks(control, seccomp, reserved).serve()
+
+
+class _Forks:
+    """Forks guests, several at a time: one is forked while others isolate themselves, for which they mostly wait."""
+
+    def __init__(self, control: socket.socket, seccomp: bytes, reserved: list[int]) -> None:
+        self._control = control
+        self._seccomp = seccomp
+        self._reserved = reserved
+        self._guests: dict[int, int] = {}  # the host's number of each guest, by process
+        self._isolating: dict[int, _Isolating] = {}  # by the descriptor of the report
+        self._most = max(_LEAST_AT_ONCE, os.cpu_count() or 1)
+        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def serve(self) -> NoReturn:
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        control = self._control.fileno()
+        while True:
+            heard = [self._wake, *self._isolating]
+            if len(self._isolating) < self._most:
+                heard.append(control)
+            ready, _, _ = select.select(heard, [], [], self._seconds_left())
+            for report in [fd for fd in ready if fd in self._isolating]:
+                self._hand_over(report)
+            for report in [fd for fd, its in self._isolating.items() if its.deadline < time.monotonic()]:
+                self._give_up(report, "it was not isolated in time")
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+                self._reap()
+            if control in ready:
+                request, fds = _receive(self._control)
+                if not request:
+                    os._exit(0)  # the host is gone; guests end with the boundary's pid namespace, whose child this is
+                self._fork(request, fds)
+
+    def _seconds_left(self) -> float | None:
+        deadlines = [its.deadline for its in self._isolating.values()]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
         number = request["fork"]
         try:
+            if len(fds) != 1 + int(request["groups"]):
+                raise OSError("this process has no room for the descriptors of another guest")
             if _is_closed(fds[0]):
                 raise OSError("nobody waits for this guest any more")
-            guest, pidfd = _fork(request, fds[0], seccomp, ours)
-            guests[guest] = number
-            _hand_over(control, number, guest, pidfd)
+            its = self._start(number, request, fds[0], fds[1:])
+            self._isolating[its.report.fileno()] = its
         except Exception as error:
-            _send(control, {"failed": number, "message": _describe(error)})
+            _send(self._control, {"failed": number, "message": _describe(error)})
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def _start(self, number: int, request: dict[str, Any], channel: int, groups: list[int]) -> _Isolating:
+        """Forks a guest, which begins to isolate itself."""
+        # A guest gets no copy of these. With the pidfd of another guest, it could kill that one.
+        ours = [self._control.fileno(), self._wake, self._woken, *self._isolating, *groups]
+        ours += [its.pidfd for its in self._isolating.values()]
+        report, guests_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        seccomp, reserved = self._seccomp, self._reserved
+
+        def prepare() -> None:
+            for group in groups:
+                os.write(group, b"0")  # this thread, and so the process that it forks
+            _libc_call("unshare", _CLONE_NEWPID)
+
+        def become() -> NoReturn:
+            try:
+                for fd in (*ours, report.detach()):
+                    os.close(fd)
+                _become_guest(request, channel, seccomp, reserved, guests_end)
+            except BaseException as error:
+                _tell_failure(guests_end, error)
+                raise
+
+        try:
+            with guests_end:
+                guest = fork_in_thread(prepare, become)
+            try:
+                # Its number is not used again before `_reap`.
+                return _Isolating(number, guest, os.pidfd_open(guest), report, time.monotonic() + _ISOLATION_SECONDS)
+            except OSError:
+                os.kill(guest, signal.SIGKILL)
+                raise
+        except BaseException:
+            report.close()
+            raise
+
+    def _hand_over(self, report: int) -> None:
+        """Gives the host the pidfd of a guest that says it is isolated. There must be no guest without it."""
+        its = self._isolating[report]
+        try:
+            said, _ = _receive(its.report)
+        except (OSError, ValueError) as error:
+            said = {"message": _describe(error)}
+        if "isolated" not in said:
+            self._give_up(report, said.get("message", "the guest ended before it was isolated"))
+            return
+        try:
+            _send(self._control, {"forked": its.number}, [its.pidfd])
+        except OSError as error:  # the kernel bounds descriptors in flight
+            self._give_up(report, _describe(error))
+            return
+        self._forget(report)
+        if its.status is None:
+            self._guests[its.process] = its.number
+        else:
+            _send(self._control, {"ended": its.number, "status": its.status})
+
+    def _give_up(self, report: int, why: str) -> None:
+        """Kills a guest, and reports that there is none."""
+        its = self._isolating[report]
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(its.pidfd, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # it was reaped
+            os.waitid(os.P_PIDFD, its.pidfd, os.WEXITED)
+        self._forget(report)
+        _send(self._control, {"failed": its.number, "message": why})
+
+    def _forget(self, report: int) -> None:
+        its = self._isolating.pop(report)
+        os.close(its.pidfd)
+        its.report.close()
+
+    def _reap(self) -> None:
+        """Reports the exit codes of guests that have ended."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                process, status = os.waitpid(-1, os.WNOHANG)
+                if process == 0:
+                    return
+                code = os.waitstatus_to_exitcode(status)
+                if process in self._guests:
+                    _send(self._control, {"ended": self._guests.pop(process), "status": code})
+                for its in self._isolating.values():
+                    if its.process == process:
+                        its.status = code
+
+
+class _Isolating:
+    """A guest that has not reported its isolation yet."""
+
+    def __init__(self, number: int, process: int, pidfd: int, report: socket.socket, deadline: float) -> None:
+        self.number = number
+        self.process = process
+        self.pidfd = pidfd
+        self.report = report
+        self.deadline = deadline
+        #: Its exit code, once it has ended.
+        self.status: int | None = None
 
 
 def _is_closed(channel: int) -> bool:
@@ -153,17 +285,6 @@ def _is_closed(channel: int) -> bool:
     poll = select.poll()
     poll.register(channel, 0)  # hang-ups are reported anyway
     return bool(poll.poll(0))
-
-
-def _hand_over(control: socket.socket, number: int, guest: int, pidfd: int) -> None:
-    """Gives the host the pidfd, by which it can end the guest. There must be no guest without it."""
-    try:
-        _send(control, {"forked": number}, [pidfd])
-    except OSError:  # the kernel bounds descriptors in flight
-        os.kill(guest, signal.SIGKILL)
-        raise
-    finally:
-        os.close(pidfd)
 
 
 def preload(names: list[str]) -> dict[str, str]:
@@ -180,6 +301,7 @@ def preload(names: list[str]) -> dict[str, str]:
 def become_quiet() -> None:
     """Prepares the process for forks: a garbage collection then writes to no shared page."""
     share_modules()
+    share_tables()
     gc.collect()
     gc.freeze()
 
@@ -215,39 +337,6 @@ def _start_anew(control: socket.socket, order: dict[str, Any]) -> NoReturn:
     os.execv(sys.executable, sys.orig_argv)
 
 
-def _fork(
-    request: dict[str, Any],
-    channel: int,
-    seccomp: bytes,
-    ours: list[int],
-) -> tuple[int, int]:
-    """Makes a guest. Returns its process and a pidfd of it. The guest gets no copy of the descriptors `ours`."""
-    report, guests_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with report, guests_end:
-
-        def become() -> NoReturn:
-            try:
-                for fd in (*ours, report.detach()):
-                    os.close(fd)
-                _become_guest(request, channel, seccomp, guests_end)
-            except BaseException as error:
-                _tell_failure(guests_end, error)
-                raise
-
-        guest = fork_in_thread(lambda: _libc_call("unshare", _CLONE_NEWPID), become)
-        guests_end.close()
-        report.settimeout(_ISOLATION_SECONDS)
-        try:
-            said, _ = _receive(report)
-            if "isolated" not in said:
-                raise OSError(said.get("message", "the guest ended before it was isolated"))
-            return guest, os.pidfd_open(guest)
-        except BaseException:
-            os.kill(guest, signal.SIGKILL)
-            os.waitpid(guest, 0)
-            raise
-
-
 def fork_in_thread(prepare: Callable[[], object], become: Callable[[], NoReturn]) -> int:
     """Forks a process in a thread that `prepare` has prepared, for instance by choosing a pid namespace for its
     children.
@@ -256,11 +345,14 @@ def fork_in_thread(prepare: Callable[[], object], become: Callable[[], NoReturn]
     more copy of this one. `threading` does not know the thread, and makes it the child's main thread.
     """
     made: list[int | BaseException] = []
+    thread = 0
     done = allocate_lock()
     done.acquire()
     end = os._exit  # user code may remove anything from this module, and the thread must never return
 
     def fork() -> None:
+        nonlocal thread
+        thread = threading.get_native_id()
         try:
             prepare()
             with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # the other thread only waits
@@ -279,6 +371,9 @@ def fork_in_thread(prepare: Callable[[], object], become: Callable[[], NoReturn]
 
     start_new_thread(fork, ())
     done.acquire()
+    # The thread may be in a guest's control group, whose members the host kills.
+    while os.path.exists(f"/proc/self/task/{thread}"):
+        time.sleep(0.0001)
     if isinstance(made[0], BaseException):
         raise made[0]
     return made[0]
@@ -288,6 +383,7 @@ def _become_guest(
     request: dict[str, Any],
     channel: int,
     seccomp: bytes,
+    reserved: list[int],
     report: socket.socket,
 ) -> NoReturn:
     signal.set_wakeup_fd(-1)
@@ -308,17 +404,9 @@ def _become_guest(
     _send(report, {"isolated": True})
     report.close()
     gc.freeze()
-    _warm_heap()
+    zygote_memory.take(reserved)
     serve_guest(channel, int(request["epoch"]), True)
     os._exit(0)
-
-
-def _warm_heap() -> None:
-    """Takes the memory that a guest's first work would need, and keeps it, because new pages are slow to get."""
-    with contextlib.suppress(AttributeError):  # the C library is not glibc
-        _libc.mallopt(_M_MMAP_THRESHOLD, _WARM_BYTES)
-        _libc.mallopt(_M_TRIM_THRESHOLD, 2 * _WARM_BYTES)
-        bytearray(_WARM_BYTES - 4096)
 
 
 def _isolate(request: dict[str, Any], user: int | None) -> None:
@@ -413,21 +501,6 @@ def _libc_call(name: str, *arguments: Any) -> None:
     if getattr(_libc, name)(*arguments) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"{name}: {os.strerror(error)}")
-
-
-def _reap(guests: dict[int, int]) -> list[tuple[int, int]]:
-    """Yields the numbers and exit codes of guests that have ended."""
-    gone = []
-    while guests:
-        try:
-            process, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            break
-        if process == 0:
-            break
-        if process in guests:
-            gone.append((guests.pop(process), os.waitstatus_to_exitcode(status)))
-    return gone
 
 
 def _tell_failure(report: socket.socket, error: BaseException) -> None:

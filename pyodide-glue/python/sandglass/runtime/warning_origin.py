@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 
 _REGISTRY = "__warningregistry__"
 _PACKAGE = __name__.partition(".")[0]
+#: The runtime's namespaces, when `share_tables` has noted them.
+_shared_tables: list[dict[str, Any]] = []
+
+
+def share_tables() -> None:
+    """Notes the runtime's namespaces, for all copies of this process.
+
+    The search in each copy would write to shared pages.
+    """
+    _shared_tables[:] = _tables()
+
+
+def _tables() -> list[dict[str, Any]]:
+    return [vars(module) for name, module in list(modules.items()) if name.partition(".")[0] == _PACKAGE]
 
 
 class WarningOrigin:
@@ -28,8 +42,7 @@ class WarningOrigin:
         self._last: CodeType | None = None
         self._is_noted = False  # True when a warning was noted in a registry of ours
         self._show: Callable[[Any], None] = vars(warnings)["_showwarnmsg"]
-        tables = [vars(module) for name, module in list(modules.items()) if name.partition(".")[0] == _PACKAGE]
-        self._tables = tables
+        self._tables = _shared_tables or _tables()
 
     def begin(self, namespace: dict[str, Any]) -> None:
         """Begins a cell. Each cell is a file of its own, so a warning that another cell has shown is shown again."""

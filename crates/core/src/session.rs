@@ -22,11 +22,13 @@
 //! | `pings.rs`, `oversized.rs` | checks on guests: a proof of idleness, and bounds on events |
 //! | `shadows.rs`, `guesses.rs` | the choice of code to run ahead, and its limits |
 //! | `shadow.rs` | one shadow, and its promotion |
+//! | `calls_ahead.rs` | host calls that are begun before their code is asked for |
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
 mod begin_and_end;
 mod calls;
+mod calls_ahead;
 mod checkpoint_chain;
 mod checkpoints;
 mod commands;
@@ -233,7 +235,7 @@ pub enum Effect<B> {
     Host(HostEffect<B>),
 }
 
-/// An action of the driver for the sandbox's user. Shadows cannot cause one.
+/// An action of the driver for the sandbox's user. Shadows cannot cause one, but for host calls that are begun ahead.
 #[derive(Debug, Clone, PartialEq)]
 pub enum HostEffect<B> {
     /// Calls the user's function. Its result must come back as [`Input::HostReturned`] with the same number.
@@ -248,8 +250,12 @@ pub enum HostEffect<B> {
         args: Encoded<B>,
         /// The execution's budget. A recursion gets a child of it.
         budget: Budget,
+        /// True if the call is begun before its code is asked for. [`HostEffect::ClaimHost`] or [`HostEffect::AbortHost`] follows.
+        ahead: bool,
     },
-    /// Aborts a host call for which nobody waits any more.
+    /// Reports that the code which made a call ahead is asked for: Python now waits for the call, or will when it has returned.
+    ClaimHost(u32),
+    /// Aborts a host call for which nobody waits any more. A call that was begun ahead may have returned already.
     AbortHost(u32),
     /// Reports the progress of calls that Python made at once.
     Progress(Progress),
@@ -400,6 +406,13 @@ impl<B: Body> Session<B> {
         self
     }
 
+    /// Lets calls of `llm_query` begin before their code is asked for, if that code is being written ([`Input::Written`]).
+    #[must_use]
+    pub fn with_calls_ahead(mut self) -> Self {
+        self.shadows.calls.is_on = true;
+        self
+    }
+
     /// Adds guesses at the next code, which run when nothing else does.
     #[must_use]
     pub fn with_guesses(mut self) -> Self {
@@ -444,6 +457,7 @@ impl<B: Body> Session<B> {
     pub fn stats(&self) -> Stats {
         let mut stats = self.interpreter.stats.clone();
         stats.ahead.code = self.shadows.tallies();
+        stats.ahead.calls.add(&self.shadows.calls.tally);
         stats
     }
 
@@ -498,10 +512,18 @@ impl<B: Body> Session<B> {
             Input::Guest(Slot::Main, input) => interpreter.guest_input(now, input),
             Input::Guest(Slot::Shadow(shadow), input) => self.shadows.guest_input(now, shadow, input),
             Input::Fetched(ticket, result) => interpreter.fetched(ticket, result),
-            Input::Used(call, usage) => interpreter.host_used(call, &usage),
+            Input::Used(call, usage) => {
+                if !self.shadows.host_used(call, &usage) {
+                    interpreter.host_used(call, &usage);
+                }
+            }
             Input::NeedsApproval(call) => interpreter.call_waits(now, call, true),
             Input::Approved(call) => interpreter.call_waits(now, call, false),
-            Input::HostReturned(call, result) => interpreter.host_returned(now, call, result),
+            Input::HostReturned(call, result) => {
+                if let Some(result) = self.shadows.host_returned(call, result) {
+                    interpreter.host_returned(now, call, result);
+                }
+            }
             Input::Hint(predictions) => self.shadows.predict(predictions),
             Input::Written(code, timeout_ms) if interpreter.can_be_copied() => self.shadows.written(code, timeout_ms),
             Input::Written(..) => {} // no copy will exist
@@ -548,6 +570,7 @@ impl<B: Body> Session<B> {
         self.interpreter.save(now, self.shadows.want_a_copy());
         self.follow(now);
         self.shadows.run_next(now, &self.interpreter);
+        self.shadows.begin_calls(now, &self.interpreter);
         self.follow(now);
     }
 
@@ -566,6 +589,7 @@ impl<B: Body> Session<B> {
                 ShadowEffect::Guest(shadow, effect) => self.effects.push(Effect::Guest(Slot::Shadow(shadow), effect)),
                 ShadowEffect::Park(shadow) => self.effects.push(Effect::Park(shadow)),
                 ShadowEffect::Promote(shadow) => self.effects.push(Effect::Promote(shadow)),
+                ShadowEffect::Host(effect) => self.effects.push(Effect::Host(effect)),
                 ShadowEffect::Ask(request) => {
                     self.interpreter.checkpoints.asked();
                     self.interpreter.post(request);

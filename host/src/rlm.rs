@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use sandglass_core::budget::{Budget, BudgetLimits, Usage};
 use sandglass_core::predictions::{Source, Tally};
+use sandglass_core::stats::CallsAhead;
 use sandglass_core::{Error, Limits};
 use sandglass_rlm::controller::Finish;
 use sandglass_rlm::event::{RlmEvent, RunOutcome};
@@ -72,6 +73,9 @@ pub struct RlmOptions {
     pub limits: Limits,
     /// True when code is guessed, where nothing better is known ([`SandboxBuilder::predictions`](crate::SandboxBuilder::predictions)).
     pub predictions: bool,
+    /// True when calls of `llm_query` begin while the reply that makes them still comes. Needs guests that can
+    /// [fork](Launcher::forks), and an endpoint that streams.
+    pub ahead_calls: bool,
     /// The model that drafts each reply while the main model thinks. The draft's code runs ahead if guests can
     /// [fork](Launcher::forks). Drafts use the same budget, but never the calls that the run itself may need.
     pub draft: Option<Endpoint>,
@@ -120,6 +124,7 @@ impl RlmOptions {
             packages: Vec::new(),
             limits,
             predictions: false,
+            ahead_calls: false,
             draft: None,
             resources: Resources::default(),
             on_event: Arc::new(|_| {}),
@@ -150,6 +155,8 @@ pub struct Rlm {
     pub usage: Usage,
     /// Counts of code that ran ahead, by the source of its prediction.
     pub ahead: BTreeMap<Source, Tally>,
+    /// Counts of calls that were begun while their code was still being written.
+    pub ahead_calls: CallsAhead,
 }
 
 /// Lets a model answer a task about data. The code of a reply runs while the reply still comes, if guests of `launcher` can
@@ -197,6 +204,7 @@ pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) 
     Rlm {
         finish,
         usage: budget.spent(),
-        ahead: tree.ran_ahead(),
+        ahead: tree.ran_ahead().code,
+        ahead_calls: tree.ran_ahead().calls,
     }
 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use clap::Args;
 use sandglass_core::Error;
 use sandglass_core::predictions::Tally;
+use sandglass_core::stats::CallsAhead;
 use sandglass_rlm::answer::text;
 use sandglass_rlm::event::{RlmEvent, RunOutcome};
 use sandglass_rlm::limits::MAX_CONTEXTS;
@@ -88,7 +89,12 @@ pub async fn main(args: RlmArgs) -> ExitCode {
     };
     let stop = Stop::default();
     let interrupts = tokio::spawn(on_interrupt(stop.clone()));
-    let Rlm { finish, usage, ahead } = run(options, launcher, &stop).await;
+    let Rlm {
+        finish,
+        usage,
+        ahead,
+        ahead_calls,
+    } = run(options, launcher, &stop).await;
     interrupts.abort();
     if !args.quiet {
         let cost = if usage.cost > 0.0 {
@@ -113,6 +119,10 @@ pub async fn main(args: RlmArgs) -> ExitCode {
                 stderr,
                 "ran ahead: {used} of {started} pieces of code were used, {saved:.1} s sooner"
             );
+        }
+        if ahead_calls.begun > 0 {
+            let CallsAhead { begun, used, .. } = ahead_calls;
+            let _ = writeln!(stderr, "called ahead: {used} of {begun} calls were used");
         }
     }
     if let Some(error) = &finish.error {

@@ -24,12 +24,12 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
-use super::host_calls::{approval_of, line_of};
+use super::host_calls::{Claims, approval_of, line_of};
 use super::paused::PausedGuests;
 use super::receive::output_bytes;
 use super::slots::{Happened, Slots};
 use super::{Answered, Callbacks, Message, Watch, instant, lock, now};
-use crate::callbacks::{Functions, HostCall, arguments};
+use crate::callbacks::{Claim, Functions, HostCall, arguments};
 use crate::frame::{Frame, FrameError};
 use crate::guest::{Exit, Guest, Hits};
 use crate::launcher::Launcher;
@@ -57,6 +57,7 @@ pub(super) struct SandboxTask {
     pub(super) effects: VecDeque<Effect<Payload>>,
     waiters: HashMap<Ticket, Waiter>,
     calls: HashMap<u32, AbortHandle>,
+    claims: Claims,
     /// Guests that were told to end, and are not gone yet.
     pub(super) ending: JoinSet<()>,
     pub(super) paused: PausedGuests,
@@ -112,6 +113,7 @@ impl SandboxTask {
             effects: VecDeque::new(),
             waiters: HashMap::new(),
             calls: HashMap::new(),
+            claims: Claims::default(),
             ending: JoinSet::new(),
             paused,
         }
@@ -239,12 +241,16 @@ impl SandboxTask {
                 name,
                 args,
                 budget,
+                ahead,
             }) => {
                 let waiter = ticket.and_then(|ticket| self.waiters.get(&ticket));
                 let request = waiter.and_then(|waiter| waiter.watch.request.clone());
-                self.call_host(call, request, name, args, budget);
+                let claim = ahead.then(|| self.claims.begin(call));
+                self.call_host(call, request, name, args, budget, claim);
             }
+            Effect::Host(HostEffect::ClaimHost(call)) => self.claims.claim(call),
             Effect::Host(HostEffect::AbortHost(call)) => {
+                self.claims.end(call);
                 if let Some(task) = self.calls.remove(&call) {
                     task.abort();
                 }
@@ -516,7 +522,15 @@ impl SandboxTask {
 
     // ---- the user's functions ----
 
-    fn call_host(&mut self, call: u32, request: Option<String>, name: String, args: Encoded<Payload>, budget: Budget) {
+    fn call_host(
+        &mut self,
+        call: u32,
+        request: Option<String>,
+        name: String,
+        args: Encoded<Payload>,
+        budget: Budget,
+        claim: Option<Claim>,
+    ) {
         let function = self.functions.get(&name).cloned();
         let messages = self.messages.clone();
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
@@ -539,6 +553,7 @@ impl SandboxTask {
                     request,
                     budget,
                     approval: approval_of(&messages, call),
+                    claim,
                 };
                 let (value, usage) = function(made).await?;
                 if let (Some(usage), Some(messages)) = (usage, messages.upgrade()) {

@@ -35,6 +35,7 @@ impl Repl {
             .resources(run.tree.options.resources)
             .shared_budget(run.budget())
             .predictions(run.tree.options.predictions)
+            .calls_ahead(run.tree.options.ahead_calls)
             .on_llm_query(move |query| answer(llm.clone(), query, false))
             .on_rlm_query(move |query| answer(rlm.clone(), query, true))
             .build()

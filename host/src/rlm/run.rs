@@ -1,12 +1,10 @@
 //! One run of the tree: carries out the steps of [`sandglass_rlm::tree`].
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sandglass_core::budget::{Budget, BudgetLimits};
-use sandglass_core::predictions::{Source, Tally};
-use sandglass_core::stats::Stats;
+use sandglass_core::budget::{Budget, BudgetLimits, Usage};
+use sandglass_core::stats::{Ahead, Stats};
 use sandglass_core::value::{ill_formed, lone_surrogate};
 use sandglass_rlm::controller::Finish;
 use sandglass_rlm::draft::Draft;
@@ -56,9 +54,9 @@ impl Tree {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner).add(stats);
     }
 
-    pub(super) fn ran_ahead(&self) -> BTreeMap<Source, Tally> {
+    pub(super) fn ran_ahead(&self) -> Ahead {
         let stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        stats.ahead.code.clone()
+        stats.ahead.clone()
     }
 }
 
@@ -313,6 +311,7 @@ impl Run {
             context,
             model,
             budget,
+            claim,
             ..
         } = query;
         let prompt = query::checked(prompt, self.tree.options.max_prompt_tokens);
@@ -321,20 +320,47 @@ impl Run {
             let as_text = |most| context_text(&context, most);
             self.state().rlm_query(now(), prompt, budget, as_text)
         } else {
-            self.state().llm_query(now(), prompt, model)
+            self.state().llm_query(now(), prompt, model, claim.is_some())
         };
         self.tell(&query.started);
         let stop = self.stop.below();
         let _waited_for = stop.on_drop();
         let (answer, answered) = oneshot::channel();
         tokio::spawn(async move {
-            let came = self.work_for(query.call, query.work, context, stop).await;
+            let mut came = self.work_for(query.call, query.work, context, stop.clone()).await;
+            if let Some(mut claim) = claim {
+                self.state().came(now(), query.call);
+                // The claim is asked first: a call may be made and then stopped.
+                let is_used = tokio::select! {
+                    biased;
+                    is_used = claim.is_used() => is_used,
+                    None = stop.wait(std::future::pending::<()>()) => false,
+                };
+                if !is_used {
+                    came = self.in_vain(came);
+                }
+            }
             let (told, next) = self.state().answered(now(), query.call, came);
             let _ = answer.send(told);
             self.follow(next);
         });
         let tree::Answer { text, usage } = answered.await.unwrap_or_else(|_| Err("the run is over".to_owned()))?;
         Ok(Answer { text, usage })
+    }
+
+    /// The outcome of a call that no code has made: the part of the reply that is to be paid.
+    fn in_vain(&self, came: Came) -> Came {
+        Came::Wasted(match came {
+            Came::Reply(reply) => reply,
+            Came::Failed(_) => Reply {
+                usage: Some(Usage::default()), // a failed call costs nothing
+                ..Reply::default()
+            },
+            _ => Reply {
+                price: self.tree.options.sub_model.price,
+                ..Reply::default()
+            },
+        })
     }
 
     async fn work_for(&self, call: u32, work: Work, context: Value, stop: Stop) -> Came {

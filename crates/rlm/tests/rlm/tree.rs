@@ -50,7 +50,7 @@ fn executed() -> Input {
 }
 
 fn ask(run: &mut Run, prompt: &str) -> Query {
-    run.llm_query(2.0, Ok(prompt.to_owned()), None)
+    run.llm_query(2.0, Ok(prompt.to_owned()), None, false)
 }
 
 fn recurse(run: &mut Run, context: Result<Option<String>, String>) -> Query {
@@ -85,7 +85,7 @@ fn a_run_goes_on_when_all_its_queries_are_answered() {
 #[test]
 fn an_answer_has_its_usage_and_its_event() {
     let mut run = running(&Tree::new(rules(), 0.0));
-    let Query { call, started, work } = run.llm_query(2.0, Ok("a".to_owned()), Some("m".repeat(1_000)));
+    let Query { call, started, work } = run.llm_query(2.0, Ok("a".to_owned()), Some("m".repeat(1_000)), false);
     let RlmEventKind::CallStarted { model, child, .. } = &started.kind else {
         panic!("{started:?}");
     };
@@ -124,7 +124,7 @@ fn usage_that_nobody_tells_is_estimated_by_the_prompt() {
 fn a_prompt_that_does_not_fit_is_refused() {
     let mut run = running(&Tree::new(rules(), 0.0));
     let refused = query::checked("x".repeat(16_001), 4_000);
-    let Query { call, started, work } = run.llm_query(2.0, refused.clone(), None);
+    let Query { call, started, work } = run.llm_query(2.0, refused.clone(), None, false);
     let Work::Refuse(why) = work else { panic!("{work:?}") };
     assert!(why.contains("16001 characters"), "{why}");
     assert!(matches!(
@@ -318,7 +318,7 @@ impl Simulation {
             true => driven
                 .run
                 .rlm_query(self.now, Ok("t".to_owned()), budget(), |_| Ok(Some(String::new()))),
-            false => driven.run.llm_query(self.now, Ok("p".to_owned()), None),
+            false => driven.run.llm_query(self.now, Ok("p".to_owned()), None, false),
         };
         self.events.push(query.started);
         match query.work {

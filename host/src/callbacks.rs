@@ -11,8 +11,8 @@ use sandglass_core::session::ToResult;
 use sandglass_core::value::{ill_formed, lone_surrogate};
 
 use crate::value::Value;
-use tokio::sync::watch;
 use futures_util::future::BoxFuture;
+use tokio::sync::watch;
 
 /// Receives printed text.
 pub type OnOutput = Arc<dyn Fn(Stream, &str) + Send + Sync>;

@@ -6,10 +6,12 @@
 //! |---|---|
 //! | `run` | one run: carries out the steps of [`sandglass_rlm::tree`] |
 //! | `repl` | the sandbox of a run |
+//! | `place` | that sandbox, before and after it is open |
 //! | `endpoint` | requests to models |
 //! | `stop` | the handle that ends a run |
 
 mod endpoint;
+mod place;
 mod repl;
 mod run;
 mod stop;
@@ -39,6 +41,7 @@ use self::run::{Run, Tree};
 use crate::driver::now;
 use crate::launcher::{Launcher, Resources};
 use crate::value::Value;
+use futures_util::FutureExt;
 
 /// The options of a tree of runs.
 #[derive(Clone)]
@@ -163,11 +166,21 @@ pub struct Rlm {
 /// [fork](Launcher::forks). The run always ends, whatever models and code do, and `stop` ends it early. All sandboxes are gone
 /// when this returns.
 pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) -> Rlm {
+    run_while(options, async { Ok(launcher) }, stop).await
+}
+
+/// The same, with a launcher that is still being found. If all contexts are texts, the model is asked meanwhile. An error ends the run.
+pub async fn run_while(
+    options: RlmOptions,
+    launcher: impl Future<Output = Result<Arc<dyn Launcher>, Error>> + Send + 'static,
+    stop: &Stop,
+) -> Rlm {
     let budget = Budget::new(options.budget, now());
     let mut contexts = vec![options.context.clone()];
     contexts.extend(options.more_contexts.iter().cloned());
     let most = options.budget.max_time;
-    let tree = Tree::new(options, launcher);
+    let launcher = async { launcher.await.map_err(|error| error.to_string()) };
+    let tree = Tree::new(options, launcher.boxed());
     // The run has a stop of its own, which ends only when the reason is known.
     let own = Stop::default();
     let watching = {

@@ -39,6 +39,7 @@ impl Repl {
         let mut options = tree.options.sandbox().map_err(|error| tree.thrown(&error))?;
         let max_value_bytes = options.limits.max_value_bytes;
         options.budget = Given::Shared(run.budget());
+        options.ahead_calls = tree.options.ahead_calls;
         let driver = Driver::with_queries(tree.glue.clone(), options, Some(on_query(Rc::downgrade(run))));
         let repl = Self {
             run: run.clone(),

@@ -19,7 +19,7 @@ use crate::driver::Asked;
 use crate::endpoint::Listener;
 use crate::glue::{exact, now, readable};
 use crate::stop::{Stop, Waited};
-use sandglass_core::budget::Budget;
+use sandglass_core::budget::{Budget, Usage};
 use sandglass_rlm::Message;
 use sandglass_rlm::controller::Finish;
 use sandglass_rlm::event::{RlmEventKind, RunOutcome};
@@ -192,6 +192,7 @@ impl Run {
             model,
             budget,
             signal,
+            fate,
         } = asked;
         let prompt = self.prompt(&prompt);
         let query = match budget {
@@ -203,32 +204,55 @@ impl Run {
             None => {
                 // Python may give a name of any length. No model's name is longer than this.
                 let model = model.dyn_ref::<JsString>().map(|name| String::from(name.slice(0, 200)));
-                self.state.borrow_mut().llm_query(now(), prompt, model)
+                self.state.borrow_mut().llm_query(now(), prompt, model, fate.is_some())
             }
         };
         let Query { call, started, work } = query;
         self.tree.emit(&started);
-        let came = match (work, self.stop_with(&signal)) {
-            (Work::Refuse(why), _) | (_, Err(why)) => Came::Failed(why),
+        let stop = self.stop_with(&signal);
+        let mut came = match (work, &stop) {
+            (Work::Refuse(why), _) => Came::Failed(why),
+            (_, Err(why)) => Came::Failed(why.clone()),
             (Work::Ask(messages, model), Ok(stop)) => {
                 let sub_model = &self.tree.options.sub_model;
                 let purpose = Purpose::Query(call);
-                match self.ask_model(sub_model, &messages, purpose, model, &stop).await {
+                match self.ask_model(sub_model, &messages, purpose, model, stop).await {
                     Ok(reply) => Came::Reply(reply),
                     Err(NoAnswer::Stopped) => Came::Stopped,
                     Err(NoAnswer::Failed(error) | NoAnswer::NotRecorded(error)) => Came::Failed(error),
                 }
             }
             (Work::Recurse(child), Ok(stop)) => {
-                let child = Self::new(self.tree.clone(), *child, stop);
+                let child = Self::new(self.tree.clone(), *child, stop.clone());
                 // A future that contains itself has to be boxed.
                 let work: Pin<Box<dyn Future<Output = Finish>>> = Box::pin(child.work(vec![context]));
                 Came::Finish(work.await)
             }
         };
+        if let (Some(fate), Ok(stop)) = (fate, &stop) {
+            self.state.borrow_mut().came(now(), call);
+            if !fate.is_made(stop).await {
+                came = self.in_vain(came);
+            }
+        }
         let (answer, next) = self.state.borrow_mut().answered(now(), call, came);
         self.follow(next);
         answer
+    }
+
+    /// The outcome of a call that no code has made: the part of the reply that is to be paid.
+    fn in_vain(&self, came: Came) -> Came {
+        Came::Wasted(match came {
+            Came::Reply(reply) => reply,
+            Came::Failed(_) => Reply {
+                usage: Some(Usage::default()), // a failed call costs nothing
+                ..Reply::default()
+            },
+            _ => Reply {
+                price: self.tree.options.sub_model.price(),
+                ..Reply::default()
+            },
+        })
     }
 
     /// Ended with the run, and when nobody waits for the call any more.

@@ -20,7 +20,7 @@ use crate::show::{Show, clean, name};
 use sandglass_host::Settings;
 use sandglass_host::args::{ControllerArgs, GuestArgs, seconds, timeout_seconds};
 use sandglass_host::backend;
-use sandglass_host::rlm::{Rlm, RlmOptions, Stop, run};
+use sandglass_host::rlm::{Rlm, RlmOptions, Stop, run_while};
 use sandglass_host::value::Value;
 use sandglass_jupyter::KernelChoice;
 
@@ -80,13 +80,8 @@ pub async fn main(args: RlmArgs) -> ExitCode {
         ahead: args.controller.runs_ahead(),
         ..args.guest.settings()
     };
-    let launcher = match backend::launcher(args.guest.backend, &settings).await {
-        Ok(launcher) => launcher,
-        Err(error) => {
-            let _ = writeln!(stderr, "sandglass-host rlm: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
+    let kind = args.guest.backend;
+    let launcher = async move { backend::launcher(kind, &settings).await };
     let stop = Stop::default();
     let interrupts = tokio::spawn(on_interrupt(stop.clone()));
     let Rlm {
@@ -94,7 +89,7 @@ pub async fn main(args: RlmArgs) -> ExitCode {
         usage,
         ahead,
         ahead_calls,
-    } = run(options, launcher, &stop).await;
+    } = run_while(options, launcher, &stop).await;
     interrupts.abort();
     if !args.quiet {
         let cost = if usage.cost > 0.0 {

@@ -159,7 +159,10 @@ impl<W: Write> Show<W> {
                     .as_ref()
                     .map(|child| format!(" → run {child}"))
                     .unwrap_or_default();
-                let text = format!("{name} {call}{ahead}{child} ({prompt_chars} characters): {}", one_line(prompt));
+                let text = format!(
+                    "{name} {call}{ahead}{child} ({prompt_chars} characters): {}",
+                    one_line(prompt)
+                );
                 self.line(event, YELLOW, &text)?;
             }
             RlmEventKind::CallEnded {

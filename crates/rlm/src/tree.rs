@@ -300,7 +300,8 @@ impl Run {
         if self.controller.is_done() {
             let open: Vec<u32> = self.open.keys().copied().collect();
             for call in open {
-                next.events.extend(self.end(now, call, Came::Wasted(Reply::default())).1);
+                next.events
+                    .extend(self.end(now, call, Came::Wasted(Reply::default())).1);
             }
         }
         for effect in effects {

@@ -310,7 +310,10 @@ impl Early {
 fn ahead_calls(events: &[RlmEvent]) -> (usize, usize) {
     let begun = |event: &&RlmEvent| matches!(event.kind, RlmEventKind::CallStarted { ahead: true, .. });
     let wasted = |event: &&RlmEvent| matches!(event.kind, RlmEventKind::CallEnded { wasted: true, .. });
-    (events.iter().filter(begun).count(), events.iter().filter(wasted).count())
+    (
+        events.iter().filter(begun).count(),
+        events.iter().filter(wasted).count(),
+    )
 }
 
 async fn calls_begin_while_their_reply_comes(backend: BackendKind) {
@@ -325,13 +328,20 @@ async fn calls_begin_while_their_reply_comes(backend: BackendKind) {
             let end = seen.clone();
             writes_until(
                 &[
-                    (0, "```repl\nfound = llm_query_batched([f'part {n}' for n in range(3)])\n"),
+                    (
+                        0,
+                        "```repl\nfound = llm_query_batched([f'part {n}' for n in range(3)])\n",
+                    ),
                     (2_000, "print(found)\n```\nThat was all.\n"),
                 ],
                 move || end.ended.store(true, Ordering::SeqCst),
             )
         }
-        (_, 1) if asked.told().contains("['about part 0', 'about part 1', 'about part 2']") => {
+        (_, 1)
+            if asked
+                .told()
+                .contains("['about part 0', 'about part 1', 'about part 2']") =>
+        {
             runs("FINAL(llm_query('x'))")
         }
         (_, turn) => panic!("turn {turn}: {}", asked.told()),
@@ -345,12 +355,19 @@ async fn calls_begin_while_their_reply_comes(backend: BackendKind) {
     let CallsAhead { begun, used, wasted } = done.ahead_calls;
     assert_eq!((begun, used, wasted), (3, 3, 0));
     assert_eq!(ahead_calls(&events), (3, 0));
-    assert_eq!((done.usage.calls, model.asked().len()), (6.0, 6), "nothing is asked twice");
+    assert_eq!(
+        (done.usage.calls, model.asked().len()),
+        (6.0, 6),
+        "nothing is asked twice"
+    );
     let ends = events.iter().filter_map(|event| match event.kind {
         RlmEventKind::CallEnded { duration, .. } => Some(duration),
         _ => None,
     });
-    assert!(ends.into_iter().all(|ms| ms < 1_500.0), "the wait for the code is not the call's time");
+    assert!(
+        ends.into_iter().all(|ms| ms < 1_500.0),
+        "the wait for the code is not the call's time"
+    );
     // Off by default.
     early.ended.store(false, Ordering::SeqCst);
     options.ahead_calls = false;

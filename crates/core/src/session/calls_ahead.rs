@@ -103,7 +103,10 @@ impl<B: Body> Shadows<B> {
         if !config.host_functions.iter().any(|function| function == name) {
             return;
         }
-        let most = config.limits.max_concurrent_host_calls.min(config.limits.max_host_calls);
+        let most = config
+            .limits
+            .max_concurrent_host_calls
+            .min(config.limits.max_host_calls);
         let Some(shadow) = self.shadows.iter_mut().find(|shadow| shadow.is_written()) else {
             return;
         };

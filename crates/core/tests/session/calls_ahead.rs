@@ -203,7 +203,12 @@ fn only_model_queries_of_written_code_begin_and_only_if_wanted() {
     assert!(begun(&world).is_empty());
     // A guess of the user's may be wrong.
     let mut world = ready_within(None);
-    world.feed(Input::Hint(vec![Prediction::told(0, "a".to_owned(), Source::Explicit, 1.0)]));
+    world.feed(Input::Hint(vec![Prediction::told(
+        0,
+        "a".to_owned(),
+        Source::Explicit,
+        1.0,
+    )]));
     world.shadow_begins();
     calls(&mut world, "llm_query");
     assert!(begun(&world).is_empty());

@@ -511,7 +511,11 @@ impl World {
                 encoding: Encoding::None,
             },
             (Shadow::Calls | Shadow::Asks | Shadow::AsksAgain, _) => {
-                let name = if matches!(what, Shadow::Calls) { "ask" } else { "llm_query" };
+                let name = if matches!(what, Shadow::Calls) {
+                    "ask"
+                } else {
+                    "llm_query"
+                };
                 let call = match what {
                     Shadow::AsksAgain => self.same_call(),
                     _ => self.fresh_call(),

@@ -1,10 +1,13 @@
 //! One run of the tree: carries out the steps that [`sandglass_rlm::tree`] decides on.
+//!
+//! Decisions: `docs/internals/controller.md`.
 
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 
+use futures_util::future::try_join;
 use js_sys::{Function, JSON, JsString, Promise};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
@@ -12,7 +15,7 @@ use web_sys::AbortSignal;
 
 use super::draft::Draft;
 use super::model::{Model, NoAnswer, Purpose, Question};
-use super::repl::Repl;
+use super::repl::{Repl, known_facts};
 use super::tree::Tree;
 use super::writing::{Work as Ahead, Writing};
 use crate::driver::Asked;
@@ -74,18 +77,13 @@ impl Run {
             Some(permits) => permits.acquire(&self.stop).await.map(Some),
             None => Ok(None),
         };
-        let opened = match permit {
-            Ok(permit) => Repl::open(&self, &contexts)
-                .await
-                .map(|(repl, facts)| (repl, facts, permit)),
+        let begun = match permit {
+            Ok(permit) => self.begin(&contexts).await.map(|(repl, input)| ((repl, permit), input)),
             Err(waited) => Err(waited),
         };
         drop(contexts);
-        let (mut repl, mut input) = match opened {
-            Ok((repl, facts, permit)) => {
-                self.writing.replace(repl.writing());
-                (Some((repl, permit)), Input::Ready(facts))
-            }
+        let (mut repl, mut input) = match begun {
+            Ok((repl, input)) => (Some(repl), input),
             Err(waited) => (None, self.stopped(&waited)),
         };
         loop {
@@ -102,6 +100,31 @@ impl Run {
                 (Step::Execute(_), None) => Input::Failed("its sandbox is gone".to_owned()),
             };
         }
+    }
+
+    /// Opens the sandbox, and asks the model for its first reply meanwhile, if that needs no guest. Returns the sandbox, and the input that
+    /// comes of it.
+    async fn begin(self: &Rc<Self>, contexts: &[JsValue]) -> Result<(Repl, Input), Waited> {
+        let opening = async {
+            let (repl, facts) = Repl::open(self, contexts).await?;
+            repl.opened();
+            Ok((repl, facts))
+        };
+        let Some(known) = known_facts(contexts) else {
+            let (repl, facts) = opening.await?;
+            return Ok((repl, Input::Ready(facts)));
+        };
+        let asking = async {
+            match self.next_step(Input::Ready(known)).await {
+                Step::Ask(turn, messages) => Ok::<_, Waited>(self.ask(&messages, turn).await),
+                over => {
+                    self.step.replace(Some(over)); // the budget has no room for the first reply
+                    Ok(Input::Stopped)
+                }
+            }
+        };
+        let ((repl, _), input) = try_join(opening, asking).await?;
+        Ok((repl, input))
     }
 
     /// Waits for the step that follows an input.

@@ -64,6 +64,7 @@ use interpreter::{Config, Guest, Interpreter, Note};
 use pings::Pings;
 use shadows::{ShadowEffect, Shadows};
 
+pub use calls::Progress;
 pub use checkpoints::Fork;
 pub use contexts::{Series, Target};
 pub use display::ToResult;
@@ -278,19 +279,6 @@ pub enum HostEffect<B> {
     Resolve(Ticket, Result<Reply<B>, Error>),
 }
 
-/// The progress of calls that Python made at once.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Progress {
-    /// The called function's name.
-    pub name: String,
-    /// The number of answered calls, failed ones included.
-    pub done: u32,
-    /// The number of failed calls.
-    pub failed: u32,
-    /// The number of all calls.
-    pub total: u32,
-}
-
 /// The answer to a command that succeeded.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reply<B> {
@@ -406,13 +394,6 @@ impl<B: Body> Session<B> {
         self
     }
 
-    /// Lets calls of `llm_query` begin before their code is asked for, if that code is being written ([`Input::Written`]).
-    #[must_use]
-    pub fn with_calls_ahead(mut self) -> Self {
-        self.shadows.calls.is_on = true;
-        self
-    }
-
     /// Adds guesses at the next code, which run when nothing else does.
     #[must_use]
     pub fn with_guesses(mut self) -> Self {
@@ -512,18 +493,10 @@ impl<B: Body> Session<B> {
             Input::Guest(Slot::Main, input) => interpreter.guest_input(now, input),
             Input::Guest(Slot::Shadow(shadow), input) => self.shadows.guest_input(now, shadow, input),
             Input::Fetched(ticket, result) => interpreter.fetched(ticket, result),
-            Input::Used(call, usage) => {
-                if !self.shadows.host_used(call, &usage) {
-                    interpreter.host_used(call, &usage);
-                }
-            }
+            Input::Used(call, usage) => self.host_used(call, &usage),
             Input::NeedsApproval(call) => interpreter.call_waits(now, call, true),
             Input::Approved(call) => interpreter.call_waits(now, call, false),
-            Input::HostReturned(call, result) => {
-                if let Some(result) = self.shadows.host_returned(call, result) {
-                    interpreter.host_returned(now, call, result);
-                }
-            }
+            Input::HostReturned(call, result) => self.host_returned(now, call, result),
             Input::Hint(predictions) => self.shadows.predict(predictions),
             Input::Written(code, timeout_ms) if interpreter.can_be_copied() => self.shadows.written(code, timeout_ms),
             Input::Written(..) => {} // no copy will exist

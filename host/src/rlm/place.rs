@@ -1,4 +1,6 @@
 //! The place of a run's sandbox: still empty while the sandbox opens and the model is asked already.
+//!
+//! Decisions: `docs/internals/controller.md`.
 
 use std::mem::discriminant;
 use std::sync::{Mutex, OnceLock, PoisonError};

@@ -1,4 +1,6 @@
 //! One run of the tree: carries out the steps of [`sandglass_rlm::tree`].
+//!
+//! Decisions: `docs/internals/controller.md`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -441,7 +443,7 @@ impl Run {
 /// The facts of contexts that are texts, or nothing. `None` if a guest has to describe some.
 fn known_facts(contexts: &[Value]) -> Option<Vec<ContextFacts>> {
     let facts = contexts.iter().enumerate().map(|(index, context)| match context {
-        Value::Str(text) => Some(facts_of(index, Some(text))),
+        Value::Str(text) => Some(facts_of(index, Some((text.chars().count() as u64, text)))),
         Value::None => Some(facts_of(index, None)),
         _ => None,
     });

@@ -15,15 +15,19 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use futures_util::{StreamExt, stream};
+use sandglass_core::Error;
 use sandglass_core::predictions::Source;
 use sandglass_core::stats::CallsAhead;
 use sandglass_host::backend;
 use sandglass_host::launcher::Settings;
-use sandglass_host::rlm::{Endpoint, Rlm, RlmOptions, Stop, run};
+use sandglass_host::rlm::{Endpoint, Rlm, RlmOptions, Stop, run, run_while};
+use sandglass_host::value::Value;
 use sandglass_host::{BackendKind, BudgetLimits};
 use sandglass_rlm::event::{RlmEvent, RlmEventKind, RunOutcome};
-use serde_json::{Value, json};
+use sandglass_rlm::prompt::ContextFacts;
+use serde_json::json;
 use tokio::process::Command;
+use tokio::sync::Notify;
 
 use crate::support::{on_both, soon};
 
@@ -76,10 +80,10 @@ impl Model {
     async fn new(script: impl Fn(&Asked, usize) -> Response + Send + Sync + 'static) -> Self {
         let asked: Arc<Mutex<Vec<Asked>>> = Arc::default();
         let (all, script) = (Arc::clone(&asked), Arc::new(script));
-        let answer = move |headers: HeaderMap, Json(body): Json<Value>| {
+        let answer = move |headers: HeaderMap, Json(body): Json<serde_json::Value>| {
             let (all, script) = (Arc::clone(&all), Arc::clone(&script));
             async move {
-                let text = |value: &Value| value.as_str().unwrap().to_owned();
+                let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
                 let messages = body["messages"].as_array().unwrap().iter();
                 let asked = Asked {
                     model: text(&body["model"]),
@@ -407,6 +411,51 @@ async fn calls_in_vain_are_told_and_paid() {
     let replayed = sandglass_rlm::replay::Replay::new(events).unwrap();
     let hash = sandglass_rlm::event::hash("the first");
     assert!(replayed.call("0", 1, &hash).is_err(), "a replay does not need it");
+}
+
+/// The facts that the first event of a run tells.
+fn contexts(events: &[RlmEvent]) -> &[ContextFacts] {
+    match &events[0].kind {
+        RlmEventKind::RunStarted { contexts, .. } => contexts,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_model_is_asked_before_there_is_a_guest() {
+    let asked = Arc::new(Notify::new());
+    let asks = asked.clone();
+    let model = Model::new(move |_, _| {
+        asks.notify_one();
+        runs("FINAL(context[:2])")
+    })
+    .await;
+    // A launcher that is found only once the model has been asked.
+    let launcher = async move {
+        asked.notified().await;
+        backend::launcher(BackendKind::Subprocess, &Settings::default()).await
+    };
+    let done = soon(run_while(model.options("look", "text"), launcher, &Stop::default())).await;
+    assert_eq!(done.finish.answer, Some("te".into()), "{:?}", done.finish.error);
+    // No launcher is an error of the run.
+    let none = async { Err(Error::BackendUnavailable("nothing is installed".to_owned())) };
+    let done = soon(run_while(model.options("look", "text"), none, &Stop::default())).await;
+    assert_eq!(done.finish.outcome, RunOutcome::Failed);
+    assert!(done.finish.error.unwrap().contains("nothing is installed"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_is_described_as_a_guest_would() {
+    let model = Model::new(|_, _| runs("FINAL('done')")).await;
+    let long = "é\u{1f600}x\n".repeat(400);
+    for text in ["", "short\t'\"", &long] {
+        let mut options = model.options("look", text);
+        options.more_contexts = vec![Value::None];
+        let (_, early) = finish(options.clone(), BackendKind::Subprocess).await;
+        options.more_contexts.push(Value::Bool(true)); // which a guest has to describe
+        let (_, guests) = finish(options, BackendKind::Subprocess).await;
+        assert_eq!(contexts(&early), &contexts(&guests)[..2]);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,10 +5,23 @@ use std::collections::{BTreeMap, VecDeque};
 use super::calls_ahead::BegunCalls;
 use super::exchange::{Exchange, Job};
 use super::interpreter::{Config, Interpreter};
-use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Progress, Slot};
+use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Slot};
 use crate::budget::{Exhausted, Usage};
 use crate::limits::Naming;
 use crate::protocol::{Encoding, Profile, QUERIES, ReplyStatus, Request};
+
+/// The progress of calls that Python made at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// The called function's name.
+    pub name: String,
+    /// The number of answered calls, failed ones included.
+    pub done: u32,
+    /// The number of failed calls.
+    pub failed: u32,
+    /// The number of all calls.
+    pub total: u32,
+}
 
 /// The host calls of one exchange that have no answer yet.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use super::calls::{Calls, Running, Waiting};
 use super::interpreter::Interpreter;
 use super::shadow::Shadow;
 use super::shadows::{ShadowEffect, Shadows};
-use super::{Body, Effect, Encoded, HostEffect};
+use super::{Body, Effect, Encoded, HostEffect, Session};
 use crate::budget::{Budget, Usage};
 use crate::limits::WASTED_CALLS;
 use crate::protocol::{Event, QUERIES};
@@ -57,6 +57,28 @@ pub(super) struct AheadOfCalls {
     pub(super) is_on: bool,
     last: u32,
     pub(super) tally: CallsAhead,
+}
+
+impl<B: Body> Session<B> {
+    /// Lets calls of `llm_query` begin before their code is asked for, if that code is being written
+    /// ([`Input::Written`](super::Input::Written)).
+    #[must_use]
+    pub fn with_calls_ahead(mut self) -> Self {
+        self.shadows.calls.is_on = true;
+        self
+    }
+
+    pub(super) fn host_returned(&mut self, now: f64, call: u32, result: Result<Encoded<B>, String>) {
+        if let Some(result) = self.shadows.host_returned(call, result) {
+            self.interpreter.host_returned(now, call, result);
+        }
+    }
+
+    pub(super) fn host_used(&mut self, call: u32, usage: &Usage) {
+        if !self.shadows.host_used(call, usage) {
+            self.interpreter.host_used(call, usage);
+        }
+    }
 }
 
 impl<B: Body> Shadow<B> {

@@ -1,5 +1,5 @@
 // npm run bench:rlm: the same model and tasks for Sandglass and other controllers of Recursive Language Models. Linux.
-//   node scripts/bench-rlm.mjs [--quick] [--seeds 20] [--sizes 13,16,20] [--kinds count,pairs] [--contestants sandglass-host,rlms]
+//   node scripts/bench-rlm.mjs [--quick] [--full] [--write] [--seeds 20] [--sizes 13,16,20] [--kinds count,pairs] [--contestants sandglass-host,rlms]
 //     [--faults busy,cut] [--no-limits] [--out target/bench-rlm]
 //   OPENAI_BASE_URL=… OPENAI_API_KEY=… node scripts/bench-rlm.mjs --model large --sub-model small
 //     asks a real endpoint instead of the scripted model
@@ -9,6 +9,7 @@ import {
   mkdirSync,
   mkdtempSync,
   readdirSync,
+  readFileSync,
   rmSync,
   statSync,
   writeFileSync,
@@ -19,6 +20,7 @@ import { parseArgs } from "node:util";
 import { CONTESTANTS } from "./bench/rlm/contestants.mjs";
 import { LATE, measure } from "./bench/rlm/measure.mjs";
 import { FAULTS, startModel } from "./bench/rlm/model.mjs";
+import { between, pageTables } from "./bench/rlm/page.mjs";
 import { faultTable, kindTable, limitTable, mainTable, sizeTable } from "./bench/rlm/report.mjs";
 import { prepare } from "./bench/rlm/prepare.mjs";
 import { picture } from "./bench/rlm/spread.mjs";
@@ -35,6 +37,10 @@ const { values } = parseArgs({
   allowNegative: true,
   options: {
     quick: { type: "boolean", default: false },
+    /** Each seed meets every kind of task and every size. Otherwise it meets half of the kinds, each in one size. */
+    full: { type: "boolean", default: false },
+    /** Puts the tables into BENCHMARKS.md, and the picture into docs/. */
+    write: { type: "boolean", default: false },
     seeds: { type: "string" },
     sizes: { type: "string" },
     kinds: { type: "string", default: KINDS.join(",") },
@@ -48,6 +54,7 @@ const { values } = parseArgs({
 });
 const list = (/** @type {string} */ text) => text.split(",").filter(Boolean);
 const { quick } = values;
+const full = quick || values.full;
 const real = process.env.OPENAI_BASE_URL;
 const seeds = Number(values.seeds ?? (quick ? 1 : 20));
 const sizes = list(values.sizes ?? (quick ? "13,16" : "13,16,20")).map((power) => 2 ** Number(power));
@@ -56,11 +63,14 @@ const names = { model: values.model, subModel: values["sub-model"] };
 /** A fast model, so that much of the time is the contestants'. @type {Behaviour} */
 const STANDARD = { firstToken: 150, readsPerSecond: 100_000, writesPerSecond: 400, errorRate: 0.02 };
 const FAULT_RATE = 0.25;
+/** Seeds of the runs with faults and limits. */
+const faultSeeds = full ? Math.ceil(seeds / 2) : Math.min(2, seeds);
 /** Limits that a count of 2^15 tokens does not fit into. */
 const LIMITS = { calls: 10, seconds: 2 };
 /** Seconds after which a run is ended. */
 const TIMEOUT = quick ? 60 : 300;
 
+const began = performance.now();
 const contestants = await prepare(values.contestants ? list(values.contestants) : Object.keys(CONTESTANTS));
 mkdirSync(values.out, { recursive: true });
 const lines = join(values.out, "runs.jsonl");
@@ -86,15 +96,14 @@ console.log(
 try {
   for (const name of contestants) await begin(name);
   for (let seed = 1; seed <= seeds; seed++) {
-    for (const kind of list(values.kinds))
-      for (const size of sizes) await compare("standard", kind, seed, size, STANDARD);
+    for (const [kind, size] of meets(seed)) await compare("standard", kind, seed, size, STANDARD);
   }
   // The runs with faults and limits have seeds of their own.
-  for (let seed = 101; seed <= 100 + Math.ceil(seeds / 2); seed++) {
+  for (let seed = 101; seed <= 100 + faultSeeds; seed++) {
     for (const kind of faults)
       await compare(`fault ${kind}`, "count", seed, 2 ** 15, { ...STANDARD, fault: { kind, rate: FAULT_RATE } });
   }
-  for (let seed = 201; seed <= (values.limits ? 200 : 0) + Math.ceil(seeds / 2); seed++) {
+  for (let seed = 201; seed <= (values.limits ? 200 : 0) + faultSeeds; seed++) {
     await compare("limit of calls", "count", seed, 2 ** 15, STANDARD, { calls: LIMITS.calls });
     await compare(
       "limit of time",
@@ -112,6 +121,7 @@ try {
 /** @type {Facts[]} */
 const facts = [...started].map(([name, { running, start, scratch, seen }]) => ({
   ...{ name, start, version: running.version, isolation: CONTESTANTS[name]?.isolation ?? "" },
+  ...{ title: CONTESTANTS[name]?.title ?? name, plain: CONTESTANTS[name]?.plain !== false },
   left: leftBehind(scratch, seen),
 }));
 
@@ -124,8 +134,27 @@ const tables = [
 ];
 const versions = facts.map(({ name, version, isolation }) => `${name}: ${version}; code is isolated by: ${isolation}`);
 writeFileSync(join(values.out, "tables.md"), `${[...tables, versions.join("\n\n")].join("\n\n")}\n`);
-writeFileSync(join(values.out, "spread.svg"), picture(rows, contestants));
+const shown = facts.map(({ name, title }) => ({ name, title: title.replaceAll("`", "") }));
+writeFileSync(join(values.out, "spread.svg"), picture(rows, shown));
+const spent = Math.round((performance.now() - began) / 60_000);
+const page = pageTables(rows, facts, LIMITS, (name) => CONTESTANTS[name] ?? {}, {
+  ...{ date: new Date(), machine: `${cpus().length} × ${cpus()[0]?.model.trim()}`, load: loadavg()[1] ?? 0, spent },
+});
+writeFileSync(join(values.out, "page.md"), page);
+if (values.write) {
+  const path = join(root, "BENCHMARKS.md");
+  writeFileSync(path, between(readFileSync(path, "utf8"), page));
+  writeFileSync(join(root, "docs/bench-rlm.svg"), picture(rows, shown));
+}
 console.log(`\n${tables.join("\n\n")}\n\n${versions.join("\n")}\n\nTables, picture and raw lines: ${values.out}`);
+
+/** The kinds and sizes of tasks that a seed meets. Without `--full`, all kinds meet all sizes equally often. @param {number} seed @returns {[string, number][]} */
+function meets(seed) {
+  const kinds = list(values.kinds);
+  if (full) return kinds.flatMap((kind) => sizes.map((size) => /** @type {[string, number]} */ ([kind, size])));
+  const half = kinds.filter((_, index) => kinds.length === 1 || (index + seed) % 2 === 0);
+  return half.map((kind, index) => [kind, sizes[(Math.floor((seed - 1) / 2) + index) % sizes.length] ?? 0]);
+}
 
 /** @param {string} name */
 async function begin(name) {
@@ -152,6 +181,7 @@ async function compare(scenario, kind, seed, tokens, behaviour, limits = {}) {
     const contestant = CONTESTANTS[name];
     const own = started.get(name);
     if (!contestant || !own) continue;
+    if (scenario !== "standard" && contestant.plain === false) continue;
     if ((limits.calls && !contestant.calls) || (limits.seconds && !contestant.seconds)) continue;
     const { running, seen } = own;
     const how = {

@@ -34,6 +34,7 @@ use web_sys::AbortController;
 
 use self::ahead::Ahead;
 pub(crate) use self::ahead::Written;
+use self::host_calls::Fates;
 pub(crate) use self::host_calls::{Asked, OnQuery};
 use self::parked::Parked;
 use self::slots::Slots;
@@ -75,6 +76,8 @@ pub(super) struct Driver {
     waiters: RefCell<HashMap<Ticket, Waiter>>,
     /// The host calls that run, by their numbers. Aborting one's controller tells the user's function that nobody waits for it.
     calls: RefCell<HashMap<u32, AbortController>>,
+    /// The calls among them that were begun before their code was asked for.
+    fates: Fates,
     /// The one timer, and the time at which it goes off.
     timer: RefCell<Option<(f64, Timeout)>>,
     /// Keeps the driver alive after the sandbox was dropped, as long as a caller waits for an answer.
@@ -155,6 +158,11 @@ impl Driver {
         } else {
             session
         };
+        let session = if options.ahead_calls {
+            session.with_calls_ahead()
+        } else {
+            session
+        };
         Rc::new_cyclic(|this| Self {
             this: this.clone(),
             glue,
@@ -170,6 +178,7 @@ impl Driver {
             last_ticket: Cell::default(),
             waiters: RefCell::default(),
             calls: RefCell::default(),
+            fates: Fates::default(),
             timer: RefCell::default(),
             abandoned: RefCell::default(),
             claim,
@@ -429,11 +438,14 @@ impl Driver {
                 name,
                 args,
                 budget,
+                ahead,
                 ..
-            }) => self.call_host(call, &name, &args, &budget),
+            }) => self.call_host(call, &name, &args, &budget, ahead),
+            Effect::Host(HostEffect::ClaimHost(call)) => self.fates.claim(call),
             Effect::Host(HostEffect::Progress(progress)) => self.calls_progress(&progress),
             Effect::Host(HostEffect::Keep(kept)) => self.keep_session(*kept),
             Effect::Host(HostEffect::AbortHost(call)) => {
+                self.fates.end(call);
                 if let Some(controller) = self.calls.borrow_mut().remove(&call) {
                     controller.abort();
                 }

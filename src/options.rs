@@ -70,6 +70,8 @@ pub(super) struct Options {
     pub(super) profile: Profile,
     /// True when the session guesses code and runs it ahead.
     pub(super) predictions: bool,
+    /// True if queries begin while their code is still being written. No option of users.
+    pub(super) ahead_calls: bool,
     pub(super) output_fields: Vec<String>,
     pub(super) assets_url: Option<String>,
     pub(super) packages: packages::Settings,
@@ -94,6 +96,7 @@ impl Options {
             persist: None,
             profile: Profile::Default,
             predictions: false,
+            ahead_calls: false,
             output_fields: Vec::new(),
             assets_url: None,
             packages: packages::Settings::default(),

@@ -107,6 +107,11 @@ export interface RlmOptions {
    * Default: none.
    */
   draft?: RlmEndpoint | RlmModelFunction;
+  /**
+   * Begins calls of `llm_query` while the reply that makes them still comes, if their prompts are certain. Such an answer is used only
+   * if the finished reply makes the same call. A call in vain is charged; above 5 % of all calls, no more begin. Default false.
+   */
+  aheadCalls?: boolean;
   /** Levels of children. Below the last level, `rlm_query` asks the sub-model. Default 1. */
   maxDepth?: number;
   /** Turns per run. Default 20. */

@@ -1,10 +1,11 @@
 // Tests of `npm run bench:rlm` that need no contestant: its tasks, its model server and its figures.
 //   node tests/bench-rlm.mjs
-import { deepStrictEqual, ok, rejects } from "node:assert";
+import { deepStrictEqual, ok, rejects, throws } from "node:assert";
 import { spawn } from "node:child_process";
 import { criticalPath } from "../scripts/bench/rlm/measure.mjs";
 import { startModel } from "../scripts/bench/rlm/model.mjs";
 import { CONVENTIONS, codeOf, turnsDone } from "../scripts/bench/rlm/policies.mjs";
+import { between, pageTables } from "../scripts/bench/rlm/page.mjs";
 import { mainTable } from "../scripts/bench/rlm/report.mjs";
 import { picture } from "../scripts/bench/rlm/spread.mjs";
 import { BEGIN, END, KINDS, makeTask, oracle, readPrompt } from "../scripts/bench/rlm/tasks.mjs";
@@ -143,12 +144,44 @@ await test("the critical path has each reply, and the longest call of each batch
 
 await test("tables and picture name all contestants", () => {
   const row = { scenario: "standard", kind: "count", seed: 1, tokens: 1, score: 1, wall: 2, model: 1.5, turns: 2 };
-  const counts = { rootCalls: 2, subCalls: 3, rootTokens: 4, subTokens: 5, lost: 0, doubled: 1, late: 0, memory: 7 };
+  const counts = {
+    rootCalls: 2,
+    subCalls: 3,
+    rootTokens: 4,
+    subTokens: 5,
+    lost: 0,
+    doubled: 1,
+    late: 0,
+    memory: 7,
+    begun: 0,
+    wasted: 0,
+  };
   const rows = ["a", "b"].map((contestant) => ({ ...row, ...counts, contestant }));
-  const facts = rows.map(({ contestant: name }) => ({ name, version: "1", isolation: "", start: 1, left: "nothing" }));
+  const facts = rows.map(({ contestant: name }) => ({
+    ...{ name, title: `the ${name}`, plain: true, version: "1", isolation: "", start: 1, left: "nothing" },
+  }));
   ok(/\| a \| 100 % \| 2.0 ± 0.0|\| a \| 100 % \| 2.0 \|/.test(mainTable(rows, facts)));
   ok(/\| b .*\| 0.50; 0.50 \| 250 \| 4 \| 5 \| 0; 1; 0 \|/.test(mainTable(rows, facts)), mainTable(rows, facts));
-  deepStrictEqual(picture(rows, ["a", "b"]).match(/<circle/g)?.length, 2);
+  const svg = picture(rows, facts);
+  deepStrictEqual(svg.match(/<circle/g)?.length, 2);
+  ok(svg.includes(">the a</text>") && svg.includes(">0.50 s</text>"), svg);
+  const faulty = { ...rows[0], scenario: "fault busy", wall: 3, contestant: "a" };
+  const run = { date: new Date(Date.UTC(2026, 0, 2)), machine: "m", load: 0.5, spent: 3 };
+  const has = (/** @type {string} */ name) => (name === "a" ? { seconds: true } : {});
+  const page = pageTables([...rows, faulty], facts, { calls: 10, seconds: 2 }, has, run);
+  for (const part of [
+    "2 January 2026",
+    "1 runs of each",
+    "| the b | 100 % | 0.50; 0.50 | 250 | 4 | 0; 1 | – | 7 |",
+    "| the a | 100 %, 1.5 s | no such",
+  ])
+    ok(page.includes(part), `${part} is not in\n${page}`);
+  const marks = ["<!-- npm run bench:rlm -- --write -->", "<!-- end of it -->"];
+  deepStrictEqual(
+    between(`before ${marks[0]} old ${marks[1]} after`, "new\n"),
+    `before ${marks[0]}\n\nnew\n\n${marks[1]} after`,
+  );
+  throws(() => between("no marks", "new"));
 });
 
 await model.close();

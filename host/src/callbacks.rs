@@ -12,6 +12,7 @@ use sandglass_core::value::{ill_formed, lone_surrogate};
 
 use crate::value::Value;
 use futures_util::future::BoxFuture;
+use tokio::sync::watch;
 
 /// Receives printed text.
 pub type OnOutput = Arc<dyn Fn(Stream, &str) + Send + Sync>;
@@ -35,6 +36,19 @@ pub struct HostCall {
     pub budget: Budget,
     /// The way to say that the call waits for a person's approval.
     pub approval: Approval,
+    /// The fate of a call that was begun before its code was asked for. `None` for all other calls.
+    pub(crate) claim: Option<Claim>,
+}
+
+/// The fate of a call that was begun before its code was asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Claim(pub(crate) watch::Receiver<bool>);
+
+impl Claim {
+    /// Waits until it is known whether the code that came made the call.
+    pub(crate) async fn is_used(&mut self) -> bool {
+        self.0.wait_for(|claimed| *claimed).await.is_ok()
+    }
 }
 
 /// Tells a sandbox that a call waits for a person's approval.
@@ -147,6 +161,8 @@ pub struct Query {
     pub request: Option<String>,
     /// The execution's budget. A recursive run gets a child of it.
     pub budget: Budget,
+    /// The fate of a query that was begun before its code was asked for.
+    pub(crate) claim: Option<Claim>,
 }
 
 /// A model's answer.
@@ -250,6 +266,7 @@ where
             request: call.request.take(),
             context: call.args.into_iter().nth(1).filter(|_| recursive).unwrap_or_default(),
             budget: call.budget,
+            claim: call.claim,
         });
         let answer = query.map(&function);
         Box::pin(async move {

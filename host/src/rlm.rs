@@ -6,10 +6,12 @@
 //! |---|---|
 //! | `run` | one run: carries out the steps of [`sandglass_rlm::tree`] |
 //! | `repl` | the sandbox of a run |
+//! | `place` | that sandbox, before and after it is open |
 //! | `endpoint` | requests to models |
 //! | `stop` | the handle that ends a run |
 
 mod endpoint;
+mod place;
 mod repl;
 mod run;
 mod stop;
@@ -20,6 +22,7 @@ use std::sync::Arc;
 
 use sandglass_core::budget::{Budget, BudgetLimits, Usage};
 use sandglass_core::predictions::{Source, Tally};
+use sandglass_core::stats::CallsAhead;
 use sandglass_core::{Error, Limits};
 use sandglass_rlm::controller::Finish;
 use sandglass_rlm::event::{RlmEvent, RunOutcome};
@@ -38,6 +41,7 @@ use self::run::{Run, Tree};
 use crate::driver::now;
 use crate::launcher::{Launcher, Resources};
 use crate::value::Value;
+use futures_util::FutureExt;
 
 /// The options of a tree of runs.
 #[derive(Clone)]
@@ -72,6 +76,9 @@ pub struct RlmOptions {
     pub limits: Limits,
     /// True when code is guessed, where nothing better is known ([`SandboxBuilder::predictions`](crate::SandboxBuilder::predictions)).
     pub predictions: bool,
+    /// True when calls of `llm_query` begin while the reply that makes them still comes. Needs guests that can
+    /// [fork](Launcher::forks), and an endpoint that streams.
+    pub ahead_calls: bool,
     /// The model that drafts each reply while the main model thinks. The draft's code runs ahead if guests can
     /// [fork](Launcher::forks). Drafts use the same budget, but never the calls that the run itself may need.
     pub draft: Option<Endpoint>,
@@ -120,6 +127,7 @@ impl RlmOptions {
             packages: Vec::new(),
             limits,
             predictions: false,
+            ahead_calls: false,
             draft: None,
             resources: Resources::default(),
             on_event: Arc::new(|_| {}),
@@ -150,17 +158,29 @@ pub struct Rlm {
     pub usage: Usage,
     /// Counts of code that ran ahead, by the source of its prediction.
     pub ahead: BTreeMap<Source, Tally>,
+    /// Counts of calls that were begun while their code was still being written.
+    pub ahead_calls: CallsAhead,
 }
 
 /// Lets a model answer a task about data. The code of a reply runs while the reply still comes, if guests of `launcher` can
 /// [fork](Launcher::forks). The run always ends, whatever models and code do, and `stop` ends it early. All sandboxes are gone
 /// when this returns.
 pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) -> Rlm {
+    run_while(options, async { Ok(launcher) }, stop).await
+}
+
+/// The same, with a launcher that is still being found. If all contexts are texts, the model is asked meanwhile. An error ends the run.
+pub async fn run_while(
+    options: RlmOptions,
+    launcher: impl Future<Output = Result<Arc<dyn Launcher>, Error>> + Send + 'static,
+    stop: &Stop,
+) -> Rlm {
     let budget = Budget::new(options.budget, now());
     let mut contexts = vec![options.context.clone()];
     contexts.extend(options.more_contexts.iter().cloned());
     let most = options.budget.max_time;
-    let tree = Tree::new(options, launcher);
+    let launcher = async { launcher.await.map_err(|error| error.to_string()) };
+    let tree = Tree::new(options, launcher.boxed());
     // The run has a stop of its own, which ends only when the reason is known.
     let own = Stop::default();
     let watching = {
@@ -197,6 +217,7 @@ pub async fn run(options: RlmOptions, launcher: Arc<dyn Launcher>, stop: &Stop) 
     Rlm {
         finish,
         usage: budget.spent(),
-        ahead: tree.ran_ahead(),
+        ahead: tree.ran_ahead().code,
+        ahead_calls: tree.ran_ahead().calls,
     }
 }

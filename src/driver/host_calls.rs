@@ -5,10 +5,12 @@
 //!
 //! Decisions: `docs/internals/values-and-calls.md`.
 
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::rc::Rc;
 
-use js_sys::{Array, JsString, Promise};
+use js_sys::{Array, Function, JsString, Promise};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::{AbortController, AbortSignal};
@@ -19,6 +21,7 @@ use crate::budget::{JsBudget, usage};
 use crate::convert::{decode, encode};
 use crate::glue::{describe, get, now, object};
 use crate::outbox::JsBody;
+use crate::stop::Stop;
 use sandglass_core::budget::{Budget, BudgetLimits};
 use sandglass_core::protocol::QUERIES;
 use sandglass_core::session::{Encoded, Input, Progress};
@@ -36,6 +39,53 @@ pub(crate) struct Asked {
     pub(crate) budget: Option<Budget>,
     /// Aborted when Python no longer waits for the answer.
     pub(crate) signal: AbortSignal,
+    /// The fate of a query that was begun before its code was asked for.
+    pub(crate) fate: Option<Fate>,
+}
+
+/// The fate of a call that was begun before its code was asked for: the code makes the call, or the call's signal is aborted.
+pub(crate) struct Fate {
+    is_made: Rc<Cell<bool>>,
+    made: Promise,
+}
+
+impl Fate {
+    /// Waits until it is known whether the code that came made the call.
+    pub(crate) async fn is_made(&self, stop: &Stop) -> bool {
+        let _ = stop.wait(self.made.clone()).await;
+        self.is_made.get() // a call may be made, and stopped afterwards
+    }
+}
+
+/// The calls whose fate is not known yet.
+#[derive(Default)]
+pub(super) struct Fates(RefCell<HashMap<u32, Unknown>>);
+
+/// A call whose fate is not known yet, with the function that makes it known.
+type Unknown = (Rc<Cell<bool>>, Function);
+
+impl Fates {
+    fn begin(&self, call: u32) -> Fate {
+        let is_made = Rc::<Cell<bool>>::default();
+        let made = Promise::new(&mut |resolve, _| {
+            self.0.borrow_mut().insert(call, (is_made.clone(), resolve));
+        });
+        Fate { is_made, made }
+    }
+
+    /// Notes that the code which came has made a call.
+    pub(super) fn claim(&self, call: u32) {
+        let begun = self.0.borrow_mut().remove(&call);
+        if let Some((is_made, resolve)) = begun {
+            is_made.set(true);
+            let _ = resolve.call0(&JsValue::UNDEFINED);
+        }
+    }
+
+    /// Notes that a call is aborted.
+    pub(super) fn end(&self, call: u32) {
+        self.0.borrow_mut().remove(&call);
+    }
 }
 
 /// Answers queries. The future is not dropped when Python stops waiting: it must watch [`Asked::signal`] to end early.
@@ -43,7 +93,7 @@ pub(crate) type OnQuery = Rc<dyn Fn(Asked) -> Pin<Box<dyn Future<Output = Result
 
 impl Driver {
     /// Begins a host call. The session gets the result as [`Input::HostReturned`], unless the call is aborted before.
-    pub(super) fn call_host(&self, call: u32, name: &str, args: &Encoded<JsBody>, budget: &Budget) {
+    pub(super) fn call_host(&self, call: u32, name: &str, args: &Encoded<JsBody>, budget: &Budget, ahead: bool) {
         let signal = match AbortController::new() {
             Ok(controller) => {
                 let signal = controller.signal();
@@ -53,7 +103,8 @@ impl Driver {
             Err(error) => return self.returned(call, Err(describe(&error))),
         };
         if let Some(on_query) = self.on_query.as_ref().filter(|_| QUERIES.contains(&name)) {
-            return self.query(call, name, args, budget, signal, on_query.clone());
+            let asked = self.asked(call, name, args, budget, &signal, ahead);
+            return self.query(call, name, asked, signal, on_query.clone());
         }
         let functions = &self.options.host_functions;
         let function = functions.iter().find(|function| function.name == name);
@@ -82,37 +133,7 @@ impl Driver {
     }
 
     /// Has `on_query` answer a query, and charges the answer's usage to the budget.
-    fn query(
-        &self,
-        call: u32,
-        name: &str,
-        args: &Encoded<JsBody>,
-        budget: &Budget,
-        signal: AbortSignal,
-        on_query: OnQuery,
-    ) {
-        let asked = decode(args).map_err(|error| error.to_string()).and_then(|args| {
-            let args = list(args);
-            let prompt = args.get(0).dyn_into::<JsString>();
-            let prompt = prompt.map_err(|_| "the first argument must be a str".to_owned())?;
-            let signal = signal.clone();
-            Ok(match name {
-                "llm_query" => Asked {
-                    prompt,
-                    context: JsValue::NULL,
-                    model: args.get(1),
-                    budget: None,
-                    signal,
-                },
-                _ => Asked {
-                    prompt,
-                    context: args.get(1),
-                    model: args.get(2),
-                    budget: Some(budget.child(BudgetLimits::default(), now())),
-                    signal,
-                },
-            })
-        });
+    fn query(&self, call: u32, name: &str, asked: Result<Asked, String>, signal: AbortSignal, on_query: OnQuery) {
         let what = format!("the result of {name}");
         let this = self.this.clone();
         spawn_local(async move {
@@ -130,6 +151,41 @@ impl Driver {
             });
             driver.returned(call, result);
         });
+    }
+
+    /// Reads a query's arguments.
+    fn asked(
+        &self,
+        call: u32,
+        name: &str,
+        args: &Encoded<JsBody>,
+        budget: &Budget,
+        signal: &AbortSignal,
+        ahead: bool,
+    ) -> Result<Asked, String> {
+        let args = list(decode(args).map_err(|error| error.to_string())?);
+        let prompt = args.get(0).dyn_into::<JsString>();
+        let prompt = prompt.map_err(|_| "the first argument must be a str".to_owned())?;
+        let signal = signal.clone();
+        let fate = ahead.then(|| self.fates.begin(call));
+        Ok(match name {
+            "llm_query" => Asked {
+                prompt,
+                context: JsValue::NULL,
+                model: args.get(1),
+                budget: None,
+                signal,
+                fate,
+            },
+            _ => Asked {
+                prompt,
+                context: args.get(1),
+                model: args.get(2),
+                budget: Some(budget.child(BudgetLimits::default(), now())),
+                signal,
+                fate,
+            },
+        })
     }
 
     /// Reports the progress of calls that Python made together to `onProgress`.

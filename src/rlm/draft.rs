@@ -63,10 +63,7 @@ impl Run {
         if draft.is_over.get() {
             return;
         }
-        let price = match model {
-            Model::Endpoint(endpoint) => endpoint.price,
-            Model::Function(_) => None,
-        };
+        let price = model.price();
         let most = self.tree.options.max_iterations;
         let Some(written) = draft::Draft::admit(self.budget(), messages, price, turn, most, now()) else {
             return;

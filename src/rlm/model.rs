@@ -78,6 +78,14 @@ impl From<NoReply> for NoAnswer {
 }
 
 impl Model {
+    /// The cost per token of prompts and replies, if it is known.
+    pub(super) fn price(&self) -> Option<[f64; 2]> {
+        match self {
+            Self::Endpoint(endpoint) => endpoint.price,
+            Self::Function(_) => None,
+        }
+    }
+
     /// Returns true for the same model.
     pub(super) fn is(&self, other: &Self) -> bool {
         match (self, other) {

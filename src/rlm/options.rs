@@ -31,6 +31,8 @@ pub(super) struct Options {
     pub(super) sub_model: Model,
     /// The model that drafts replies.
     pub(super) draft: Option<Model>,
+    /// True if queries begin while the reply that makes them still comes.
+    pub(super) ahead_calls: bool,
     pub(super) max_depth: u32,
     pub(super) max_iterations: u32,
     pub(super) max_prompt_tokens: u32,
@@ -56,6 +58,7 @@ impl Options {
             model: none.clone(),
             sub_model: none,
             draft: None,
+            ahead_calls: false,
             max_depth: MAX_DEPTH,
             max_iterations: MAX_ITERATIONS,
             max_prompt_tokens: MAX_PROMPT_TOKENS,
@@ -80,6 +83,10 @@ impl Options {
                 "model" => model = Some(parse_model(&name, &value)?),
                 "subModel" => sub_model = Some(parse_model(&name, &value)?),
                 "draft" => options.draft = Some(parse_model(&name, &value)?),
+                "aheadCalls" => {
+                    let is_on = value.as_bool();
+                    options.ahead_calls = is_on.ok_or_else(|| Error::invalid(name, "must be true or false"))?;
+                }
                 "maxDepth" => options.max_depth = whole(&name, &value, 0.0, 16.0)?,
                 "maxIterations" => options.max_iterations = whole(&name, &value, 1.0, 10_000.0)?,
                 "maxPromptTokens" => {

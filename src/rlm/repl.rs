@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
-use js_sys::Promise;
+use js_sys::{JsString, Promise, RegExp};
 use serde_json::Value;
 use wasm_bindgen::prelude::*;
 
@@ -22,7 +22,8 @@ use sandglass_core::protocol::Stream;
 use sandglass_core::session::Command;
 use sandglass_rlm::answer::{fits, to_json};
 use sandglass_rlm::event::RlmEventKind;
-use sandglass_rlm::prompt::{ContextFacts, describe_code, read_facts};
+use sandglass_rlm::limits::PEEK_CHARS;
+use sandglass_rlm::prompt::{ContextFacts, describe_code, facts_of, read_facts};
 
 /// The sandbox of a run. Dropping it ends the sandbox, even while it works.
 pub(super) struct Repl {
@@ -39,6 +40,7 @@ impl Repl {
         let mut options = tree.options.sandbox().map_err(|error| tree.thrown(&error))?;
         let max_value_bytes = options.limits.max_value_bytes;
         options.budget = Given::Shared(run.budget());
+        options.ahead_calls = tree.options.ahead_calls;
         let driver = Driver::with_queries(tree.glue.clone(), options, Some(on_query(Rc::downgrade(run))));
         let repl = Self {
             run: run.clone(),
@@ -61,9 +63,9 @@ impl Repl {
         Ok((repl, read_facts(facts.and_then(Result::ok))))
     }
 
-    /// The writing of the model's next reply in this sandbox.
-    pub(super) fn writing(&self) -> Writing {
-        Writing::to(&self.driver)
+    /// Tells a reply that is being written of this sandbox, which runs its code.
+    pub(super) fn opened(&self) {
+        self.run.writes(|writing| writing.opened(&self.driver));
     }
 
     /// Runs code. Returns the execution and the final answer that the code declared.
@@ -133,6 +135,22 @@ fn on_output(run: Weak<Run>) -> OnOutput {
             });
         }
     })
+}
+
+/// The facts of contexts that are texts, or null. `None` if a guest has to describe some.
+pub(super) fn known_facts(contexts: &[JsValue]) -> Option<Vec<ContextFacts>> {
+    // Texts of the basic plane have as many characters as units. Others are left to a guest, because counting would take long.
+    let others = RegExp::new("[\\ud800-\\udfff]", "");
+    let facts = contexts.iter().enumerate().map(|(index, context)| {
+        if context.is_null() {
+            return Some(facts_of(index, None));
+        }
+        let text: &JsString = context.dyn_ref()?;
+        let beginning = text.slice(0, u32::try_from(PEEK_CHARS).unwrap_or(u32::MAX));
+        let is_basic = text.search(&others) < 0;
+        is_basic.then(|| facts_of(index, Some((u64::from(text.length()), &String::from(beginning)))))
+    });
+    facts.collect()
 }
 
 impl From<JsValue> for Waited {

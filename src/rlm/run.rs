@@ -1,10 +1,13 @@
 //! One run of the tree: carries out the steps that [`sandglass_rlm::tree`] decides on.
+//!
+//! Decisions: `docs/internals/controller.md`.
 
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 
+use futures_util::future::try_join;
 use js_sys::{Function, JSON, JsString, Promise};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
@@ -12,14 +15,14 @@ use web_sys::AbortSignal;
 
 use super::draft::Draft;
 use super::model::{Model, NoAnswer, Purpose, Question};
-use super::repl::Repl;
+use super::repl::{Repl, known_facts};
 use super::tree::Tree;
 use super::writing::{Work as Ahead, Writing};
 use crate::driver::Asked;
 use crate::endpoint::Listener;
 use crate::glue::{exact, now, readable};
 use crate::stop::{Stop, Waited};
-use sandglass_core::budget::Budget;
+use sandglass_core::budget::{Budget, Usage};
 use sandglass_rlm::Message;
 use sandglass_rlm::controller::Finish;
 use sandglass_rlm::event::{RlmEventKind, RunOutcome};
@@ -74,18 +77,13 @@ impl Run {
             Some(permits) => permits.acquire(&self.stop).await.map(Some),
             None => Ok(None),
         };
-        let opened = match permit {
-            Ok(permit) => Repl::open(&self, &contexts)
-                .await
-                .map(|(repl, facts)| (repl, facts, permit)),
+        let begun = match permit {
+            Ok(permit) => self.begin(&contexts).await.map(|(repl, input)| ((repl, permit), input)),
             Err(waited) => Err(waited),
         };
         drop(contexts);
-        let (mut repl, mut input) = match opened {
-            Ok((repl, facts, permit)) => {
-                self.writing.replace(repl.writing());
-                (Some((repl, permit)), Input::Ready(facts))
-            }
+        let (mut repl, mut input) = match begun {
+            Ok((repl, input)) => (Some(repl), input),
             Err(waited) => (None, self.stopped(&waited)),
         };
         loop {
@@ -102,6 +100,31 @@ impl Run {
                 (Step::Execute(_), None) => Input::Failed("its sandbox is gone".to_owned()),
             };
         }
+    }
+
+    /// Opens the sandbox, and asks the model for its first reply meanwhile, if that needs no guest. Returns the sandbox, and the input that
+    /// comes of it.
+    async fn begin(self: &Rc<Self>, contexts: &[JsValue]) -> Result<(Repl, Input), Waited> {
+        let opening = async {
+            let (repl, facts) = Repl::open(self, contexts).await?;
+            repl.opened();
+            Ok((repl, facts))
+        };
+        let Some(known) = known_facts(contexts) else {
+            let (repl, facts) = opening.await?;
+            return Ok((repl, Input::Ready(facts)));
+        };
+        let asking = async {
+            match self.next_step(Input::Ready(known)).await {
+                Step::Ask(turn, messages) => Ok::<_, Waited>(self.ask(&messages, turn).await),
+                over => {
+                    self.step.replace(Some(over)); // the budget has no room for the first reply
+                    Ok(Input::Stopped)
+                }
+            }
+        };
+        let ((repl, _), input) = try_join(opening, asking).await?;
+        Ok((repl, input))
     }
 
     /// Waits for the step that follows an input.
@@ -192,6 +215,7 @@ impl Run {
             model,
             budget,
             signal,
+            fate,
         } = asked;
         let prompt = self.prompt(&prompt);
         let query = match budget {
@@ -203,32 +227,55 @@ impl Run {
             None => {
                 // Python may give a name of any length. No model's name is longer than this.
                 let model = model.dyn_ref::<JsString>().map(|name| String::from(name.slice(0, 200)));
-                self.state.borrow_mut().llm_query(now(), prompt, model)
+                self.state.borrow_mut().llm_query(now(), prompt, model, fate.is_some())
             }
         };
         let Query { call, started, work } = query;
         self.tree.emit(&started);
-        let came = match (work, self.stop_with(&signal)) {
-            (Work::Refuse(why), _) | (_, Err(why)) => Came::Failed(why),
+        let stop = self.stop_with(&signal);
+        let mut came = match (work, &stop) {
+            (Work::Refuse(why), _) => Came::Failed(why),
+            (_, Err(why)) => Came::Failed(why.clone()),
             (Work::Ask(messages, model), Ok(stop)) => {
                 let sub_model = &self.tree.options.sub_model;
                 let purpose = Purpose::Query(call);
-                match self.ask_model(sub_model, &messages, purpose, model, &stop).await {
+                match self.ask_model(sub_model, &messages, purpose, model, stop).await {
                     Ok(reply) => Came::Reply(reply),
                     Err(NoAnswer::Stopped) => Came::Stopped,
                     Err(NoAnswer::Failed(error) | NoAnswer::NotRecorded(error)) => Came::Failed(error),
                 }
             }
             (Work::Recurse(child), Ok(stop)) => {
-                let child = Self::new(self.tree.clone(), *child, stop);
+                let child = Self::new(self.tree.clone(), *child, stop.clone());
                 // A future that contains itself has to be boxed.
                 let work: Pin<Box<dyn Future<Output = Finish>>> = Box::pin(child.work(vec![context]));
                 Came::Finish(work.await)
             }
         };
+        if let (Some(fate), Ok(stop)) = (fate, &stop) {
+            self.state.borrow_mut().came(now(), call);
+            if !fate.is_made(stop).await {
+                came = self.in_vain(came);
+            }
+        }
         let (answer, next) = self.state.borrow_mut().answered(now(), call, came);
         self.follow(next);
         answer
+    }
+
+    /// The outcome of a call that no code has made: the part of the reply that is to be paid.
+    fn in_vain(&self, came: Came) -> Came {
+        Came::Wasted(match came {
+            Came::Reply(reply) => reply,
+            Came::Failed(_) => Reply {
+                usage: Some(Usage::default()), // a failed call costs nothing
+                ..Reply::default()
+            },
+            _ => Reply {
+                price: self.tree.options.sub_model.price(),
+                ..Reply::default()
+            },
+        })
     }
 
     /// Ended with the run, and when nobody waits for the call any more.

@@ -1,5 +1,6 @@
 //! Prepares a sandbox for the code of a reply that is being written. [`sandglass_rlm::writing`] decides how.
 
+use std::mem::discriminant;
 use std::rc::{Rc, Weak};
 
 use crate::driver::{Driver, Written};
@@ -10,26 +11,33 @@ use sandglass_rlm::writing::{self, Step};
 /// A reply that is being written.
 #[derive(Default)]
 pub(super) struct Writing {
-    /// The sandbox that is to run its code.
-    driver: Weak<Driver>,
+    /// The sandbox that is to run its code. `None` while the sandbox opens.
+    driver: Option<Weak<Driver>>,
+    /// The newest step of each kind that waits for the sandbox.
+    waiting: Vec<Step>,
     reply: writing::Writing,
     /// The first block of code.
     written: Option<Rc<Written>>,
 }
 
 impl Writing {
-    /// Begins with no text.
-    pub(super) fn to(driver: &Rc<Driver>) -> Self {
-        Self {
-            driver: Rc::downgrade(driver),
-            ..Self::default()
-        }
+    /// The sandbox is open now.
+    #[must_use]
+    pub(super) fn opened(&mut self, driver: &Rc<Driver>) -> Option<Work> {
+        self.driver = Some(Rc::downgrade(driver));
+        let steps = std::mem::take(&mut self.waiting);
+        self.take(steps)
+    }
+
+    fn driver(&self) -> Option<Rc<Driver>> {
+        self.driver.as_ref()?.upgrade()
     }
 
     /// The reply begins, for the first time or again.
     #[must_use]
     pub(super) fn begin(&mut self) -> Option<Work> {
         let work = self.end();
+        self.waiting.clear();
         self.reply = writing::Writing::default();
         work
     }
@@ -38,13 +46,13 @@ impl Writing {
     #[must_use]
     pub(super) fn end(&mut self) -> Option<Work> {
         self.written.take()?.end();
-        Some(Work(self.driver.upgrade()?, vec![Done::End]))
+        Some(Work(self.driver()?, vec![Done::End]))
     }
 
     /// A draft suggests the code of the reply, before the reply begins.
     #[must_use]
     pub(super) fn expects(&self, codes: Vec<String>) -> Option<Work> {
-        let driver = self.driver.upgrade().filter(|driver| !driver.is_destroyed())?;
+        let driver = self.driver().filter(|driver| !driver.is_destroyed())?;
         (!codes.is_empty()).then(|| Work(driver, vec![Done::Draft(codes)]))
     }
 
@@ -52,7 +60,18 @@ impl Writing {
     #[must_use]
     pub(super) fn hear(&mut self, text: &str) -> Option<Work> {
         let steps = self.reply.hear(text);
-        let driver = self.driver.upgrade().filter(|driver| !driver.is_destroyed())?;
+        self.take(steps)
+    }
+
+    fn take(&mut self, steps: Vec<Step>) -> Option<Work> {
+        if self.driver.is_none() {
+            for step in steps {
+                self.waiting.retain(|other| discriminant(other) != discriminant(&step));
+                self.waiting.push(step);
+            }
+            return None;
+        }
+        let driver = self.driver().filter(|driver| !driver.is_destroyed())?;
         let steps = steps.into_iter().map(|step| match step {
             Step::Prepare(code) => Done::Prepare(code),
             Step::Written(code) => {

@@ -523,6 +523,85 @@ const MODELS = {
     return [...problems, "it never was ready"];
   },
 
+  "calls begin while the model writes their code": async () => {
+    const code = "x = llm_query_batched([f'part {n}' for n in range(3)])\nprint(x)\nFINAL(x[2])";
+    const reply = `${cell(code)}\nThat should do.\n`;
+    const begun = (/** @type {RlmRun} */ { events }) =>
+      events.filter((event) => event.type === "callStarted" && event.ahead);
+    const wasted = (/** @type {RlmRun} */ { events }) =>
+      events.filter((event) => event.type === "callEnded" && event.wasted);
+    const problems = [];
+    // Milliseconds for which the model goes on writing. The first call of a model that writes little is not always early enough.
+    for (const pause of [1_000, 4_000, 16_000, 64_000]) {
+      let [asked, early] = [0, 0];
+      /** @type {Partial<RlmOptions>} */
+      const options = {
+        model: async (_, { onText }) => {
+          for (const piece of reply.match(/[^]{1,7}/g) ?? []) {
+            onText(piece);
+            await new Promise((resolve) => setTimeout(resolve, 10));
+          }
+          await new Promise((resolve) => setTimeout(resolve, pause));
+          early = asked;
+          return reply;
+        },
+        subModel: (messages) => `<${(asked++, messages.at(-1)?.content)}>`,
+      };
+      const result = await run({ task: "t", aheadCalls: true, ...options });
+      problems.push(...ended(result, "<part 2>"), ...unequal(asked, 3, "queries"), ...result.problems);
+      problems.push(...unequal(result.usage.calls, 4, "calls"), ...unequal(wasted(result).length, 0, "wasted"));
+      problems.push(...unequal(begun(result).length, early, "calls that began ahead"));
+      if (early < 3) continue;
+      // Off by default.
+      const other = await run({ task: "t", ...options });
+      return [
+        ...problems,
+        ...ended(other, "<part 2>"),
+        ...unequal(begun(other).length + early, 3, "by default, early"),
+      ];
+    }
+    return [...problems, "it never was ready"];
+  },
+
+  "calls in vain are told and paid, and never answer other code": async () => {
+    const problems = [];
+    for (const pause of [1_000, 4_000, 16_000, 64_000]) {
+      let asked = 0;
+      const result = await run({
+        task: "t",
+        aheadCalls: true,
+        // The reply turns out to be another one than was heard.
+        model: async (_, { onText }) => {
+          onText("```repl\nx = llm_query('the first')\nprint(x)\n");
+          await new Promise((resolve) => setTimeout(resolve, pause));
+          return cell("x = llm_query('the second')\nFINAL(x)");
+        },
+        subModel: (messages) => ({ text: `<${(asked++, messages.at(-1)?.content)}>`, usage: { inputTokens: 7 } }),
+      });
+      problems.push(...ended(result, "<the second>"), ...result.problems);
+      const calls = result.events.filter((event) => event.type === "callEnded");
+      problems.push(...unequal(calls.length, asked, "queries"), ...unequal(result.usage.calls, 1 + asked, "calls"));
+      if (asked < 2) continue;
+      const told = calls.map(
+        (event) =>
+          event.type === "callEnded" && [event.wasted ?? false, event.answer ?? null, event.usage?.inputTokens],
+      );
+      problems.push(
+        ...unequal(
+          told,
+          [
+            [true, null, 7],
+            [false, "<the second>", 7],
+          ],
+          "told",
+        ),
+      );
+      const again = await run({ task: "t", model: replayRlm(result.events) });
+      return [...problems, ...unequal(again.answer, "<the second>", "replayed")];
+    }
+    return [...problems, "it never was ready"];
+  },
+
   "a function that fails or says nothing fails the run": async () => {
     const problems = [];
     for (const [model, error] of /** @type {[() => any, RegExp][]} */ ([
@@ -723,6 +802,7 @@ const ENDS = {
       [{ ...good, model: { baseUrl: "https://x" } }, "model.model"],
       [{ ...good, subModel: { model: "x" } }, "subModel.baseUrl"],
       [{ ...good, draft: { model: "x" } }, "draft.baseUrl"],
+      [{ ...good, aheadCalls: 1 }, "aheadCalls"],
       [{ ...good, model: { baseUrl: "/x", model: "y", temperature: 0 } }, "model.temperature"],
       [{ ...good, budget: { maxCals: 1 } }, "budget.maxCals"],
       [{ ...good, budget: { maxDepth: 1 } }, "budget.maxDepth"],

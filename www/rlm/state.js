@@ -51,6 +51,7 @@
  * @property {number} [duration]  time until the reply was complete
  * @property {string[]} notes  retries, and changes to the messages
  * @property {Block[]} blocks
+ * @property {Call[]} ahead  calls that began before their block
  * @property {string} [rejected]  the reason for which the answer was not accepted
  */
 
@@ -178,6 +179,7 @@ const APPLY = {
       cut: false,
       notes: run.notes,
       blocks: [],
+      ahead: [],
     });
     run.notes = [];
   },
@@ -223,7 +225,7 @@ const APPLY = {
       live: [],
       liveChars: 0,
       declared: false,
-      calls: [],
+      calls: turn.ahead.splice(0),
     });
   },
 
@@ -246,12 +248,13 @@ const APPLY = {
     turn.revision++;
   },
 
-  callStarted(state, run, { call: number, name, prompt, promptChars, model, child, time }) {
+  callStarted(state, run, { call: number, name, prompt, promptChars, model, child, ahead, time }) {
     /** @type {Call} */
     const call = { revision: 1, number, name, prompt, promptChars, model, child, status: "waiting", retries: [] };
     const turn = lastTurn(run);
     const block = turn?.blocks.at(-1);
-    block?.calls.push(call);
+    if (ahead) turn?.ahead.push(call); // its block begins later
+    else block?.calls.push(call);
     run.calls.set(number, { call, block, turn });
     for (const node of [block, turn]) if (node) node.revision++;
     charge(run, { calls: 1 });

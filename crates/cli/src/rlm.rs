@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use clap::Args;
 use sandglass_core::Error;
 use sandglass_core::predictions::Tally;
+use sandglass_core::stats::CallsAhead;
 use sandglass_rlm::answer::text;
 use sandglass_rlm::event::{RlmEvent, RunOutcome};
 use sandglass_rlm::limits::MAX_CONTEXTS;
@@ -19,7 +20,7 @@ use crate::show::{Show, clean, name};
 use sandglass_host::Settings;
 use sandglass_host::args::{ControllerArgs, GuestArgs, seconds, timeout_seconds};
 use sandglass_host::backend;
-use sandglass_host::rlm::{Rlm, RlmOptions, Stop, run};
+use sandglass_host::rlm::{Rlm, RlmOptions, Stop, run_while};
 use sandglass_host::value::Value;
 use sandglass_jupyter::KernelChoice;
 
@@ -79,16 +80,16 @@ pub async fn main(args: RlmArgs) -> ExitCode {
         ahead: args.controller.runs_ahead(),
         ..args.guest.settings()
     };
-    let launcher = match backend::launcher(args.guest.backend, &settings).await {
-        Ok(launcher) => launcher,
-        Err(error) => {
-            let _ = writeln!(stderr, "sandglass-host rlm: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
+    let kind = args.guest.backend;
+    let launcher = async move { backend::launcher(kind, &settings).await };
     let stop = Stop::default();
     let interrupts = tokio::spawn(on_interrupt(stop.clone()));
-    let Rlm { finish, usage, ahead } = run(options, launcher, &stop).await;
+    let Rlm {
+        finish,
+        usage,
+        ahead,
+        ahead_calls,
+    } = run_while(options, launcher, &stop).await;
     interrupts.abort();
     if !args.quiet {
         let cost = if usage.cost > 0.0 {
@@ -113,6 +114,10 @@ pub async fn main(args: RlmArgs) -> ExitCode {
                 stderr,
                 "ran ahead: {used} of {started} pieces of code were used, {saved:.1} s sooner"
             );
+        }
+        if ahead_calls.begun > 0 {
+            let CallsAhead { begun, used, .. } = ahead_calls;
+            let _ = writeln!(stderr, "called ahead: {used} of {begun} calls were used");
         }
     }
     if let Some(error) = &finish.error {

@@ -151,13 +151,18 @@ impl<W: Write> Show<W> {
                 prompt,
                 prompt_chars,
                 child,
+                ahead,
                 ..
             } => {
+                let ahead = if *ahead { " ahead" } else { "" };
                 let child = child
                     .as_ref()
                     .map(|child| format!(" → run {child}"))
                     .unwrap_or_default();
-                let text = format!("{name} {call}{child} ({prompt_chars} characters): {}", one_line(prompt));
+                let text = format!(
+                    "{name} {call}{ahead}{child} ({prompt_chars} characters): {}",
+                    one_line(prompt)
+                );
                 self.line(event, YELLOW, &text)?;
             }
             RlmEventKind::CallEnded {
@@ -166,13 +171,18 @@ impl<W: Write> Show<W> {
                 error,
                 usage,
                 duration,
+                wasted,
             } => {
                 if let Some(usage) = usage {
                     self.spend(usage);
                     self.spent.calls += 1.0;
                 }
                 let text = answer.as_deref().or(error.as_deref()).unwrap_or_default();
-                let failed = if error.is_some() { " failed" } else { "" };
+                let failed = match error {
+                    _ if *wasted => " was in vain",
+                    Some(_) => " failed",
+                    None => "",
+                };
                 let colour = if error.is_some() { RED } else { DIM };
                 let text = format!(
                     "call {call}{failed} after {:.1} s: {}",

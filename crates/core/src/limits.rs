@@ -166,6 +166,8 @@ pub const MAX_CHECKPOINTS: u32 = 16;
 /// Time that is added to the age of a session for its share of vain work (`maxAheadShare`), in milliseconds. A new session has nothing else
 /// to spend.
 pub const AHEAD_CREDIT_MS: f64 = 60_000.0;
+/// The share of all host calls that may be begun in vain, before no more are begun ahead. The calls of one reply may exceed it.
+pub const WASTED_CALLS: f64 = 0.05;
 /// Time that a finished shadow waits for its code to be asked for, in milliseconds. A waiting shadow holds a guest.
 pub const AHEAD_TTL_MS: f64 = 60_000.0;
 /// Time for a shadow that still runs to confirm that it takes over, in milliseconds. A guest that computes reads messages every 50 ms.

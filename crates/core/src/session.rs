@@ -24,11 +24,13 @@
 //! | `pings.rs`, `oversized.rs` | checks on guests: a proof of idleness, and bounds on events |
 //! | `shadows.rs`, `guesses.rs` | the choice of code to run ahead, and its limits |
 //! | `shadow.rs` | one shadow, and its promotion |
+//! | `calls_ahead.rs` | host calls that are begun before their code is asked for |
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
 mod begin_and_end;
 mod calls;
+mod calls_ahead;
 mod checkpoint_chain;
 mod checkpoints;
 mod commands;
@@ -67,6 +69,7 @@ use interpreter::{Config, Guest, Interpreter, Note};
 use serde::{Deserialize, Serialize};
 use shadows::{ShadowEffect, Shadows};
 
+pub use calls::Progress;
 pub use contexts::{Series, Target};
 pub use copies::{Fork, HistoryEntry, Kept};
 pub use display::ToResult;
@@ -238,7 +241,7 @@ pub enum Effect<B> {
     Host(HostEffect<B>),
 }
 
-/// An action of the driver for the sandbox's user. Shadows cannot cause one.
+/// An action of the driver for the sandbox's user. Shadows cannot cause one, but for host calls that are begun ahead.
 #[derive(Debug, Clone, PartialEq)]
 pub enum HostEffect<B> {
     /// Calls the user's function. Its result must come back as [`Input::HostReturned`] with the same number.
@@ -253,8 +256,12 @@ pub enum HostEffect<B> {
         args: Encoded<B>,
         /// The execution's budget. A recursion gets a child of it.
         budget: Budget,
+        /// True if the call is begun before its code is asked for. [`HostEffect::ClaimHost`] or [`HostEffect::AbortHost`] follows.
+        ahead: bool,
     },
-    /// Aborts a host call for which nobody waits any more.
+    /// Reports that the code which made a call ahead is asked for: Python now waits for the call, or will when it has returned.
+    ClaimHost(u32),
+    /// Aborts a host call for which nobody waits any more. A call that was begun ahead may have returned already.
     AbortHost(u32),
     /// Reports the progress of calls that Python made at once.
     Progress(Progress),
@@ -277,19 +284,6 @@ pub enum HostEffect<B> {
     Keep(Box<Kept<B>>),
     /// Answers a command. Each command gets one answer.
     Resolve(Ticket, Result<Reply<B>, Error>),
-}
-
-/// The progress of calls that Python made at once.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Progress {
-    /// The called function's name.
-    pub name: String,
-    /// The number of answered calls, failed ones included.
-    pub done: u32,
-    /// The number of failed calls.
-    pub failed: u32,
-    /// The number of all calls.
-    pub total: u32,
 }
 
 /// The answer to a command that succeeded.
@@ -389,6 +383,7 @@ impl<B: Body> Session<B> {
     pub fn stats(&self) -> Stats {
         let mut stats = self.interpreter.stats.clone();
         stats.ahead.code = self.shadows.tallies();
+        stats.ahead.calls.add(&self.shadows.calls.tally);
         stats
     }
 
@@ -443,10 +438,10 @@ impl<B: Body> Session<B> {
             Input::Guest(Slot::Main, input) => interpreter.guest_input(now, input),
             Input::Guest(Slot::Shadow(shadow), input) => self.shadows.guest_input(now, shadow, input),
             Input::Fetched(ticket, result) => interpreter.fetched(ticket, result),
-            Input::Used(call, usage) => interpreter.host_used(call, &usage),
+            Input::Used(call, usage) => self.host_used(call, &usage),
             Input::NeedsApproval(call) => interpreter.call_waits(now, call, true),
             Input::Approved(call) => interpreter.call_waits(now, call, false),
-            Input::HostReturned(call, result) => interpreter.host_returned(now, call, result),
+            Input::HostReturned(call, result) => self.host_returned(now, call, result),
             Input::Hint(predictions) => self.shadows.predict(predictions),
             Input::Written(code, timeout_ms) if interpreter.can_be_copied() => self.shadows.written(code, timeout_ms),
             Input::Written(..) => {} // no copy will exist
@@ -502,6 +497,7 @@ impl<B: Body> Session<B> {
         self.interpreter.save(now, self.shadows.want_a_copy());
         self.follow(now);
         self.shadows.run_next(now, &self.interpreter);
+        self.shadows.begin_calls(now, &self.interpreter);
         self.follow(now);
     }
 
@@ -520,6 +516,7 @@ impl<B: Body> Session<B> {
                 ShadowEffect::Guest(shadow, effect) => self.effects.push(Effect::Guest(Slot::Shadow(shadow), effect)),
                 ShadowEffect::Park(shadow) => self.effects.push(Effect::Park(shadow)),
                 ShadowEffect::Promote(shadow) => self.effects.push(Effect::Promote(shadow)),
+                ShadowEffect::Host(effect) => self.effects.push(Effect::Host(effect)),
                 ShadowEffect::Ask(request) => {
                     self.interpreter.checkpoints.asked();
                     self.interpreter.post(request);

@@ -59,6 +59,35 @@ pub struct Ahead {
     /// Code that ran ahead, by the source of its prediction.
     #[cfg_attr(target_arch = "wasm32", tsify(type = "Partial<Record<Source, Tally>>"))]
     pub code: BTreeMap<Source, Tally>,
+    /// Host calls that were begun before their code was asked for. Missing if there were none.
+    #[serde(default, skip_serializing_if = "CallsAhead::is_empty")]
+    #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+    pub calls: CallsAhead,
+}
+
+/// Host calls that were begun before their code was asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]
+pub struct CallsAhead {
+    /// Calls that were begun.
+    pub begun: u32,
+    /// Begun calls that the code made, when it was asked for.
+    pub used: u32,
+    /// Begun calls that were in vain.
+    pub wasted: u32,
+}
+
+impl CallsAhead {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Adds the counts of others.
+    pub fn add(&mut self, others: &Self) {
+        self.begun = self.begun.saturating_add(others.begun);
+        self.used = self.used.saturating_add(others.used);
+        self.wasted = self.wasted.saturating_add(others.wasted);
+    }
 }
 
 impl Stats {
@@ -77,6 +106,7 @@ impl Stats {
     /// Adds counts that [`Stats::since`] returned.
     pub fn add(&mut self, new: &Self) {
         self.executions.ok = self.executions.ok.saturating_add(new.executions.ok);
+        self.ahead.calls.add(&new.ahead.calls);
         for (source, tally) in &new.ahead.code {
             self.ahead.code.entry(*source).or_default().add(tally);
         }

@@ -144,6 +144,10 @@ pub enum RlmEventKind {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         child: Option<String>,
+        /// True if the call begins before its code is asked for (`aheadCalls`).
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+        ahead: bool,
     },
     /// A call has ended, with an `answer` or an `error`.
     CallEnded {
@@ -163,6 +167,10 @@ pub enum RlmEventKind {
         usage: Option<Usage>,
         /// Duration of the call in milliseconds.
         duration: f64,
+        /// True if the call was begun ahead, and the code that came did not make it.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+        wasted: bool,
     },
     /// The use and the rest of the budget of the whole tree.
     Budget {
@@ -242,6 +250,7 @@ impl RlmEventKind {
             prompt_hash: hash(prompt),
             model,
             child,
+            ahead: false,
         }
     }
 }

@@ -61,6 +61,31 @@ pub fn read_facts(value: Option<Value>) -> Vec<ContextFacts> {
     facts.collect()
 }
 
+/// The facts of a context that need no guest: those of a text, by its length in characters and its beginning, or of `None`. They are the
+/// same that [`describe_code`] declares. `index` is 0 for `context`, 1 for `context_1`, and so on.
+pub fn facts_of(index: usize, text: Option<(u64, &str)>) -> ContextFacts {
+    let name = match index {
+        0 => "context".to_owned(),
+        index => format!("context_{index}"),
+    };
+    match text {
+        Some((length, text)) => ContextFacts {
+            name,
+            kind: "str".to_owned(),
+            length: Some(length),
+            unit: Some("characters".to_owned()),
+            characters: None,
+            peek: text.chars().take(PEEK_CHARS).collect(),
+        },
+        None => ContextFacts {
+            name,
+            kind: "NoneType".to_owned(),
+            peek: "None".to_owned(),
+            ..ContextFacts::default()
+        },
+    }
+}
+
 /// The settings for the rules.
 #[derive(Debug, Clone)]
 pub struct Setting<'a> {

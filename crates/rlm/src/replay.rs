@@ -82,6 +82,7 @@ impl Replay {
                 RlmEventKind::CallStarted { call, prompt_hash, .. } => {
                     prompts.insert((run, call), prompt_hash);
                 }
+                RlmEventKind::CallEnded { wasted: true, .. } => {} // no code made this call
                 RlmEventKind::CallEnded {
                     call,
                     answer,

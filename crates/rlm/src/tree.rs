@@ -129,6 +129,8 @@ pub enum Came {
     Failed(String),
     /// Nobody waits for the answer any more.
     Stopped,
+    /// The code that came did not make the call, which was begun ahead. The reply is the part of it that came, if any.
+    Wasted(Reply),
 }
 
 /// The answer for Python.
@@ -144,7 +146,11 @@ pub struct Answer {
 #[derive(Debug)]
 struct Open {
     began_at: f64,
+    /// The time of the answer, if it came before anybody asked for it.
+    came_at: Option<f64>,
     asked: Vec<Message>,
+    /// True if the call was begun ahead.
+    ahead: bool,
 }
 
 /// A run, with its place in the tree.
@@ -280,7 +286,9 @@ impl Run {
 
     fn go_on(&mut self, now: f64) -> Next {
         let mut next = Next::default();
-        if !self.open.is_empty() {
+        // A query that was begun ahead waits for the code of the very reply.
+        let is_reply = matches!(self.held, Some(controller::Input::Replied(..)));
+        if self.open.values().any(|open| !(is_reply && open.ahead)) {
             return next;
         }
         let Some(input) = self.held.take() else { return next };
@@ -288,6 +296,13 @@ impl Run {
         if effects.is_empty() && !self.controller.is_done() {
             let stop = controller::Input::Stop(RunOutcome::Failed, "the run came to a standstill".to_owned());
             effects = self.controller.handle(now, stop);
+        }
+        if self.controller.is_done() {
+            let open: Vec<u32> = self.open.keys().copied().collect();
+            for call in open {
+                next.events
+                    .extend(self.end(now, call, Came::Wasted(Reply::default())).1);
+            }
         }
         for effect in effects {
             match effect {
@@ -303,11 +318,21 @@ impl Run {
         next
     }
 
-    /// Takes a call of `llm_query`, with the model's name if the code gives one.
-    pub fn llm_query(&mut self, now: f64, prompt: Result<String, Refused>, model: Option<String>) -> Query {
+    /// Takes a call of `llm_query`, with the model's name if the code gives one. `ahead` is true if the call is begun before its code is
+    /// asked for.
+    pub fn llm_query(
+        &mut self,
+        now: f64,
+        prompt: Result<String, Refused>,
+        model: Option<String>,
+        ahead: bool,
+    ) -> Query {
         let model: Option<String> = model.map(|name| name.chars().take(MAX_NAME_CHARS).collect());
-        let call = self.begin(now);
-        let started = RlmEventKind::call_started(call, "llm_query", shown(&prompt), model.clone(), None);
+        let call = self.begin(now, ahead);
+        let mut started = RlmEventKind::call_started(call, "llm_query", shown(&prompt), model.clone(), None);
+        if let RlmEventKind::CallStarted { ahead: told, .. } = &mut started {
+            *told = ahead;
+        }
         let work = match prompt {
             Ok(prompt) => self.ask(call, prompt, model),
             Err(refused) => Work::Refuse(refused.why),
@@ -330,7 +355,7 @@ impl Run {
         budget: Budget,
         context: impl FnOnce(usize) -> Result<Option<String>, String>,
     ) -> Query {
-        let call = self.begin(now);
+        let call = self.begin(now, false);
         let (most, max_depth) = (self.tree.rules.max_prompt_tokens, self.tree.rules.max_depth);
         let recurses = self.depth < max_depth && task.is_ok();
         let child = recurses.then(|| format!("{}.{}", self.id, self.children));
@@ -356,11 +381,23 @@ impl Run {
         }
     }
 
-    fn begin(&mut self, began_at: f64) -> u32 {
+    fn begin(&mut self, began_at: f64, ahead: bool) -> u32 {
         self.calls += 1;
-        let asked = Vec::new();
-        self.open.insert(self.calls, Open { began_at, asked });
+        let open = Open {
+            began_at,
+            came_at: None,
+            asked: Vec::new(),
+            ahead,
+        };
+        self.open.insert(self.calls, open);
         self.calls
+    }
+
+    /// Notes that the answer of a query is there, although nobody has asked for it yet.
+    pub fn came(&mut self, now: f64, call: u32) {
+        if let Some(open) = self.open.get_mut(&call) {
+            open.came_at = Some(now);
+        }
     }
 
     fn ask(&mut self, call: u32, prompt: String, model: Option<String>) -> Work {
@@ -373,9 +410,22 @@ impl Run {
 
     /// Takes the outcome of a query's work. Returns the answer for Python, and the run's next effects.
     pub fn answered(&mut self, now: f64, call: u32, came: Came) -> (Result<Answer, String>, Next) {
-        let Some(Open { began_at, asked }) = self.open.remove(&call) else {
-            return (Err("the run is over".to_owned()), Next::default());
+        let (answer, ended) = self.end(now, call, came);
+        let Some(ended) = ended else {
+            return (answer, Next::default());
         };
+        let mut next = self.go_on(now);
+        next.events.insert(0, ended);
+        (answer, next)
+    }
+
+    /// Ends a query. Returns the answer for Python, and the event, if the query was open.
+    fn end(&mut self, now: f64, call: u32, came: Came) -> (Result<Answer, String>, Option<RlmEvent>) {
+        let Some(open) = self.open.remove(&call) else {
+            return (Err("the run is over".to_owned()), None);
+        };
+        let asked = open.asked;
+        let mut wasted = None;
         let answered = match came {
             Came::Reply(reply) => {
                 let usage = reply.used(&asked);
@@ -387,22 +437,31 @@ impl Run {
             Came::Finish(Finish { outcome, error, .. }) => Err(query::child_failed(outcome, error)),
             Came::Failed(why) => Err(why),
             Came::Stopped => Err("nobody waits for the answer any more".to_owned()),
+            Came::Wasted(reply) => {
+                // A call that Python makes is charged by its sandbox, with the answer.
+                let usage = Usage {
+                    calls: 0.0,
+                    ..reply.used(&asked)
+                };
+                self.budget.charge(&usage);
+                wasted = Some(usage);
+                Err("the code that came did not make this call".to_owned())
+            }
         };
         let ended = RlmEventKind::CallEnded {
             call,
             answer: answered.as_ref().ok().map(|(text, _)| text.clone()),
             error: answered.as_ref().err().cloned(),
-            usage: answered.as_ref().ok().and_then(|(_, usage)| *usage),
-            duration: now - began_at,
+            usage: wasted.or_else(|| answered.as_ref().ok().and_then(|(_, usage)| *usage)),
+            duration: open.came_at.unwrap_or(now) - open.began_at,
+            wasted: wasted.is_some(),
         };
         let ended = self.event(now, ended);
-        let mut next = self.go_on(now);
-        next.events.insert(0, ended);
         let answer = answered.map(|(text, usage)| Answer {
             text,
             usage: usage.unwrap_or_default(),
         });
-        (answer, next)
+        (answer, Some(ended))
     }
 }
 

@@ -68,6 +68,10 @@ pub struct ControllerArgs {
     /// the reply still comes. Such a result is used only if the finished reply has the same code.
     #[arg(long, help_heading = "Models")]
     pub no_stream: bool,
+    /// Begin calls of `llm_query` while the reply that makes them still comes. An answer is used only if the finished reply makes
+    /// the same call. Calls in vain are charged, and end it above 5 percent of all calls. Needs bubblewrap or plain processes.
+    #[arg(long, conflicts_with = "no_stream", help_heading = "Models")]
+    pub ahead_calls: bool,
     /// Text that is added to the system prompt.
     #[arg(long, value_name = "TEXT", help_heading = "Runs")]
     pub instructions: Option<String>,
@@ -116,6 +120,7 @@ impl ControllerArgs {
         }
         options.draft = self.draft.then(|| sub_model.clone());
         options.sub_model = sub_model;
+        options.ahead_calls = self.ahead_calls;
         options.max_depth = self.max_depth;
         options.max_iterations = self.max_iterations;
         options.max_prompt_tokens = self.max_prompt_tokens;

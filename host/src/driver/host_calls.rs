@@ -1,15 +1,105 @@
 //! The parts of a host call that its sandbox's task knows.
 
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use sandglass_core::session::Input;
-use tokio::sync::{mpsc, oneshot};
+use futures_util::FutureExt;
+use sandglass_core::budget::Budget;
+use sandglass_core::session::{Encoded, Input};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::Message;
-use crate::callbacks::{Approval, Line};
+use crate::callbacks::{Approval, Claim, HostCall, HostFunction, Line, arguments};
+use crate::value::{Payload, Value};
+
+/// Calls that were begun before their code was asked for, until their fate is known.
+#[derive(Default)]
+pub(super) struct Claims(HashMap<u32, watch::Sender<bool>>);
+
+impl Claims {
+    /// Notes that a call begins.
+    pub(super) fn begin(&mut self, call: u32) -> Claim {
+        let (claims, claimed) = watch::channel(false);
+        self.0.insert(call, claims);
+        Claim(claimed)
+    }
+
+    /// Reports that the code which came has made the call.
+    pub(super) fn claim(&mut self, call: u32) {
+        if let Some(claims) = self.0.remove(&call) {
+            claims.send_replace(true);
+        }
+    }
+
+    /// Reports that nobody will make the call.
+    pub(super) fn end(&mut self, call: u32) {
+        self.0.remove(&call);
+    }
+}
+
+/// A host call of Python.
+pub(super) struct Called {
+    pub(super) call: u32,
+    pub(super) name: String,
+    pub(super) args: Encoded<Payload>,
+    /// The name that the execution's caller gave it.
+    pub(super) request: Option<String>,
+    pub(super) budget: Budget,
+    pub(super) claim: Option<Claim>,
+}
+
+impl Called {
+    /// Has the user's function answer, and sends its result of at most so many bytes to the sandbox's task.
+    pub(super) async fn answer(
+        self,
+        messages: mpsc::WeakUnboundedSender<Message>,
+        function: Option<HostFunction>,
+        most: f64,
+    ) {
+        let Self {
+            call,
+            name,
+            args,
+            request,
+            budget,
+            claim,
+        } = self;
+        let what = format!("the result of {name}");
+        let answer = async {
+            let function = function.ok_or_else(|| "there is no such function".to_owned())?;
+            let args = Value::decode(&args).map_err(|error| error.to_string())?;
+            let (args, kwargs, line) = arguments(args)?;
+            let line = match line {
+                Some((execution, number)) => Some(line_of(&messages, execution, number).await),
+                None => None,
+            };
+            let made = HostCall {
+                name,
+                args,
+                kwargs,
+                line,
+                request,
+                budget,
+                approval: approval_of(&messages, call),
+                claim,
+            };
+            let (value, usage) = function(made).await?;
+            if let (Some(usage), Some(messages)) = (usage, messages.upgrade()) {
+                let _ = messages.send(Message::Input(Input::Used(call, usage))); // also when the answer cannot be sent
+            }
+            value.encode(&what, most).map_err(|error| error.to_string())
+        };
+        let result = AssertUnwindSafe(answer).catch_unwind().await;
+        let result = result.unwrap_or_else(|_| Err("the host function panicked".to_owned()));
+        if let Some(messages) = messages.upgrade() {
+            let _ = messages.send(Message::HostReturned(call, result));
+        }
+    }
+}
 
 /// The line that made a call.
-pub(super) async fn line_of(task: &mpsc::WeakUnboundedSender<Message>, execution: u32, number: u32) -> Line {
+async fn line_of(task: &mpsc::WeakUnboundedSender<Message>, execution: u32, number: u32) -> Line {
     let (answer, text) = oneshot::channel();
     if let Some(task) = task.upgrade() {
         let _ = task.send(Message::Line(execution, number, answer));
@@ -22,7 +112,7 @@ pub(super) async fn line_of(task: &mpsc::WeakUnboundedSender<Message>, execution
 }
 
 /// The way to say that a call waits for a person's approval.
-pub(super) fn approval_of(task: &mpsc::WeakUnboundedSender<Message>, call: u32) -> Approval {
+fn approval_of(task: &mpsc::WeakUnboundedSender<Message>, call: u32) -> Approval {
     let task = task.clone();
     Approval(Arc::new(move |waits| {
         let input = if waits { Input::NeedsApproval } else { Input::Approved };

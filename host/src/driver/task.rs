@@ -5,15 +5,12 @@
 //! change slots while its frames are read.
 
 use std::collections::{HashMap, VecDeque};
-use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use futures_util::FutureExt;
 use sandglass_core::Error;
-use sandglass_core::budget::Budget;
 use sandglass_core::display::{Kind, kind as display_kind};
 use sandglass_core::execution::{CodeExecution, Display, Killer, Outcome};
 use sandglass_core::protocol::{Event, GuestInfo, Request, Stream, VALUE_MIME};
@@ -24,12 +21,12 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
-use super::host_calls::{approval_of, line_of};
+use super::host_calls::{Called, Claims};
 use super::paused::PausedGuests;
 use super::receive::output_bytes;
 use super::slots::{Happened, Slots};
 use super::{Answered, Callbacks, Message, Watch, instant, lock, now};
-use crate::callbacks::{Functions, HostCall, arguments};
+use crate::callbacks::Functions;
 use crate::frame::{Frame, FrameError};
 use crate::guest::{Exit, Guest, Hits};
 use crate::launcher::Launcher;
@@ -57,6 +54,7 @@ pub(super) struct SandboxTask {
     pub(super) effects: VecDeque<Effect<Payload>>,
     waiters: HashMap<Ticket, Waiter>,
     calls: HashMap<u32, AbortHandle>,
+    claims: Claims,
     /// Guests that were told to end, and are not gone yet.
     pub(super) ending: JoinSet<()>,
     pub(super) paused: PausedGuests,
@@ -112,6 +110,7 @@ impl SandboxTask {
             effects: VecDeque::new(),
             waiters: HashMap::new(),
             calls: HashMap::new(),
+            claims: Claims::default(),
             ending: JoinSet::new(),
             paused,
         }
@@ -239,12 +238,23 @@ impl SandboxTask {
                 name,
                 args,
                 budget,
+                ahead,
             }) => {
                 let waiter = ticket.and_then(|ticket| self.waiters.get(&ticket));
                 let request = waiter.and_then(|waiter| waiter.watch.request.clone());
-                self.call_host(call, request, name, args, budget);
+                let claim = ahead.then(|| self.claims.begin(call));
+                self.call_host(Called {
+                    call,
+                    name,
+                    args,
+                    request,
+                    budget,
+                    claim,
+                });
             }
+            Effect::Host(HostEffect::ClaimHost(call)) => self.claims.claim(call),
             Effect::Host(HostEffect::AbortHost(call)) => {
+                self.claims.end(call);
                 if let Some(task) = self.calls.remove(&call) {
                     task.abort();
                 }
@@ -516,42 +526,12 @@ impl SandboxTask {
 
     // ---- the user's functions ----
 
-    fn call_host(&mut self, call: u32, request: Option<String>, name: String, args: Encoded<Payload>, budget: Budget) {
-        let function = self.functions.get(&name).cloned();
-        let messages = self.messages.clone();
+    fn call_host(&mut self, called: Called) {
+        let function = self.functions.get(&called.name).cloned();
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let most = self.max_value_bytes as f64;
-        let task = tokio::spawn(async move {
-            let what = format!("the result of {name}");
-            let answer = async {
-                let function = function.ok_or_else(|| "there is no such function".to_owned())?;
-                let args = Value::decode(&args).map_err(|error| error.to_string())?;
-                let (args, kwargs, line) = arguments(args)?;
-                let line = match line {
-                    Some((execution, number)) => Some(line_of(&messages, execution, number).await),
-                    None => None,
-                };
-                let made = HostCall {
-                    name,
-                    args,
-                    kwargs,
-                    line,
-                    request,
-                    budget,
-                    approval: approval_of(&messages, call),
-                };
-                let (value, usage) = function(made).await?;
-                if let (Some(usage), Some(messages)) = (usage, messages.upgrade()) {
-                    let _ = messages.send(Message::Input(Input::Used(call, usage))); // also when the answer cannot be sent
-                }
-                value.encode(&what, most).map_err(|error| error.to_string())
-            };
-            let result = AssertUnwindSafe(answer).catch_unwind().await;
-            let result = result.unwrap_or_else(|_| Err("the host function panicked".to_owned()));
-            if let Some(messages) = messages.upgrade() {
-                let _ = messages.send(Message::HostReturned(call, result));
-            }
-        });
+        let call = called.call;
+        let task = tokio::spawn(called.answer(self.messages.clone(), function, most));
         self.calls.insert(call, task.abort_handle());
     }
 

@@ -20,6 +20,8 @@ use crate::value::Value;
 /// The sandbox of a run, which ends with this value.
 pub(super) struct Repl {
     sandbox: Sandbox,
+    /// True if code may run ahead.
+    pub(super) forks: bool,
 }
 
 /// A block's execution, and its final value, or the reason why that value is invalid.
@@ -29,18 +31,21 @@ impl Repl {
     /// Makes a sandbox whose queries the run answers.
     pub(super) async fn new(run: &Arc<Run>) -> Result<Self, String> {
         let (llm, rlm) = (Arc::downgrade(run), Arc::downgrade(run));
+        let launcher = run.tree.launcher.clone().await?;
+        let forks = launcher.forks();
         let sandbox = Sandbox::builder()
-            .launcher(run.tree.launcher.clone())
+            .launcher(launcher)
             .limits(run.tree.options.limits.clone())
             .resources(run.tree.options.resources)
             .shared_budget(run.budget())
             .predictions(run.tree.options.predictions)
+            .calls_ahead(run.tree.options.ahead_calls)
             .on_llm_query(move |query| answer(llm.clone(), query, false))
             .on_rlm_query(move |query| answer(rlm.clone(), query, true))
             .build()
             .await
             .map_err(|error| error.to_string())?;
-        Ok(Self { sandbox })
+        Ok(Self { sandbox, forks })
     }
 
     /// Starts the sandbox with its contexts. Returns their descriptions.
@@ -85,6 +90,9 @@ impl Repl {
     /// Prepares for the next block while a reply comes. Packages need no preparation here, because native guests have all from
     /// the start.
     pub(super) fn prepare(&self, step: Step) {
+        if !self.forks {
+            return;
+        }
         match step {
             Step::Prepare(_) => {}
             Step::Written(code) => self.sandbox.written(&code, None),

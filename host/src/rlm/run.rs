@@ -1,22 +1,24 @@
 //! One run of the tree: carries out the steps of [`sandglass_rlm::tree`].
+//!
+//! Decisions: `docs/internals/controller.md`.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sandglass_core::budget::{Budget, BudgetLimits};
-use sandglass_core::predictions::{Source, Tally};
-use sandglass_core::stats::Stats;
+use sandglass_core::budget::{Budget, BudgetLimits, Usage};
+use sandglass_core::stats::{Ahead, Stats};
 use sandglass_core::value::{ill_formed, lone_surrogate};
 use sandglass_rlm::controller::Finish;
 use sandglass_rlm::draft::Draft;
 use sandglass_rlm::event::{RlmEvent, RlmEventKind};
 use sandglass_rlm::openai::{Reply, Retry};
+use sandglass_rlm::prompt::{ContextFacts, facts_of};
 use sandglass_rlm::tree::{self, Came, Input, Next, Step, Work};
 use sandglass_rlm::writing::Writing;
 use sandglass_rlm::{Message, query};
 use tokio::sync::{Notify, Semaphore, oneshot};
 
+use super::place::Place;
 use super::repl::Repl;
 use super::stop::Stop;
 use super::{Endpoint, RlmOptions};
@@ -25,12 +27,17 @@ use crate::driver::now;
 use crate::launcher::Launcher;
 use crate::sandbox::{Answer, Query};
 use crate::value::Value;
-use futures_util::future::BoxFuture;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared, try_join};
+
+/// A launcher that may still be sought.
+type Launching = Shared<BoxFuture<'static, Result<Arc<dyn Launcher>, String>>>;
 
 /// The state that all runs of a tree share.
 pub(super) struct Tree {
     pub(super) options: RlmOptions,
-    pub(super) launcher: Arc<dyn Launcher>,
+    /// The launcher of guests, or the reason for which there is none.
+    pub(super) launcher: Launching,
     /// The rules of the runs, and the reasons why they end.
     pub(super) runs: Arc<tree::Tree>,
     /// Permits for the runs of each depth, from 1. A run waits only for runs of the next depth, so there is no deadlock.
@@ -40,13 +47,16 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    pub(super) fn new(options: RlmOptions, launcher: Arc<dyn Launcher>) -> Arc<Self> {
+    pub(super) fn new(
+        options: RlmOptions,
+        launcher: BoxFuture<'static, Result<Arc<dyn Launcher>, String>>,
+    ) -> Arc<Self> {
         let count = options.max_concurrent_runs as usize;
         Arc::new(Self {
             permits: (0..options.max_depth).map(|_| Semaphore::new(count)).collect(),
             runs: tree::Tree::new(options.rules(), now()),
             options,
-            launcher,
+            launcher: launcher.shared(),
             stats: Mutex::default(),
         })
     }
@@ -56,9 +66,9 @@ impl Tree {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner).add(stats);
     }
 
-    pub(super) fn ran_ahead(&self) -> BTreeMap<Source, Tally> {
+    pub(super) fn ran_ahead(&self) -> Ahead {
         let stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        stats.ahead.code.clone()
+        stats.ahead.clone()
     }
 }
 
@@ -126,28 +136,26 @@ impl Run {
                 Some(permits) => self.stop.wait(permits.acquire()).await.map(Result::ok),
                 None => Some(None),
             };
-            let opened = match &permit {
-                Some(_) => self.open(contexts).await,
+            let mut place = Place::default();
+            let begun = match &permit {
+                Some(_) => self.begin(&place, contexts).await,
                 None => Err(NoAnswer::Stopped),
             };
-            let (mut repl, mut input) = match opened {
-                Ok((repl, facts)) => (Some(repl), Input::Ready(facts)),
-                Err(why) => (None, self.stopped(why)),
-            };
+            let mut input = begun.unwrap_or_else(|why| self.stopped(why));
             loop {
                 if input.is_end()
-                    && let Some(repl) = repl.take()
+                    && let Some(repl) = place.take()
                 {
                     repl.close(&self).await;
                 }
-                input = match (self.next_step(input).await, &repl) {
+                input = match (self.next_step(input).await, place.get()) {
                     (Step::Finish(finish), _) => {
-                        if let Some(repl) = repl.take() {
+                        if let Some(repl) = place.take() {
                             repl.close(&self).await;
                         }
                         return finish;
                     }
-                    (Step::Ask(turn, messages), Some(repl)) => self.ask(repl, &messages, turn).await,
+                    (Step::Ask(turn, messages), Some(_)) => self.ask(&place, &messages, turn).await,
                     (Step::Execute(code), Some(repl)) => match self.stop.wait(repl.execute(&self, code, true)).await {
                         Some(Ok((execution, declared))) => Input::Executed(Box::new(execution), declared),
                         Some(Err(error)) => self.stopped(NoAnswer::Failed(error)),
@@ -180,10 +188,34 @@ impl Run {
         }
     }
 
-    async fn open(
-        self: &Arc<Self>,
-        contexts: Vec<Value>,
-    ) -> Result<(Repl, Vec<sandglass_rlm::prompt::ContextFacts>), NoAnswer> {
+    /// Opens the sandbox, and asks the model for its first reply meanwhile, if that needs no guest. Returns the input that comes of it.
+    async fn begin(self: &Arc<Self>, place: &Place, contexts: Vec<Value>) -> Result<Input, NoAnswer> {
+        let known = known_facts(&contexts);
+        let opening = async {
+            let (repl, facts) = self.open(contexts).await?;
+            place.fill(repl);
+            Ok(facts)
+        };
+        let Some(known) = known else {
+            return opening.await.map(Input::Ready);
+        };
+        let asking = async {
+            match self.next_step(Input::Ready(known)).await {
+                Step::Ask(turn, messages) => Ok(Ok(self.ask(place, &messages, turn).await)),
+                over => Ok(Err(over)),
+            }
+        };
+        match try_join(opening, asking).await?.1 {
+            Ok(input) => Ok(input),
+            // The budget has no room for the first reply.
+            Err(over) => {
+                *self.step.lock().unwrap_or_else(PoisonError::into_inner) = Some(over);
+                Ok(Input::Stopped)
+            }
+        }
+    }
+
+    async fn open(self: &Arc<Self>, contexts: Vec<Value>) -> Result<(Repl, Vec<ContextFacts>), NoAnswer> {
         let repl = Repl::new(self).await.map_err(NoAnswer::Failed)?;
         match self.stop.wait(repl.begin(self, contexts)).await {
             Some(Ok(facts)) => Ok((repl, facts)),
@@ -197,7 +229,7 @@ impl Run {
         }
     }
 
-    async fn ask(&self, repl: &Repl, messages: &[Message], turn: u32) -> Input {
+    async fn ask(&self, place: &Place, messages: &[Message], turn: u32) -> Input {
         let options = &self.tree.options;
         let model = match self.depth() {
             0 => &options.model,
@@ -209,29 +241,41 @@ impl Run {
             if !has_begun.swap(true, Ordering::Relaxed) {
                 begins.notify_one();
             }
-            if self.tree.launcher.forks() {
+            if place.get().is_none_or(|repl| repl.forks) {
                 let steps = writing.lock().unwrap_or_else(PoisonError::into_inner).hear(text);
-                steps.into_iter().for_each(|step| repl.prepare(step));
+                steps.into_iter().for_each(|step| place.prepare(step));
             }
             self.emit(RlmEventKind::Text { text: text.to_owned() });
         };
         let begin_again = || {
             *writing.lock().unwrap_or_else(PoisonError::into_inner) = Writing::default();
-            repl.nothing_is_written();
+            place.nothing_is_written();
         };
         begin_again();
         let drafting = async {
             // A draft is useless if the same model would write it, or if its code could not run ahead.
-            let is_of_use = |draft: &&Endpoint| self.tree.launcher.forks() && !draft.is(model);
-            let Some(endpoint) = options.draft.as_ref().filter(is_of_use) else {
+            let Some(endpoint) = options.draft.as_ref().filter(|draft| !draft.is(model)) else {
                 return;
+            };
+            let draft = async {
+                let repl = place.opened().await;
+                match repl.forks {
+                    true => self
+                        .stop
+                        .wait(self.draft(endpoint, messages, turn))
+                        .await
+                        .zip(Some(repl)),
+                    false => None,
+                }
             };
             let drafted = tokio::select! {
                 biased;
                 () = begins.notified() => None,
-                drafted = self.stop.wait(self.draft(endpoint, messages, turn)) => drafted,
+                drafted = draft => drafted,
             };
-            if let Some(codes) = drafted.filter(|codes| !codes.is_empty() && !has_begun.load(Ordering::Relaxed)) {
+            if let Some((codes, repl)) =
+                drafted.filter(|(codes, _)| !codes.is_empty() && !has_begun.load(Ordering::Relaxed))
+            {
                 repl.expect(codes);
             }
         };
@@ -313,6 +357,7 @@ impl Run {
             context,
             model,
             budget,
+            claim,
             ..
         } = query;
         let prompt = query::checked(prompt, self.tree.options.max_prompt_tokens);
@@ -321,20 +366,47 @@ impl Run {
             let as_text = |most| context_text(&context, most);
             self.state().rlm_query(now(), prompt, budget, as_text)
         } else {
-            self.state().llm_query(now(), prompt, model)
+            self.state().llm_query(now(), prompt, model, claim.is_some())
         };
         self.tell(&query.started);
         let stop = self.stop.below();
         let _waited_for = stop.on_drop();
         let (answer, answered) = oneshot::channel();
         tokio::spawn(async move {
-            let came = self.work_for(query.call, query.work, context, stop).await;
+            let mut came = self.work_for(query.call, query.work, context, stop.clone()).await;
+            if let Some(mut claim) = claim {
+                self.state().came(now(), query.call);
+                // The claim is asked first: a call may be made and then stopped.
+                let is_used = tokio::select! {
+                    biased;
+                    is_used = claim.is_used() => is_used,
+                    None = stop.wait(std::future::pending::<()>()) => false,
+                };
+                if !is_used {
+                    came = self.in_vain(came);
+                }
+            }
             let (told, next) = self.state().answered(now(), query.call, came);
             let _ = answer.send(told);
             self.follow(next);
         });
         let tree::Answer { text, usage } = answered.await.unwrap_or_else(|_| Err("the run is over".to_owned()))?;
         Ok(Answer { text, usage })
+    }
+
+    /// The outcome of a call that no code has made: the part of the reply that is to be paid.
+    fn in_vain(&self, came: Came) -> Came {
+        Came::Wasted(match came {
+            Came::Reply(reply) => reply,
+            Came::Failed(_) => Reply {
+                usage: Some(Usage::default()), // a failed call costs nothing
+                ..Reply::default()
+            },
+            _ => Reply {
+                price: self.tree.options.sub_model.price,
+                ..Reply::default()
+            },
+        })
     }
 
     async fn work_for(&self, call: u32, work: Work, context: Value, stop: Stop) -> Came {
@@ -366,6 +438,16 @@ impl Run {
     fn tell(&self, event: &RlmEvent) {
         (self.tree.options.on_event)(event);
     }
+}
+
+/// The facts of contexts that are texts, or nothing. `None` if a guest has to describe some.
+fn known_facts(contexts: &[Value]) -> Option<Vec<ContextFacts>> {
+    let facts = contexts.iter().enumerate().map(|(index, context)| match context {
+        Value::Str(text) => Some(facts_of(index, Some((text.chars().count() as u64, text)))),
+        Value::None => Some(facts_of(index, None)),
+        _ => None,
+    });
+    facts.collect()
 }
 
 /// A context as text, if it has at most `most` bytes.

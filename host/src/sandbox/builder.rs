@@ -37,6 +37,7 @@ pub struct SandboxBuilder {
     callbacks: Callbacks,
     on_start: Option<OnFacts>,
     predictions: bool,
+    calls_ahead: bool,
     max_result_bytes: f64,
 }
 
@@ -117,6 +118,12 @@ impl SandboxBuilder {
     #[must_use]
     pub fn predictions(mut self, predictions: bool) -> Self {
         self.predictions = predictions;
+        self
+    }
+
+    /// Lets calls of `llm_query` begin while their code is still being written.
+    pub(crate) fn calls_ahead(mut self, calls_ahead: bool) -> Self {
+        self.calls_ahead = calls_ahead;
         self
     }
 
@@ -327,6 +334,11 @@ impl SandboxBuilder {
             (true, true) => session.with_forks().with_guesses(),
             (true, false) => session.with_forks(),
             (false, _) => session,
+        };
+        let session = if self.calls_ahead {
+            session.with_calls_ahead()
+        } else {
+            session
         };
         let session = match checkpoints {
             0 => session,

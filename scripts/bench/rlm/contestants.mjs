@@ -10,7 +10,7 @@ import { serve } from "../../serve.mjs";
 /**
  * A task for a contestant. A limit that it does not have is not given to it.
  * @typedef {{ task: string, file: string, url: string, model: string, subModel: string, code: string[], calls?: number, seconds?: number }} Order
- * @typedef {{ answer?: string, error?: string }} Outcome
+ * @typedef {{ answer?: string, error?: string, ahead?: { begun: number, used: number } }} Outcome  `ahead`: calls that began ahead
  * @typedef {object} Running  a started contestant
  * @property {string} version
  * @property {(order: Order) => Promise<Outcome>} ask
@@ -20,6 +20,8 @@ import { serve } from "../../serve.mjs";
  * @property {keyof typeof import("./policies.mjs").CONVENTIONS} convention
  * @property {"all calls" | "sub-calls"} [calls]  the limit that `calls` sets
  * @property {boolean} [seconds]  has a limit of time
+ * @property {boolean} [plain]  false: a form of another contestant, which takes no part in faults and limits
+ * @property {string} title  for readers
  * @property {string} isolation  of the code that the model writes
  * @property {(scratch: string) => Promise<Running>} start  `scratch`: a folder for its temporary files and its home
  */
@@ -31,21 +33,43 @@ export const DENO_CACHE = join(root, ".setup/rlm-deno");
 
 /** @type {Record<string, Contestant>} */
 export const CONTESTANTS = {
-  "map-reduce": { convention: "sandglass", isolation: "none, and no model writes code", start: python("map-reduce") },
+  "map-reduce": {
+    ...{ title: "`map-reduce`", convention: "sandglass", isolation: "none, and no model writes code" },
+    start: python("map-reduce"),
+  },
   "sandglass-host": {
-    ...{ convention: "sandglass", calls: "all calls", seconds: true },
+    ...{ title: "`sandglass-host rlm`", convention: "sandglass", calls: "all calls", seconds: true },
     isolation: "namespaces, seccomp, Landlock",
-    start: host,
+    start: (scratch) => host(scratch, false),
+  },
+  "sandglass-host-ahead": {
+    ...{ title: "– with `--ahead-calls`", convention: "sandglass", plain: false },
+    isolation: "namespaces, seccomp, Landlock",
+    start: (scratch) => host(scratch, true),
   },
   "sandglass-browser": {
-    ...{ convention: "sandglass", calls: "all calls", seconds: true },
+    ...{ title: "`runRlm` in Chromium", convention: "sandglass", calls: "all calls", seconds: true },
     isolation: "WebAssembly in a worker of an opaque origin",
-    start: browser,
+    start: (scratch) => browser(scratch, false),
   },
-  rlms: { convention: "rlms", seconds: true, isolation: "none", start: python("rlms") },
-  "rlms-docker": { convention: "rlms", seconds: true, isolation: "a container", start: python("rlms-docker") },
-  dspy: { convention: "dspy", calls: "sub-calls", isolation: "WebAssembly in Deno", start: python("dspy") },
-  minrlm: { convention: "minrlm", calls: "sub-calls", seconds: true, isolation: "none", start: python("minrlm") },
+  "sandglass-browser-ahead": {
+    ...{ title: "– with `aheadCalls`", convention: "sandglass", plain: false },
+    isolation: "WebAssembly in a worker of an opaque origin",
+    start: (scratch) => browser(scratch, true),
+  },
+  rlms: { title: "`rlms`", convention: "rlms", seconds: true, isolation: "none", start: python("rlms") },
+  "rlms-docker": {
+    ...{ title: "`rlms` in Docker", convention: "rlms", seconds: true, isolation: "a container" },
+    start: python("rlms-docker"),
+  },
+  dspy: {
+    ...{ title: "`dspy`", convention: "dspy", calls: "sub-calls", isolation: "WebAssembly in Deno" },
+    start: python("dspy"),
+  },
+  minrlm: {
+    ...{ title: "`minrlm`", convention: "minrlm", calls: "sub-calls", seconds: true, isolation: "none" },
+    start: python("minrlm"),
+  },
 };
 
 /** @param {string} scratch @returns {NodeJS.ProcessEnv} */
@@ -98,8 +122,8 @@ function python(name) {
   };
 }
 
-/** The command-line program. Each task starts it anew, and that time counts. @param {string} scratch @returns {Promise<Running>} */
-async function host(scratch) {
+/** The command-line program. Each task starts it anew, and that time counts. @param {string} scratch @param {boolean} callsAhead @returns {Promise<Running>} */
+async function host(scratch, callsAhead) {
   const program = process.env.SANDGLASS_HOST ?? join(root, "target/release/sandglass-host");
   /** @type {import("node:child_process").ChildProcess | undefined} */
   let child;
@@ -109,6 +133,7 @@ async function host(scratch) {
       const limits = [
         ...(calls ? ["--budget-calls", `${calls}`] : []),
         ...(seconds ? ["--budget-time", `${seconds}`] : []),
+        ...(callsAhead ? ["--ahead-calls"] : []),
       ];
       const args = ["rlm", file, "--task", task, "--url", url, "--model", model, "--sub-model", subModel, ...limits];
       let [answer, said] = ["", ""];
@@ -116,8 +141,9 @@ async function host(scratch) {
       child.stdout?.setEncoding("utf8").on("data", (text) => (answer += text));
       child.stderr?.setEncoding("utf8").on("data", (text) => (said = (said + text).slice(-4000)));
       const code = await new Promise((resolve) => child?.once("close", resolve));
+      const [, used, begun] = /called ahead: (\d+) of (\d+) calls/.exec(said) ?? [];
       return code === 0
-        ? { answer: answer.trimEnd() }
+        ? { answer: answer.trimEnd(), ahead: { begun: Number(begun ?? 0), used: Number(used ?? 0) } }
         : { error: said.trim().split("\n").at(-1) ?? `exit status ${code}` };
     },
     process: () => child?.pid,
@@ -125,8 +151,8 @@ async function host(scratch) {
   };
 }
 
-/** `runRlm` in a page of Chromium. @param {string} scratch @returns {Promise<Running>} */
-async function browser(scratch) {
+/** `runRlm` in a page of Chromium. @param {string} scratch @param {boolean} callsAhead @returns {Promise<Running>} */
+async function browser(scratch, callsAhead) {
   const site = await serve(root, { folders: { data: scratch, node_modules: join(root, "node_modules") } });
   const chromium = await launch("chromium", { env: { TMPDIR: scratch } });
   const page = await chromium.newPage();
@@ -151,11 +177,18 @@ async function browser(scratch) {
             model: { ...endpoint, model: order.model },
             subModel: { ...endpoint, model: order.subModel },
             ...(order.budget && { budget: order.budget }),
+            aheadCalls: order.callsAhead,
           });
-          return run.answer === undefined ? { error: `${run.outcome}: ${run.error}` } : { answer: String(run.answer) };
+          const count = (/** @type {string} */ type, /** @type {string} */ key) =>
+            run.events.filter((/** @type {any} */ event) => event.type === type && event[key]).length;
+          const begun = count("callStarted", "ahead");
+          const ahead = { begun, used: begun - count("callEnded", "wasted") };
+          return run.answer === undefined
+            ? { error: `${run.outcome}: ${run.error}` }
+            : { answer: String(run.answer), ahead };
         },
         {
-          ...{ task, path, url, model, subModel },
+          ...{ task, path, url, model, subModel, callsAhead },
           budget:
             calls || seconds
               ? { ...(calls && { maxCalls: calls }), ...(seconds && { maxTime: seconds * 1000 }) }

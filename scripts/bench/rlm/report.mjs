@@ -3,19 +3,19 @@
 import { quantile } from "../quantile.mjs";
 
 /** @import { Row } from "./measure.mjs" */
-/** @typedef {{ name: string, version: string, isolation: string, start: number, left: string }} Facts */
+/** @typedef {{ name: string, title: string, plain: boolean, version: string, isolation: string, start: number, left: string }} Facts */
 
 /** @param {number[]} values */
-const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+export const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 /** @param {number[]} values */
 const deviation = (values) => Math.sqrt(mean(values.map((value) => (value - mean(values)) ** 2)));
 /** A mean and its spread. @param {number[]} values @param {number} [digits] */
-const spread = (values, digits = 1) =>
+export const spread = (values, digits = 1) =>
   values.length === 0
     ? "–"
     : `${mean(values).toFixed(digits)}${values.length > 1 ? ` ± ${deviation(values).toFixed(digits)}` : ""}`;
 /** @param {number} part */
-const percent = (part) => `${(part * 100).toFixed(part < 1 && part > 0.995 ? 1 : 0)} %`;
+export const percent = (part) => `${(part * 100).toFixed(part < 1 && part > 0.995 ? 1 : 0)} %`;
 
 /** Seconds of a run in which no model was at work that had to be. @param {Row} row */
 export const overhead = ({ wall, model }) => wall - model;
@@ -33,6 +33,7 @@ export function mainTable(rows, all) {
       "tokens of the code's model",
       "of sub-models",
       "sub-calls lost; doubled; after the end",
+      "begun ahead; in vain",
       "memory, MB",
       "ready after, s",
       "left behind",
@@ -64,6 +65,7 @@ export function mainTable(rows, all) {
         ["lost", "doubled", "late"]
           .map((key) => sum(own.map((row) => Number(row[/** @type {keyof Row} */ (key)]))))
           .join("; "),
+        ["begun", "wasted"].map((key) => sum(own.map((row) => Number(row[/** @type {keyof Row} */ (key)])))).join("; "),
         Math.max(0, ...own.map(({ memory }) => memory)).toFixed(0),
         start.toFixed(1),
         left,
@@ -137,12 +139,12 @@ export function limitTable(rows, all, limits, has) {
 }
 
 /** @param {number[]} values */
-function sum(values) {
+export function sum(values) {
   return values.reduce((all, value) => all + value, 0);
 }
 
 /** @param {string[]} head @param {string[][]} lines */
-function markdown(head, lines) {
+export function markdown(head, lines) {
   const row = (/** @type {string[]} */ cells) => `| ${cells.join(" | ")} |`;
   return [row(head), row(head.map(() => "---")), ...lines.map(row)].join("\n");
 }

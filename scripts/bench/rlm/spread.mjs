@@ -1,40 +1,51 @@
 // A picture of the spread: for each contestant, the time that every run took beyond the model's own.
+import { quantile } from "../quantile.mjs";
 import { overhead } from "./report.mjs";
 
 /** @import { Row } from "./measure.mjs" */
 
-const [WIDTH, LEFT, ROW, TOP] = [860, 150, 44, 46];
+const [WIDTH, LEFT, RIGHT, ROW, TOP] = [900, 190, 80, 46, 62];
+/** The least seconds on the axis, which is logarithmic. Runs that took less stand at its beginning. */
+const LEAST = 0.03;
+const [OURS, OTHERS] = ["#c2570c", "#3d5a80"];
 
-/** An SVG of all runs without faults. @param {Row[]} rows @param {string[]} names */
-export function picture(rows, names) {
+/** An SVG of all runs without faults. @param {Row[]} rows @param {{ name: string, title: string }[]} contestants */
+export function picture(rows, contestants) {
   const own = rows.filter(({ scenario, error }) => scenario === "standard" && error === undefined);
-  const at = (/** @type {Row} */ row) => Math.max(0.01, overhead(row));
-  const most = Math.max(1, ...own.map(at));
+  const most = Math.max(1, ...own.map(overhead));
   const x = (/** @type {number} */ seconds) =>
-    LEFT + ((WIDTH - LEFT - 30) * Math.log(Math.max(0.01, seconds) / 0.01)) / Math.log(most / 0.01);
-  const height = TOP + names.length * ROW + 40;
-  const marks = [0.01, 0.1, 1, 10, 100].filter((mark) => mark <= most);
-  const lines = marks.map(
+    LEFT + ((WIDTH - LEFT - RIGHT) * Math.log(Math.max(LEAST, seconds) / LEAST)) / Math.log(most / LEAST);
+  const bottom = TOP + contestants.length * ROW;
+  const marks = [LEAST, 0.1, 0.3, 1, 3, 10, 30].filter((mark) => mark <= most);
+  const axis = marks.map(
     (mark) =>
-      `<line x1="${x(mark).toFixed(1)}" x2="${x(mark).toFixed(1)}" y1="${TOP - 8}" y2="${height - 30}" stroke="#ddd"/>` +
-      `<text x="${x(mark).toFixed(1)}" y="${height - 12}" text-anchor="middle">${mark} s</text>`,
+      `<line x1="${x(mark).toFixed(1)}" x2="${x(mark).toFixed(1)}" y1="${TOP - 4}" y2="${bottom}" stroke="#e3e3e3"/>` +
+      `<text x="${x(mark).toFixed(1)}" y="${bottom + 20}" text-anchor="middle" fill="#555">${mark === LEAST ? "≤ " : ""}${mark} s</text>`,
   );
-  const contestants = names.map((name, index) => {
+  const lanes = contestants.map(({ name, title }, index) => {
     const y = TOP + index * ROW + ROW / 2;
-    const dots = own
-      .filter(({ contestant }) => contestant === name)
-      .map((row, number) => {
-        const lift = ((number * 7) % 23) - 11; // dots that would cover each other lie apart
-        return `<circle cx="${x(at(row)).toFixed(1)}" cy="${y + lift}" r="3" fill="#36c" fill-opacity="0.45"/>`;
-      });
-    return `<text x="${LEFT - 12}" y="${y + 4}" text-anchor="end">${name}</text>${dots.join("")}`;
+    const colour = name.startsWith("sandglass") ? OURS : OTHERS;
+    const seconds = own.filter(({ contestant }) => contestant === name).map(overhead);
+    const dots = seconds.map((value, number) => {
+      const lift = ((number * 7) % 25) - 12; // dots that would cover each other lie apart
+      return `<circle cx="${x(value).toFixed(1)}" cy="${y + lift}" r="3.2" fill="${colour}" fill-opacity="0.4"/>`;
+    });
+    const middle = seconds.length ? quantile(seconds, 0.5) : 0;
+    const at = x(middle).toFixed(1);
+    const median = seconds.length
+      ? `<line x1="${at}" x2="${at}" y1="${y - 17}" y2="${y + 17}" stroke="${colour}" stroke-width="2.5"/>` +
+        `<text x="${WIDTH - 12}" y="${y + 5}" text-anchor="end" fill="${colour}" font-weight="bold">${middle.toFixed(2)} s</text>`
+      : "";
+    return `<text x="${LEFT - 14}" y="${y + 5}" text-anchor="end">${title}</text>${dots.join("")}${median}`;
   });
+  const label = "Seconds that each run adds to the model's own time";
   return [
-    `<svg xmlns="http://www.w3.org/2000/svg" width="${WIDTH}" height="${height}" font-family="sans-serif" font-size="13">`,
+    `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${bottom + 36}" width="${WIDTH}" height="${bottom + 36}" role="img" aria-label="${label}" font-family="system-ui, sans-serif" font-size="14">`,
     `<rect width="100%" height="100%" fill="white"/>`,
-    `<text x="${LEFT}" y="22" font-weight="bold">Seconds that a run adds to the model's own time (each dot is a run; less is better)</text>`,
-    ...lines,
-    ...contestants,
+    `<text x="14" y="26" font-size="16" font-weight="bold">${label}</text>`,
+    `<text x="14" y="46" fill="#555">A dot is a run, a bar the median. Further left is better; the axis is logarithmic.</text>`,
+    ...axis,
+    ...lanes,
     "</svg>\n",
   ].join("\n");
 }

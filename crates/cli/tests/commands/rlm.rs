@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,18 +15,27 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use futures_util::{StreamExt, stream};
+use sandglass_core::Error;
 use sandglass_core::predictions::Source;
+use sandglass_core::stats::CallsAhead;
 use sandglass_host::backend;
 use sandglass_host::launcher::Settings;
-use sandglass_host::rlm::{Endpoint, Rlm, RlmOptions, Stop, run};
+use sandglass_host::rlm::{Endpoint, Rlm, RlmOptions, Stop, run, run_while};
+use sandglass_host::value::Value;
 use sandglass_host::{BackendKind, BudgetLimits};
 use sandglass_rlm::event::{RlmEvent, RlmEventKind, RunOutcome};
-use serde_json::{Value, json};
+use sandglass_rlm::prompt::ContextFacts;
+use serde_json::json;
 use tokio::process::Command;
+use tokio::sync::Notify;
 
 use crate::support::{on_both, soon};
 
-on_both!(a_question_goes_two_levels_down, code_runs_while_its_reply_comes);
+on_both!(
+    a_question_goes_two_levels_down,
+    code_runs_while_its_reply_comes,
+    calls_begin_while_their_reply_comes
+);
 
 const KEY: &str = "a-key-of-nobody";
 
@@ -70,10 +80,10 @@ impl Model {
     async fn new(script: impl Fn(&Asked, usize) -> Response + Send + Sync + 'static) -> Self {
         let asked: Arc<Mutex<Vec<Asked>>> = Arc::default();
         let (all, script) = (Arc::clone(&asked), Arc::new(script));
-        let answer = move |headers: HeaderMap, Json(body): Json<Value>| {
+        let answer = move |headers: HeaderMap, Json(body): Json<serde_json::Value>| {
             let (all, script) = (Arc::clone(&all), Arc::clone(&script));
             async move {
-                let text = |value: &Value| value.as_str().unwrap().to_owned();
+                let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
                 let messages = body["messages"].as_array().unwrap().iter();
                 let asked = Asked {
                     model: text(&body["model"]),
@@ -226,12 +236,24 @@ async fn a_question_goes_two_levels_down(backend: BackendKind) {
 
 /// A reply that comes in these pieces. The pause before a piece leaves time to copy the guest.
 fn writes(pieces: &[(u64, &str)]) -> Response {
+    writes_until(pieces, || {})
+}
+
+/// The same, with an act before the last piece is sent.
+fn writes_until(pieces: &[(u64, &str)], before_end: impl Fn() + Send + Sync + 'static) -> Response {
+    let (last, before_end) = (pieces.len() - 1, Arc::new(before_end));
     let pieces = pieces.iter().map(|(pause, text)| (*pause, (*text).to_owned()));
     let pieces: Vec<_> = pieces.collect();
-    let events = stream::iter(pieces).then(|(pause, text)| async move {
-        tokio::time::sleep(Duration::from_millis(pause)).await;
-        let piece = json!({ "choices": [{ "delta": { "content": text } }] });
-        Ok::<_, Infallible>(format!("data: {piece}\n\n"))
+    let events = stream::iter(pieces.into_iter().enumerate()).then(move |(index, (pause, text))| {
+        let before_end = before_end.clone();
+        async move {
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            if index == last {
+                before_end();
+            }
+            let piece = json!({ "choices": [{ "delta": { "content": text } }] });
+            Ok::<_, Infallible>(format!("data: {piece}\n\n"))
+        }
     });
     let end = r#"data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}"#;
     let end = stream::once(async move { Ok(format!("{end}\n\ndata: [DONE]\n\n")) });
@@ -270,6 +292,170 @@ async fn code_runs_while_its_reply_comes(backend: BackendKind) {
         "{heard}"
     );
     assert!(!serde_json::to_string(&events).unwrap().contains(KEY));
+}
+
+/// The calls that an endpoint got before the end of the reply that makes them, and the time of this end.
+#[derive(Default)]
+struct Early {
+    ended: AtomicBool,
+    calls: AtomicU32,
+}
+
+impl Early {
+    /// Counts a call.
+    fn note(&self) {
+        if !self.ended.load(Ordering::SeqCst) {
+            self.calls.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// The calls of the first run: begun ahead, and wasted.
+fn ahead_calls(events: &[RlmEvent]) -> (usize, usize) {
+    let begun = |event: &&RlmEvent| matches!(event.kind, RlmEventKind::CallStarted { ahead: true, .. });
+    let wasted = |event: &&RlmEvent| matches!(event.kind, RlmEventKind::CallEnded { wasted: true, .. });
+    (
+        events.iter().filter(begun).count(),
+        events.iter().filter(wasted).count(),
+    )
+}
+
+async fn calls_begin_while_their_reply_comes(backend: BackendKind) {
+    let early = Arc::new(Early::default());
+    let seen = early.clone();
+    let model = Model::new(move |asked, _| match (asked.model.as_str(), asked.turn()) {
+        ("small", _) => {
+            seen.note();
+            says(format!("about {}", asked.task()))
+        }
+        (_, 0) => {
+            let end = seen.clone();
+            writes_until(
+                &[
+                    (
+                        0,
+                        "```repl\nfound = llm_query_batched([f'part {n}' for n in range(3)])\n",
+                    ),
+                    (2_000, "print(found)\n```\nThat was all.\n"),
+                ],
+                move || end.ended.store(true, Ordering::SeqCst),
+            )
+        }
+        (_, 1)
+            if asked
+                .told()
+                .contains("['about part 0', 'about part 1', 'about part 2']") =>
+        {
+            runs("FINAL(llm_query('x'))")
+        }
+        (_, turn) => panic!("turn {turn}: {}", asked.told()),
+    })
+    .await;
+    let mut options = model.options("ask", "c");
+    options.ahead_calls = true;
+    let (done, events) = finish(options.clone(), backend).await;
+    assert_eq!(done.finish.answer, Some("about x".into()), "{:?}", done.finish.error);
+    assert_eq!(early.calls.load(Ordering::SeqCst), 3, "{events:?}");
+    let CallsAhead { begun, used, wasted } = done.ahead_calls;
+    assert_eq!((begun, used, wasted), (3, 3, 0));
+    assert_eq!(ahead_calls(&events), (3, 0));
+    assert_eq!(
+        (done.usage.calls, model.asked().len()),
+        (6.0, 6),
+        "nothing is asked twice"
+    );
+    let ends = events.iter().filter_map(|event| match event.kind {
+        RlmEventKind::CallEnded { duration, .. } => Some(duration),
+        _ => None,
+    });
+    assert!(
+        ends.into_iter().all(|ms| ms < 1_500.0),
+        "the wait for the code is not the call's time"
+    );
+    // Off by default.
+    early.ended.store(false, Ordering::SeqCst);
+    options.ahead_calls = false;
+    let (done, events) = finish(options, backend).await;
+    assert_eq!(done.finish.answer, Some("about x".into()));
+    assert_eq!((early.calls.load(Ordering::SeqCst), ahead_calls(&events)), (3, (0, 0)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_in_vain_are_told_and_paid() {
+    let model = Model::new(|asked, before| match (asked.model.as_str(), before) {
+        ("small", _) => says("an answer"),
+        // The reply breaks off when its call has been begun and answered.
+        (_, 0) => {
+            let text = "```repl\nfound = llm_query('the first')\n";
+            let piece = json!({ "choices": [{ "delta": { "content": text } }] });
+            let cut = stream::iter([(0, format!("data: {piece}\n\n")), (1_500, String::new())]);
+            let cut = cut.then(|(pause, text)| async move {
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+                Ok::<_, Infallible>(text)
+            });
+            ([("content-type", "text/event-stream")], Body::from_stream(cut)).into_response()
+        }
+        _ => runs("FINAL(llm_query('the second'))"),
+    })
+    .await;
+    let mut options = model.options("ask", "c");
+    options.ahead_calls = true;
+    let (done, events) = finish(options, BackendKind::Subprocess).await;
+    assert_eq!(done.finish.answer, Some("an answer".into()), "{:?}", done.finish.error);
+    let CallsAhead { begun, used, wasted } = done.ahead_calls;
+    assert_eq!((begun, used, wasted), (1, 0, 1));
+    assert_eq!(ahead_calls(&events), (1, 1));
+    // Two replies of the code's model, of which the first is not counted, and two of the sub-model.
+    assert_eq!((done.usage.calls, model.asked().len()), (3.0, 4));
+    assert_eq!(done.usage.output_tokens, 30.0, "the call in vain is paid");
+    let replayed = sandglass_rlm::replay::Replay::new(events).unwrap();
+    let hash = sandglass_rlm::event::hash("the first");
+    assert!(replayed.call("0", 1, &hash).is_err(), "a replay does not need it");
+}
+
+/// The facts that the first event of a run tells.
+fn contexts(events: &[RlmEvent]) -> &[ContextFacts] {
+    match &events[0].kind {
+        RlmEventKind::RunStarted { contexts, .. } => contexts,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_model_is_asked_before_there_is_a_guest() {
+    let asked = Arc::new(Notify::new());
+    let asks = asked.clone();
+    let model = Model::new(move |_, _| {
+        asks.notify_one();
+        runs("FINAL(context[:2])")
+    })
+    .await;
+    // A launcher that is found only once the model has been asked.
+    let launcher = async move {
+        asked.notified().await;
+        backend::launcher(BackendKind::Subprocess, &Settings::default()).await
+    };
+    let done = soon(run_while(model.options("look", "text"), launcher, &Stop::default())).await;
+    assert_eq!(done.finish.answer, Some("te".into()), "{:?}", done.finish.error);
+    // No launcher is an error of the run.
+    let none = async { Err(Error::BackendUnavailable("nothing is installed".to_owned())) };
+    let done = soon(run_while(model.options("look", "text"), none, &Stop::default())).await;
+    assert_eq!(done.finish.outcome, RunOutcome::Failed);
+    assert!(done.finish.error.unwrap().contains("nothing is installed"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_is_described_as_a_guest_would() {
+    let model = Model::new(|_, _| runs("FINAL('done')")).await;
+    let long = "é\u{1f600}x\n".repeat(400);
+    for text in ["", "short\t'\"", &long] {
+        let mut options = model.options("look", text);
+        options.more_contexts = vec![Value::None];
+        let (_, early) = finish(options.clone(), BackendKind::Subprocess).await;
+        options.more_contexts.push(Value::Bool(true)); // which a guest has to describe
+        let (_, guests) = finish(options, BackendKind::Subprocess).await;
+        assert_eq!(contexts(&early), &contexts(&guests)[..2]);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

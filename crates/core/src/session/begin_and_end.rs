@@ -38,12 +38,14 @@ impl<B: Body> Interpreter<B> {
             exchange,
             begun_at,
             said,
+            begun,
         } = promotion;
         self.forget_ping();
         self.stats.guests += 1;
         self.info = info;
         self.checkpoints.promoted();
         self.begin(begun_at, Some(ticket), job, Some(exchange));
+        self.take_begun_calls(begun);
         for (at, event, body) in said {
             let is_at_it = |exchange: &Exchange<B>| exchange.ticket == Some(ticket);
             if !self.exchange.as_ref().is_some_and(is_at_it) {
@@ -51,6 +53,7 @@ impl<B: Body> Interpreter<B> {
             }
             self.guest_input(at, GuestInput::Event(event, body));
         }
+        self.waste_unclaimed_calls();
     }
 
     /// Handles the end of the exchange.

@@ -2,20 +2,38 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::calls_ahead::BegunCalls;
 use super::exchange::{Exchange, Job};
 use super::interpreter::{Config, Interpreter};
-use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Progress, Slot};
+use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Slot};
 use crate::budget::{Exhausted, Usage};
 use crate::limits::Naming;
 use crate::protocol::{Encoding, Profile, QUERIES, ReplyStatus, Request};
+
+/// The progress of calls that Python made at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// The called function's name.
+    pub name: String,
+    /// The number of answered calls, failed ones included.
+    pub done: u32,
+    /// The number of failed calls.
+    pub failed: u32,
+    /// The number of all calls.
+    pub total: u32,
+}
 
 /// The host calls of one exchange that have no answer yet.
 #[derive(Debug)]
 pub(super) struct Calls<B> {
     /// Calls that wait until fewer others run, in order.
-    waiting: VecDeque<Waiting<B>>,
+    pub(super) waiting: VecDeque<Waiting<B>>,
     /// Running calls, by the host's number.
-    running: BTreeMap<u32, Running>,
+    pub(super) running: BTreeMap<u32, Running>,
+    /// Calls that were begun ahead, and that no call has claimed yet.
+    pub(super) begun: BegunCalls<B>,
+    /// The number of claimed calls.
+    pub(super) claimed: u32,
     /// The highest number that the guest has used for a call.
     last: u32,
     waiting_bytes: usize,
@@ -45,11 +63,11 @@ struct Batch {
 }
 
 #[derive(Debug)]
-struct Running {
-    guest_call: u32,
-    name: String,
+pub(super) struct Running {
+    pub(super) guest_call: u32,
+    pub(super) name: String,
     /// `None` while the call waits for approval, which may take any time.
-    expires_at: Option<f64>,
+    pub(super) expires_at: Option<f64>,
 }
 
 impl<B> Default for Calls<B> {
@@ -57,6 +75,8 @@ impl<B> Default for Calls<B> {
         Self {
             waiting: VecDeque::new(),
             running: BTreeMap::new(),
+            begun: BTreeMap::new(),
+            claimed: 0,
             last: 0,
             waiting_bytes: 0,
             batch: None,
@@ -179,9 +199,10 @@ impl<B: Body> Exchange<B> {
         {
             calls.waiting_bytes = calls.waiting_bytes.saturating_sub(args.body.size());
             let budget = execution.budget.clone();
+            let begun = calls.begun.contains_key(&guest_call); // then the budget has counted the call, too
             let allowed = match QUERIES.iter().position(|query| *query == name) {
                 None => Ok(()),
-                Some(_) if is_counted => budget.go_on(now),
+                Some(_) if is_counted || begun => budget.go_on(now),
                 Some(0) => budget.admit(now),
                 Some(_) => budget.may_recurse().and_then(|()| budget.admit(now)),
             };
@@ -190,12 +211,19 @@ impl<B: Body> Exchange<B> {
                 calls.reply(guest_call, ReplyStatus::Limit, Err(why), effects);
                 continue;
             }
+            let expires_at = now + config.limits.host_call_timeout_ms;
+            if let Some(begun) = calls.begun.remove(&guest_call) {
+                if let Some(result) = calls.claim(begun, name, expires_at, &budget, effects) {
+                    calls.reply(guest_call, ReplyStatus::Error, result, effects);
+                }
+                continue;
+            }
             *last_call += 1;
             let call = *last_call;
             let running = Running {
                 guest_call,
                 name: name.clone(),
-                expires_at: Some(now + config.limits.host_call_timeout_ms),
+                expires_at: Some(expires_at),
             };
             calls.running.insert(call, running);
             effects.push(Effect::Host(HostEffect::CallHost {
@@ -204,6 +232,7 @@ impl<B: Body> Exchange<B> {
                 name,
                 args,
                 budget,
+                ahead: false,
             }));
         }
         if calls.is_empty() {
@@ -279,6 +308,7 @@ impl<B: Body> Interpreter<B> {
         let running = std::mem::take(&mut calls.running).into_keys();
         let aborts = running.map(|call| Effect::Host(HostEffect::AbortHost(call)));
         self.effects.extend(aborts);
+        self.waste_unclaimed_calls();
     }
 }
 

@@ -13,6 +13,7 @@
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
+use super::calls_ahead::Begun;
 use super::execution::Execution;
 use super::interpreter::{Interpreter, Note};
 use super::{Body, Command, Effect, GuestEffect, GuestInput, HostEffect, Reply, ShadowId};
@@ -65,7 +66,9 @@ pub(super) struct Shadow<B> {
     /// The time at which the code began.
     begun_at: f64,
     /// The guest's events since the code began, each with its time by the shadow's clock.
-    said: Vec<(f64, Event, Option<B>)>,
+    pub(super) said: Vec<(f64, Event, Option<B>)>,
+    /// The guest's calls that were begun ahead, in order.
+    pub(super) begun: Vec<Begun<B>>,
     /// The size of these events, in bytes.
     pub(super) bytes: f64,
     /// The time of all earlier waits for code, in milliseconds. The shadow's clock stands still during a wait.
@@ -123,6 +126,8 @@ pub(super) struct Promotion<B> {
     pub(super) begun_at: f64,
     /// The guest's events in this exchange so far, with their times.
     pub(super) said: Vec<(f64, Event, Option<B>)>,
+    /// Calls among these events that were begun ahead.
+    pub(super) begun: Vec<Begun<B>>,
 }
 
 impl<B: Body> Shadow<B> {
@@ -157,6 +162,7 @@ impl<B: Body> Shadow<B> {
             stage: Stage::Preparing,
             begun_at: now,
             said: Vec::new(),
+            begun: Vec::new(),
             bytes: 0.0,
             waited_ms: 0.0,
             waits_since: None,
@@ -482,6 +488,7 @@ impl<B: Body> Shadow<B> {
             exchange,
             begun_at: self.begun_at + later,
             said: said.map(|(at, event, body)| (at + later, event, body)).collect(),
+            begun: std::mem::take(&mut self.begun),
         };
         (promotion, now - later - self.begun_at)
     }

@@ -11,12 +11,13 @@
 
 use std::collections::BTreeMap;
 
+use super::calls_ahead::AheadOfCalls;
 use super::commands::Queued;
 use super::exchange::Job;
 use super::guesses::Guesses;
 use super::interpreter::Interpreter;
 use super::shadow::{Check, InVain, Promotion, Shadow, Stage, Writing, goes_on};
-use super::{Body, GuestEffect, GuestInput, ShadowId};
+use super::{Body, GuestEffect, GuestInput, HostEffect, ShadowId};
 use crate::deadline::earliest;
 use crate::limits::{CHECK_MS, Limits, MAX_AHEAD_BYTES, MAX_COPIES, MAX_FORKS, MAX_WRITTEN_BYTES, PROMOTION_MS};
 use crate::predictions::{Prediction, Predictor, Share, Source, Tally};
@@ -40,6 +41,8 @@ pub(super) enum ShadowEffect<B> {
     Promote(ShadowId),
     /// Asks the session's own guest, which is at rest.
     Ask(Request),
+    /// Begins a host call ahead, or aborts it.
+    Host(HostEffect<B>),
 }
 
 /// The room for shadows.
@@ -73,7 +76,8 @@ pub(super) struct Shadows<B> {
     last_shadow: ShadowId,
     last_check: u32,
     answered_check: u32,
-    effects: Vec<ShadowEffect<B>>,
+    pub(super) calls: AheadOfCalls,
+    pub(super) effects: Vec<ShadowEffect<B>>,
 }
 
 impl<B: Body> Shadows<B> {
@@ -96,6 +100,7 @@ impl<B: Body> Shadows<B> {
             last_shadow: 0,
             last_check: 0,
             answered_check: 0,
+            calls: AheadOfCalls::default(),
             effects: Vec::new(),
         }
     }
@@ -432,7 +437,8 @@ impl<B: Body> Shadows<B> {
 
     fn end_where(&mut self, is_vain: impl Fn(&Shadow<B>) -> bool) {
         let vain: Vec<_> = self.shadows.extract_if(.., |shadow| is_vain(shadow)).collect();
-        for shadow in vain {
+        for mut shadow in vain {
+            self.waste_calls(&mut shadow);
             let spent_ms = shadow.busy_ms(self.now).max(0.0);
             self.share.waste(spent_ms);
             let tally = self.tally(shadow.prediction.source);

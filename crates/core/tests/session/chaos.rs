@@ -98,6 +98,10 @@ enum Shadow {
     Looks,
     Prints,
     Calls,
+    /// A call that may begin ahead.
+    Asks,
+    /// The same as the call before.
+    AsksAgain,
     Ends,
     IsLost,
 }
@@ -202,6 +206,8 @@ fn shadow() -> impl Strategy<Value = Shadow> {
         1 => Just(Shadow::Looks),
         4 => Just(Shadow::Prints),
         2 => Just(Shadow::Calls),
+        4 => Just(Shadow::Asks),
+        1 => Just(Shadow::AsksAgain),
         3 => Just(Shadow::Ends),
         1 => Just(Shadow::IsLost),
     ]
@@ -425,7 +431,11 @@ impl World {
                 };
                 self.feed(Input::HostReturned(call, result));
             }
-            Step::ReturnsUnknown(call) => self.returns(call, "stale"),
+            Step::ReturnsUnknown(call) => {
+                // A call that was begun ahead returns, or one that nobody knows.
+                let begun = self.begun.keys().next().copied();
+                self.returns(begun.unwrap_or(call), "stale");
+            }
             Step::Approves { call, given: false } => self.feed(Input::NeedsApproval(call)),
             Step::Approves { call, given: true } => self.feed(Input::Approved(call)),
             Step::Fetched { well } => self.fetches(well),
@@ -500,12 +510,21 @@ impl World {
                 execution: ok(),
                 encoding: Encoding::None,
             },
-            (Shadow::Calls, _) => {
+            (Shadow::Calls | Shadow::Asks | Shadow::AsksAgain, _) => {
+                let name = if matches!(what, Shadow::Calls) {
+                    "ask"
+                } else {
+                    "llm_query"
+                };
+                let call = match what {
+                    Shadow::AsksAgain => self.same_call(),
+                    _ => self.fresh_call(),
+                };
                 let event = Event::HostCall {
                     exchange,
-                    call: self.fresh_call(),
+                    call,
                     batch: 1,
-                    name: "ask".to_owned(),
+                    name: name.to_owned(),
                     encoding: Encoding::Marshal,
                     blocking: false,
                 };
@@ -711,6 +730,7 @@ proptest! {
         checkpoints in any::<bool>(),
         guesses in any::<bool>(),
         repeats in any::<bool>(),
+        calls_ahead in any::<bool>(),
     ) {
         let limits = sandglass_core::Limits { wall_timeout_ms, checkpoints, max_shadows: Some(3), ..limits() };
         let mut session = Session::new(limits.clone(), ["ask", "look", "llm_query", "rlm_query"].map(str::to_owned).to_vec());
@@ -719,6 +739,9 @@ proptest! {
         }
         if repeats {
             session = session.with_repeats();
+        }
+        if calls_ahead {
+            session = session.with_calls_ahead();
         }
         let mut world = World::with(limits, session.with_shadows_on(2, f64::INFINITY));
         world.most = (3, 2);
@@ -738,7 +761,8 @@ proptest! {
     #[test]
     fn what_runs_ahead_is_in_nobodys_way(steps in prop::collection::vec(step_ahead(), 0..80), guest_helps in any::<bool>()) {
         let limits = sandglass_core::Limits { checkpoints: true, ..limits() };
-        let session = Session::new(limits.clone(), vec!["ask".to_owned()]).with_guesses().with_repeats();
+        let session = Session::new(limits.clone(), ["ask", "llm_query"].map(str::to_owned).to_vec());
+        let session = session.with_guesses().with_repeats().with_calls_ahead();
         let mut world = World::with(limits, session.with_shadows_on(2, f64::INFINITY)).begun();
         world.most.1 = 2;
         world.saves(true);
@@ -747,6 +771,6 @@ proptest! {
         }
         world.settle(guest_helps);
         prop_assert_eq!(world.answers.len(), world.tickets() as usize);
-        prop_assert!(world.calls.is_empty() && world.shadows.is_empty());
+        prop_assert!(world.calls.is_empty() && world.begun.is_empty() && world.shadows.is_empty());
     }
 }

@@ -3,6 +3,7 @@
 #![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 
 mod budgets;
+mod calls_ahead;
 mod chaos;
 mod checkpoints;
 mod contexts;

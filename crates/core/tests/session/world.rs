@@ -63,6 +63,9 @@ pub(crate) struct World {
     /// Host calls under way: what was called with what.
     pub(crate) calls: BTreeMap<u32, (String, Bytes)>,
     pub(crate) aborted: BTreeSet<u32>,
+    /// Host calls that were begun before their code was asked for, and whether each has returned.
+    pub(crate) begun: BTreeMap<u32, bool>,
+    last_begun: u32,
     /// Commands whose value is still on its way.
     pub(crate) awaited: BTreeSet<Ticket>,
     pub(crate) printed: String,
@@ -122,6 +125,8 @@ impl World {
             answers: BTreeMap::new(),
             calls: BTreeMap::new(),
             aborted: BTreeSet::new(),
+            begun: BTreeMap::new(),
+            last_begun: 0,
             awaited: BTreeSet::new(),
             printed: String::new(),
             shown: Vec::new(),
@@ -358,6 +363,11 @@ impl World {
         self.last_guest_call
     }
 
+    /// The number of the newest call once more, which no guest of ours sends.
+    pub(crate) fn same_call(&self) -> u32 {
+        self.last_guest_call
+    }
+
     /// The guest is gone, and a fresh one takes over.
     pub(crate) fn fresh_guest(&mut self) {
         self.boot();
@@ -567,7 +577,10 @@ impl World {
         let (destroys, ends_turn) = (matches!(input, Input::Destroy), self.ends_turn(&input));
         match (&input, &mut self.guest) {
             (Input::Fetched(ticket, _) | Input::Cancel(ticket), _) => drop(self.fetching.remove(ticket)),
-            (Input::HostReturned(call, _), _) => drop(self.calls.remove(call)),
+            (Input::HostReturned(call, _), _) => {
+                self.calls.remove(call);
+                self.begun.entry(*call).and_modify(|returned| *returned = true);
+            }
             (Input::Command(ticket, Command::Later(_)), _) => drop(self.awaited.insert(*ticket)),
             (Input::Arrived(ticket, _), _) => drop(self.awaited.remove(ticket)),
             (Input::Guest(Slot::Main, GuestInput::Event(event, _)), Some(guest)) => match event {
@@ -594,6 +607,18 @@ impl World {
         assert!(self.calls.len() <= self.limits.max_concurrent_host_calls as usize);
         let idle = self.guest.as_ref().is_none_or(|guest| guest.exchange.is_none());
         assert!(!idle || self.calls.is_empty(), "host calls outlive their exchange");
+        assert!(
+            self.begun.is_empty() || !self.shadows.is_empty() || !idle,
+            "calls outlive the code that has made them"
+        );
+        assert!(self.begun.len() <= self.limits.max_concurrent_host_calls as usize);
+        let ahead = self.session.stats().ahead.calls;
+        #[expect(clippy::cast_possible_truncation, reason = "a few")]
+        let open = self.begun.len() as u32;
+        assert!(
+            !idle || ahead.begun == ahead.used + ahead.wasted + open,
+            "the counts of calls do not add up: {ahead:?}, {open} open"
+        );
         let (most, at_once) = self.most;
         assert!(self.shadows.len() <= most, "too many run ahead");
         let at_work = |guest: &&Guest| guest.exchange.is_some() && !guest.waiting && guest.asked.is_empty();
@@ -667,6 +692,25 @@ impl World {
                 assert!(self.is_pending(ticket), "fetches for a command that is over");
                 self.fetching.insert(ticket);
             }
+            HostEffect::CallHost {
+                call,
+                ticket,
+                name,
+                ahead: true,
+                ..
+            } => {
+                assert_eq!((ticket, name.as_str()), (None, "llm_query"), "begun ahead");
+                assert!(!self.shadows.is_empty(), "nothing runs ahead that could call");
+                assert!(call > self.last_begun, "a call's number is used twice");
+                self.last_begun = call;
+                self.begun.insert(call, false);
+            }
+            HostEffect::ClaimHost(call) => {
+                let returned = self.begun.remove(&call);
+                if !returned.expect("claimed a call that nobody has begun") {
+                    self.calls.insert(call, ("llm_query".to_owned(), Bytes::new()));
+                }
+            }
             HostEffect::CallHost { call, name, args, .. } => {
                 assert!(call > self.last_call, "a call's number is used twice");
                 self.last_call = call;
@@ -674,7 +718,7 @@ impl World {
             }
             HostEffect::AbortHost(call) => {
                 assert!(
-                    self.calls.remove(&call).is_some(),
+                    self.calls.remove(&call).is_some() || self.begun.remove(&call).is_some(),
                     "aborted a call that is not under way"
                 );
                 self.aborted.insert(call);

@@ -50,7 +50,7 @@ fn executed() -> Input {
 }
 
 fn ask(run: &mut Run, prompt: &str) -> Query {
-    run.llm_query(2.0, Ok(prompt.to_owned()), None)
+    run.llm_query(2.0, Ok(prompt.to_owned()), None, false)
 }
 
 fn recurse(run: &mut Run, context: Result<Option<String>, String>) -> Query {
@@ -85,7 +85,7 @@ fn a_run_goes_on_when_all_its_queries_are_answered() {
 #[test]
 fn an_answer_has_its_usage_and_its_event() {
     let mut run = running(&Tree::new(rules(), 0.0));
-    let Query { call, started, work } = run.llm_query(2.0, Ok("a".to_owned()), Some("m".repeat(1_000)));
+    let Query { call, started, work } = run.llm_query(2.0, Ok("a".to_owned()), Some("m".repeat(1_000)), false);
     let RlmEventKind::CallStarted { model, child, .. } = &started.kind else {
         panic!("{started:?}");
     };
@@ -120,11 +120,77 @@ fn usage_that_nobody_tells_is_estimated_by_the_prompt() {
     assert!(answer.is_ok_and(|answer| answer.usage.input_tokens >= 100.0));
 }
 
+/// A call that was begun while the run's first reply is written.
+fn begun(tree: &Arc<Tree>) -> (Run, u32) {
+    let mut run = tree.root("Find it.".to_owned(), budget(), 0.0);
+    run.handle(0.0, Input::Ready(Vec::new()));
+    let query = run.llm_query(1.0, Ok("a".repeat(40)), None, true);
+    assert!(matches!(
+        query.started.kind,
+        RlmEventKind::CallStarted { ahead: true, .. }
+    ));
+    (run, query.call)
+}
+
+#[test]
+fn a_reply_does_not_wait_for_calls_that_it_has_begun() {
+    let (mut run, call) = begun(&Tree::new(rules(), 0.0));
+    run.came(2.0, call);
+    let next = run.handle(3.0, Input::Replied(Ok(said(&cell("look")))));
+    assert_eq!(next.step, Some(Step::Execute("look".to_owned())));
+    // What follows the code waits for them, as for all others.
+    let next = run.handle(4.0, executed());
+    assert!(next.events.is_empty() && next.step.is_none(), "{next:?}");
+    let (answer, next) = run.answered(9.0, call, Came::Reply(said("x")));
+    assert_eq!(answer.unwrap().text, "x");
+    assert!(matches!(
+        next.events[0].kind,
+        RlmEventKind::CallEnded {
+            wasted: false,
+            duration: 1.0,
+            ..
+        }
+    ));
+    assert!(matches!(next.step, Some(Step::Ask(2, _))), "{next:?}");
+}
+
+#[test]
+fn a_call_in_vain_is_charged_once() {
+    let (mut run, call) = begun(&Tree::new(rules(), 0.0));
+    let (answer, next) = run.answered(2.0, call, Came::Wasted(Reply::default()));
+    assert!(answer.unwrap_err().contains("did not make this call"));
+    assert!(matches!(
+        next.events[0].kind,
+        RlmEventKind::CallEnded { wasted: true, .. }
+    ));
+    let spent = run.budget().spent();
+    assert_eq!(
+        (spent.calls, spent.input_tokens),
+        (0.0, 10.0),
+        "the sandbox counts the call itself"
+    );
+    run.answered(3.0, call, Came::Wasted(Reply::default()));
+    assert_eq!(run.budget().spent().input_tokens, 14.0);
+}
+
+#[test]
+fn calls_in_vain_end_before_a_run_that_needs_no_code() {
+    let (mut run, call) = begun(&Tree::new(rules(), 0.0));
+    let next = run.handle(2.0, Input::Replied(Ok(said("FINAL(it is so)"))));
+    assert!(matches!(next.step, Some(Step::Finish(_))), "{next:?}");
+    let at = |is: fn(&RlmEventKind) -> bool| next.events.iter().position(|event| is(&event.kind));
+    let wasted = at(|kind| matches!(kind, RlmEventKind::CallEnded { wasted: true, .. }));
+    let over = at(|kind| matches!(kind, RlmEventKind::RunEnded { .. }));
+    assert!(wasted.is_some() && wasted < over, "{:?}", next.events);
+    let (_, next) = run.answered(3.0, call, Came::Wasted(Reply::default()));
+    assert!(next.events.is_empty() && next.step.is_none(), "{next:?}");
+}
+
 #[test]
 fn a_prompt_that_does_not_fit_is_refused() {
     let mut run = running(&Tree::new(rules(), 0.0));
     let refused = query::checked("x".repeat(16_001), 4_000);
-    let Query { call, started, work } = run.llm_query(2.0, refused.clone(), None);
+    let Query { call, started, work } = run.llm_query(2.0, refused.clone(), None, false);
     let Work::Refuse(why) = work else { panic!("{work:?}") };
     assert!(why.contains("16001 characters"), "{why}");
     assert!(matches!(
@@ -312,13 +378,13 @@ impl Simulation {
     }
 
     /// Has the code of a run make a query.
-    fn query(&mut self, id: &str, recurses: bool) {
+    fn query(&mut self, id: &str, recurses: bool, ahead: bool) {
         let driven = self.runs.get_mut(id).unwrap();
         let query = match recurses {
             true => driven
                 .run
                 .rlm_query(self.now, Ok("t".to_owned()), budget(), |_| Ok(Some(String::new()))),
-            false => driven.run.llm_query(self.now, Ok("p".to_owned()), None),
+            false => driven.run.llm_query(self.now, Ok("p".to_owned()), None, ahead),
         };
         self.events.push(query.started);
         match query.work {
@@ -337,7 +403,12 @@ impl Simulation {
         let driven = self.runs.get_mut(&id).unwrap();
         match (what % 8, driven.step.clone()) {
             (0, _) if what == 0 => self.tree.stop(RunOutcome::Aborted, "stopped"),
-            (0 | 1, Some(Step::Execute(_))) => self.query(&id, what % 2 == 0),
+            (0 | 1, Some(Step::Execute(_))) => self.query(&id, what % 2 == 0, false),
+            (4, Some(Step::Ask(..))) => self.query(&id, false, true),
+            (3, _) if what > 200 && !driven.asked.is_empty() => {
+                let call = driven.asked.pop_last().unwrap();
+                self.answer(&id, call, Came::Wasted(Reply::default()));
+            }
             (2, Some(_)) if what == 2 => {
                 driven.step = None;
                 self.give(&id, Input::Stopped);

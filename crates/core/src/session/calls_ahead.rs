@@ -1,0 +1,249 @@
+//! Host calls that are begun ahead: a shadow made them, and nobody has asked for its code yet.
+//!
+//! Only calls of `llm_query` are begun, and only by code that is being written: its complete statements are certain to come. A begun call
+//! belongs to its shadow. When the shadow is promoted, the same call of the promoted guest *claims* it. When the shadow ends instead, the
+//! call is aborted, and counts as wasted. A session that has wasted too much begins no more.
+//!
+//! The budget counts a call when it is begun. What the call used is charged when it is claimed or wasted.
+//!
+//! Decisions: `docs/internals/running-ahead.md`.
+
+use std::collections::BTreeMap;
+
+use super::calls::{Calls, Running, Waiting};
+use super::interpreter::Interpreter;
+use super::shadow::Shadow;
+use super::shadows::{ShadowEffect, Shadows};
+use super::{Body, Effect, Encoded, HostEffect, Session};
+use crate::budget::{Budget, Usage};
+use crate::limits::WASTED_CALLS;
+use crate::protocol::{Event, QUERIES};
+use crate::stats::CallsAhead;
+
+/// The first number of calls that are begun ahead. Other calls have lower numbers.
+const FIRST_CALL: u32 = 1 << 31;
+
+/// A call that was begun ahead, and is not claimed yet.
+#[derive(Debug)]
+pub(super) struct Begun<B> {
+    /// The guest's number for the call.
+    guest_call: u32,
+    /// The host's number for the call.
+    call: u32,
+    budget: Budget,
+    /// The use of the budget that was reported so far. It is not charged yet.
+    usage: Vec<Usage>,
+    /// The call's result, if it has returned already.
+    result: Option<Result<Encoded<B>, String>>,
+}
+
+impl<B> Begun<B> {
+    fn charge(&self, budget: &Budget) {
+        self.usage.iter().for_each(|usage| budget.charge(usage));
+    }
+
+    /// Gives the call up. Returns the number that the driver has to abort, if the call is still under way.
+    fn waste(self, tally: &mut CallsAhead) -> u32 {
+        self.charge(&self.budget);
+        tally.wasted += 1;
+        self.call
+    }
+}
+
+/// The begun calls of a session.
+#[derive(Debug, Default)]
+pub(super) struct AheadOfCalls {
+    /// True if calls may be begun ahead.
+    pub(super) is_on: bool,
+    last: u32,
+    pub(super) tally: CallsAhead,
+}
+
+impl<B: Body> Session<B> {
+    /// Lets calls of `llm_query` begin before their code is asked for, if that code is being written
+    /// ([`Input::Written`](super::Input::Written)).
+    #[must_use]
+    pub fn with_calls_ahead(mut self) -> Self {
+        self.shadows.calls.is_on = true;
+        self
+    }
+
+    pub(super) fn host_returned(&mut self, now: f64, call: u32, result: Result<Encoded<B>, String>) {
+        if let Some(result) = self.shadows.host_returned(call, result) {
+            self.interpreter.host_returned(now, call, result);
+        }
+    }
+
+    pub(super) fn host_used(&mut self, call: u32, usage: &Usage) {
+        if !self.shadows.host_used(call, usage) {
+            self.interpreter.host_used(call, usage);
+        }
+    }
+}
+
+impl<B: Body> Shadow<B> {
+    /// Calls of this name that the guest has made and that are not begun, at most so many: the guest's numbers and the arguments.
+    fn calls_to_begin(&self, name: &str, most: usize) -> Vec<(u32, Encoded<B>)> {
+        let made = self.said.iter().filter_map(|(_, event, body)| match (event, body) {
+            (
+                Event::HostCall {
+                    call,
+                    name: its,
+                    encoding,
+                    ..
+                },
+                Some(body),
+            ) if its == name => Some((*call, *encoding, body)),
+            _ => None,
+        });
+        // The guest is not trusted: of two calls with the same number, the promotion will hear the first one only.
+        let mut last = self.begun.last().map_or(0, |begun| begun.guest_call);
+        let fresh = made.filter(|(call, ..)| {
+            let is_fresh = *call > last;
+            last = last.max(*call);
+            is_fresh
+        });
+        fresh
+            .take(most.saturating_sub(self.begun.len()))
+            .map(|(call, encoding, body)| {
+                let body = body.clone();
+                (call, Encoded { encoding, body })
+            })
+            .collect()
+    }
+}
+
+impl<B: Body> Shadows<B> {
+    /// Begins calls that code which is being written has made, as far as the session may make them.
+    pub(super) fn begin_calls(&mut self, now: f64, interpreter: &Interpreter<B>) {
+        let config = &interpreter.config;
+        // In such a profile, calls are refused all together. So none is begun before all are known.
+        if !self.calls.is_on || config.profile.has_whole_batches() || self.has_wasted_calls(interpreter) {
+            return;
+        }
+        let name = QUERIES[0];
+        if !config.host_functions.iter().any(|function| function == name) {
+            return;
+        }
+        let most = config
+            .limits
+            .max_concurrent_host_calls
+            .min(config.limits.max_host_calls);
+        let Some(shadow) = self.shadows.iter_mut().find(|shadow| shadow.is_written()) else {
+            return;
+        };
+        for (guest_call, args) in shadow.calls_to_begin(name, most as usize) {
+            let budget = interpreter.budget.clone();
+            if budget.admit(now).is_err() {
+                return; // the code that comes is told so
+            }
+            let call = FIRST_CALL + self.calls.last;
+            self.calls.last = self.calls.last.wrapping_add(1) % FIRST_CALL;
+            self.calls.tally.begun += 1;
+            shadow.begun.push(Begun {
+                guest_call,
+                call,
+                budget: budget.clone(),
+                usage: Vec::new(),
+                result: None,
+            });
+            self.effects.push(ShadowEffect::Host(HostEffect::CallHost {
+                call,
+                ticket: None,
+                name: name.to_owned(),
+                args,
+                budget,
+                ahead: true,
+            }));
+        }
+    }
+
+    /// Returns true if too many calls were begun in vain.
+    fn has_wasted_calls(&self, interpreter: &Interpreter<B>) -> bool {
+        let wasted = self.calls.tally.wasted + interpreter.stats.ahead.calls.wasted;
+        f64::from(wasted) > WASTED_CALLS * f64::from(interpreter.stats.host_calls)
+    }
+
+    fn begun(&mut self, call: u32) -> Option<&mut Begun<B>> {
+        let begun = self.shadows.iter_mut().flat_map(|shadow| &mut shadow.begun);
+        begun.into_iter().find(|begun| begun.call == call)
+    }
+
+    /// Keeps the result of a call that nobody has claimed yet. Returns the result if there is no such call.
+    pub(super) fn host_returned(
+        &mut self,
+        call: u32,
+        result: Result<Encoded<B>, String>,
+    ) -> Option<Result<Encoded<B>, String>> {
+        match self.begun(call) {
+            Some(begun) => {
+                begun.result = Some(result);
+                None
+            }
+            None => Some(result),
+        }
+    }
+
+    /// Keeps the usage that a call has reported which nobody has claimed yet. Returns false if there is no such call.
+    pub(super) fn host_used(&mut self, call: u32, usage: &Usage) -> bool {
+        self.begun(call).map(|begun| begun.usage.push(*usage)).is_some()
+    }
+
+    /// Gives up the begun calls of a shadow that has ended.
+    pub(super) fn waste_calls(&mut self, shadow: &mut Shadow<B>) {
+        for begun in std::mem::take(&mut shadow.begun) {
+            let call = begun.waste(&mut self.calls.tally);
+            self.effects.push(ShadowEffect::Host(HostEffect::AbortHost(call)));
+        }
+    }
+}
+
+impl<B: Body> Interpreter<B> {
+    /// Takes the calls that the guest's code has begun ahead. The exchange that claims them has just begun.
+    pub(super) fn take_begun_calls(&mut self, begun: Vec<Begun<B>>) {
+        if let Some(exchange) = &mut self.exchange {
+            exchange.calls.begun = begun.into_iter().map(|begun| (begun.guest_call, begun)).collect();
+        }
+    }
+
+    /// Counts the claimed calls. Gives up the begun calls that no call of the guest has claimed, and no waiting call will.
+    pub(super) fn waste_unclaimed_calls(&mut self) {
+        let Some(exchange) = &mut self.exchange else { return };
+        let calls = &mut exchange.calls;
+        self.stats.ahead.calls.used += std::mem::take(&mut calls.claimed);
+        let waits = |number: &u32| calls.waiting.iter().any(|call: &Waiting<B>| call.guest_call == *number);
+        let vain: Vec<u32> = calls.begun.keys().copied().filter(|number| !waits(number)).collect();
+        for begun in vain.iter().filter_map(|number| calls.begun.remove(number)) {
+            let call = begun.waste(&mut self.stats.ahead.calls);
+            self.effects.push(Effect::Host(HostEffect::AbortHost(call)));
+        }
+    }
+}
+
+/// The calls that a guest's code has begun ahead, by the guest's numbers.
+pub(super) type BegunCalls<B> = BTreeMap<u32, Begun<B>>;
+
+impl<B: Body> Calls<B> {
+    /// Has a call of the guest claim the one that was begun ahead for it. Returns the call's result, if it has returned already.
+    pub(super) fn claim(
+        &mut self,
+        begun: Begun<B>,
+        name: String,
+        expires_at: f64,
+        budget: &Budget,
+        effects: &mut Vec<Effect<B>>,
+    ) -> Option<Result<Encoded<B>, String>> {
+        begun.charge(budget);
+        self.claimed += 1;
+        effects.push(Effect::Host(HostEffect::ClaimHost(begun.call)));
+        if begun.result.is_none() {
+            let running = Running {
+                guest_call: begun.guest_call,
+                name,
+                expires_at: Some(expires_at),
+            };
+            self.running.insert(begun.call, running);
+        }
+        begun.result
+    }
+}

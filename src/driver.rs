@@ -38,16 +38,18 @@ use self::slots::Slots;
 use super::budget;
 use super::convert::{decode, display};
 use super::glue::{Glue, now, object, random, thrown};
-use super::options::{ExecuteOptions, Options};
+use super::options::{Options, Watch};
 use super::outbox::JsBody;
 use super::remote::Server;
 use super::spares::Claim;
 use super::stop::after;
-use sandglass_core::budget::{Budget, BudgetLimits};
+use sandglass_core::budget::Budget;
 use sandglass_core::error::Error;
 use sandglass_core::execution::{CodeExecution, Killer, Outcome};
 use sandglass_core::protocol::{GuestInfo, Request, Stream};
-use sandglass_core::session::{Command, Effect, Encoded, Fork, GuestEffect, HostEffect, Input, Reply, Session, Ticket};
+use sandglass_core::session::{
+    Command, Effect, Encoded, Execute, Fork, GuestEffect, HostEffect, Input, Reply, Session, Ticket,
+};
 
 /// One session, and the guests, timers and callbacks around it.
 pub(super) struct Driver {
@@ -101,7 +103,7 @@ pub(crate) type Ran = (Box<CodeExecution>, Option<JsValue>);
 struct Waiter {
     settle: Settle,
     on_output: Option<OnOutput>,
-    options: ExecuteOptions,
+    watch: Watch,
     /// The displays that the execution has shown so far.
     displays: Array,
 }
@@ -186,15 +188,15 @@ impl Driver {
     }
 
     /// Gives the session a command. Returns a promise of the outcome.
-    pub(super) fn submit(&self, command: Command<JsBody>, options: ExecuteOptions) -> Promise {
-        self.submit_for(command, options, Self::present)
+    pub(super) fn submit(&self, command: Command<JsBody>, watch: Watch) -> Promise {
+        self.submit_for(command, watch, Self::present)
     }
 
     /// Gives the session a command. Returns a promise of the value that `present` makes of the outcome.
     pub(super) fn submit_for(
         &self,
         command: Command<JsBody>,
-        options: ExecuteOptions,
+        watch: Watch,
         present: impl FnOnce(&Self, Reply<JsBody>, &Array) -> Result<JsValue, Error> + 'static,
     ) -> Promise {
         let mut functions = None;
@@ -206,8 +208,8 @@ impl Driver {
                 Err(error) => reject.call1(&JsValue::UNDEFINED, &thrown(&driver.glue, &error)),
             };
         });
-        let signal = options.signal.clone();
-        let ticket = self.wait(settle, None, options);
+        let signal = watch.signal.clone();
+        let ticket = self.wait(settle, None, watch);
         match signal {
             Some(signal) if signal.aborted() => self.feed(Input::Aborted(ticket, command)),
             Some(signal) => {
@@ -220,15 +222,9 @@ impl Driver {
     }
 
     /// Runs code, after the packages that it imports are loaded. Returns a promise of the outcome.
-    pub(crate) fn execute(&self, code: String, options: ExecuteOptions) -> Promise {
-        self.load_imported(&code);
-        let (timeout_ms, budget) = (options.timeout_ms, options.budget);
-        let execute = Command::Execute {
-            code,
-            timeout_ms,
-            budget,
-        };
-        self.submit_for(execute, options, Self::present)
+    pub(crate) fn execute(&self, execute: Execute, watch: Watch) -> Promise {
+        self.load_imported(&execute.code);
+        self.submit_for(Command::Execute(execute), watch, Self::present)
     }
 
     /// Runs code for a caller in Rust. Calls `ended` with the outcome.
@@ -246,23 +242,18 @@ impl Driver {
                 Err(error) => Err(error),
             });
         });
-        let ticket = self.wait(settle, on_output, ExecuteOptions::default());
-        let execute = Command::Execute {
-            code,
-            timeout_ms: None,
-            budget: BudgetLimits::default(),
-        };
-        self.feed(Input::Command(ticket, execute));
+        let ticket = self.wait(settle, on_output, Watch::default());
+        self.feed(Input::Command(ticket, Command::Execute(Execute::of(code))));
     }
 
     /// Adds a caller that waits for a command. Returns the command's number.
-    fn wait(&self, settle: Settle, on_output: Option<OnOutput>, options: ExecuteOptions) -> Ticket {
+    fn wait(&self, settle: Settle, on_output: Option<OnOutput>, watch: Watch) -> Ticket {
         let ticket = self.last_ticket.get() + 1;
         self.last_ticket.set(ticket);
         let waiter = Waiter {
             settle,
             on_output,
-            options,
+            watch,
             displays: Array::new(),
         };
         self.waiters.borrow_mut().insert(ticket, waiter);
@@ -275,7 +266,7 @@ impl Driver {
         command: Command<JsBody>,
         value: impl Future<Output = Result<Encoded<JsBody>, Error>> + 'static,
     ) -> Promise {
-        let promise = self.submit(command, ExecuteOptions::default());
+        let promise = self.submit(command, Watch::default());
         let (ticket, this) = (self.last_ticket.get(), self.this.clone());
         spawn_local(async move {
             let value = value.await;
@@ -493,11 +484,11 @@ impl Driver {
         let on_output = waiter.and_then(|waiter| waiter.on_output.clone());
         let (own, all) = match stream {
             Stream::Stderr => (
-                waiter.and_then(|waiter| waiter.options.on_stderr.clone()),
+                waiter.and_then(|waiter| waiter.watch.on_stderr.clone()),
                 &self.options.on_stderr,
             ),
             _ => (
-                waiter.and_then(|waiter| waiter.options.on_stdout.clone()),
+                waiter.and_then(|waiter| waiter.watch.on_stdout.clone()),
                 &self.options.on_stdout,
             ),
         };
@@ -515,7 +506,7 @@ impl Driver {
         let waiters = self.waiters.borrow();
         let own = waiters.get(&ticket).and_then(|waiter| {
             waiter.displays.push(&shown);
-            waiter.options.on_display.clone()
+            waiter.watch.on_display.clone()
         });
         drop(waiters);
         for callback in own.iter().chain(&self.options.on_display) {

@@ -11,13 +11,13 @@ use super::budget::{JsBudget, shown};
 use super::driver::Driver;
 use super::feedback::FeedbackOptions;
 use super::glue::{Glue, get, object, thrown};
-use super::options::{ExecuteOptions, Options};
+use super::options::{Options, Watch};
 use super::outbox::JsBody;
 use super::packages;
 use super::pieces::Pieces;
 use super::source::Source;
 use sandglass_core::error::Error;
-use sandglass_core::session::{Command, Input, Reply, Series, Target, VariableCommand, Wanted};
+use sandglass_core::session::{Command, Execute, Input, Reply, Series, StateCommand, Target, VariableCommand, Wanted};
 use sandglass_rlm::parse::code_so_far;
 
 /// The most messages at the end of a conversation whose words count.
@@ -296,11 +296,11 @@ pub async fn start_sandbox(glue: Glue, options: SandboxOptionsValue) -> Result<S
     console_error_panic_hook::set_once();
     let options = Options::parse(&options).map_err(|error| thrown(&glue, &error))?;
     let driver = Driver::new(glue, options);
-    let started = JsFuture::from(driver.submit(Command::Start, ExecuteOptions::default()));
+    let started = JsFuture::from(driver.submit(Command::Start, Watch::default()));
     let wanted = driver.options().packages.wanted.clone();
     if !wanted.is_empty() {
         let load = Command::Load(Wanted::Requirements(wanted));
-        let loaded = JsFuture::from(driver.submit(load, ExecuteOptions::default()));
+        let loaded = JsFuture::from(driver.submit(load, Watch::default()));
         loaded.await.inspect_err(|_| driver.feed(Input::Destroy))?;
     }
     started.await?;
@@ -323,8 +323,9 @@ impl Sandbox {
         #[wasm_bindgen(unchecked_optional_param_type = "ExecuteOptions")] options: &JsValue,
     ) -> ExecutionPromise {
         let promise = source(code).and_then(|code| {
-            let options = ExecuteOptions::parse(options)?;
-            Ok(self.driver.execute(code, options))
+            let mut execute = Execute::of(code);
+            let watch = Watch::of_execute(&mut execute, options)?;
+            Ok(self.driver.execute(execute, watch))
         });
         self.promise(promise).unchecked_into()
     }
@@ -332,8 +333,9 @@ impl Sandbox {
     /// Runs code that comes piece by piece.
     #[wasm_bindgen(js_name = executeStream, skip_typescript)]
     pub fn execute_stream(&self, code: &JsValue, options: &JsValue) -> Promise {
-        let begun = ExecuteOptions::parse(options).and_then(|options| Ok((options, Pieces::of(code)?)));
-        let promise = begun.and_then(|(options, pieces)| self.driver.execute_written(options, pieces));
+        let mut execute = Execute::default();
+        let begun = Watch::of_execute(&mut execute, options).and_then(|watch| Ok((watch, Pieces::of(code)?)));
+        let promise = begun.and_then(|(watch, pieces)| self.driver.execute_written(execute, watch, pieces));
         self.promise(promise)
     }
 
@@ -451,8 +453,8 @@ impl Sandbox {
                     "cannot be loaded with a backend: packages are those of the server's Python; nothing was installed";
                 return Err(Error::invalid("requirements", why));
             }
-            let options = ExecuteOptions::of_load(options)?;
-            Ok(self.driver.submit(Command::Load(Wanted::Requirements(wanted)), options))
+            let watch = Watch::of_load(options)?;
+            Ok(self.driver.submit(Command::Load(Wanted::Requirements(wanted)), watch))
         });
         self.promise(promise).unchecked_into()
     }
@@ -460,7 +462,7 @@ impl Sandbox {
     /// Saves the state now; `checkpoints: "auto"` saves it when nothing runs. Resolves to the number of the execution that the state
     /// follows (0 before the first). Rejects when the state cannot be saved.
     pub fn checkpoint(&self) -> NumberPromise {
-        self.submit(Command::Checkpoint).unchecked_into()
+        self.submit(Command::State(StateCommand::Checkpoint)).unchecked_into()
     }
 
     /// Goes back to the newest checkpoint of an execution, or to the newest one of all. Variables, files and `context` are as they were
@@ -470,7 +472,8 @@ impl Sandbox {
         &self,
         #[wasm_bindgen(unchecked_optional_param_type = "number")] execution: &JsValue,
     ) -> NumberPromise {
-        let promise = count("execution", execution).map(|execution| self.submit(Command::Restore(execution)));
+        let promise = count("execution", execution)
+            .map(|execution| self.submit(Command::State(StateCommand::Restore(execution))));
         self.promise(promise).unchecked_into()
     }
 
@@ -478,7 +481,7 @@ impl Sandbox {
     /// state before it cannot be had, as after a state that takes long to save, rejects with code `no_checkpoint` and changes nothing.
     /// Resolves to the number of the execution whose state is current now.
     pub fn undo(&self) -> NumberPromise {
-        self.submit(Command::Undo).unchecked_into()
+        self.submit(Command::State(StateCommand::Undo)).unchecked_into()
     }
 
     /// Makes another sandbox with the same options, which begins with a copy of this one's state.
@@ -489,7 +492,7 @@ impl Sandbox {
             };
             let driver = driver.forked(*fork);
             // Resolves when the new sandbox's guest has the state.
-            let ready = driver.submit(Command::Checkpoint, ExecuteOptions::default());
+            let ready = driver.submit(Command::State(StateCommand::Checkpoint), Watch::default());
             let sandbox = Sandbox::new(driver);
             let forked = async move {
                 JsFuture::from(ready).await?;
@@ -499,7 +502,7 @@ impl Sandbox {
         };
         let forked = self
             .driver
-            .submit_for(Command::Fork, ExecuteOptions::default(), present);
+            .submit_for(Command::State(StateCommand::Fork), Watch::default(), present);
         forked.unchecked_into()
     }
 
@@ -545,7 +548,7 @@ impl Sandbox {
     }
 
     pub(super) fn submit(&self, command: Command<JsBody>) -> Promise {
-        self.driver.submit(command, ExecuteOptions::default())
+        self.driver.submit(command, Watch::default())
     }
 
     fn put(&self, target: Target, value: &JsValue) -> VoidPromise {

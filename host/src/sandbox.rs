@@ -15,7 +15,7 @@ use sandglass_core::execution::CodeExecution;
 use sandglass_core::predictions::{Lines, Prediction, Source};
 use sandglass_core::protocol::{GuestInfo, QUERIES};
 use sandglass_core::session::{
-    CellFile, Command, Encoded, FileCommand, Look, Reply, Series, Settings, Target, VariableCommand,
+    CellFile, Command, Encoded, Execute, FileCommand, Look, Reply, Series, Settings, Target, VariableCommand,
 };
 use sandglass_core::stats::Stats;
 use sandglass_core::{BudgetLimits, Error, Limits};
@@ -211,11 +211,11 @@ impl Sandbox {
         if let Some(ms) = timeout_ms {
             Limits::default().set("timeout", ms)?;
         }
-        let command = Command::Execute {
+        let command = Command::Execute(Execute {
             code: code.into(),
             timeout_ms,
             budget,
-        };
+        });
         let value = self.values.then(Arc::default);
         let watch = Watch {
             on_output,

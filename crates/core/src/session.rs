@@ -48,7 +48,7 @@ mod shadow;
 mod shadows;
 mod variables;
 
-use crate::budget::{Budget, BudgetLimits, Usage};
+use crate::budget::{Budget, Usage};
 use crate::deadline::earliest;
 use crate::error::Error;
 use crate::execution::CodeExecution;
@@ -62,9 +62,10 @@ use interpreter::{Config, Guest, Interpreter, Note};
 use pings::Pings;
 use shadows::{ShadowEffect, Shadows};
 
-pub use checkpoints::Fork;
+pub use checkpoints::{Fork, StateCommand};
 pub use contexts::{Series, Target};
 pub use display::ToResult;
+pub use execution::Execute;
 pub use files::{CellFile, FileCommand, Look};
 pub use packages::{Package, Wanted};
 pub use variables::VariableCommand;
@@ -99,14 +100,7 @@ pub enum Command<B> {
     /// Starts the guest. Answered when it is ready.
     Start,
     /// Runs code.
-    Execute {
-        /// The source of the code.
-        code: String,
-        /// Guest time in milliseconds. `None` means the session's `timeout`.
-        timeout_ms: Option<f64>,
-        /// The execution's own limits, within the session's budget.
-        budget: BudgetLimits,
-    },
+    Execute(Execute),
     /// Reads, assigns, lists, adds or captures variables.
     Variable(VariableCommand<B>),
     /// Assigns a value that [`Input::Arrived`] brings. Commands after this one wait.
@@ -117,14 +111,8 @@ pub enum Command<B> {
     File(FileCommand<B>),
     /// Installs packages, in this guest and every later one.
     Load(Wanted),
-    /// Saves the state.
-    Checkpoint,
-    /// Goes back to the newest checkpoint, or to the newest one of this execution.
-    Restore(Option<u32>),
-    /// Goes back to the state before the last execution.
-    Undo,
-    /// Saves the state, and returns it for another session.
-    Fork,
+    /// Saves the state, or goes back to an earlier one.
+    State(StateCommand),
 }
 
 /// Settings to change. `None` leaves a setting as it is.

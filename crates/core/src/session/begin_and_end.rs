@@ -19,7 +19,7 @@ impl<B: Body> Interpreter<B> {
         }
         self.last_exchange += 1;
         if let Job::Execute(execution) = &mut job {
-            execution.budget = self.budget.scope(execution.budget.limits(), now);
+            execution.budget = self.budget.scope(execution.asked.budget, now);
         }
         self.checkpoints.begins(&job, ticket.is_none(), &self.contexts);
         let number = begun.unwrap_or(self.last_exchange);
@@ -75,7 +75,7 @@ impl<B: Body> Interpreter<B> {
                 let state = self.untold_loss.take().unwrap_or_else(StateReport::kept);
                 self.checkpoints.executed(&execution, report.mark);
                 self.notes.push_back(Note::Ran {
-                    code: execution.code.clone(),
+                    code: execution.asked.code.clone(),
                     ms: deadline.guest_ms(now),
                 });
                 if let Some(names) = report.names.take() {

@@ -161,7 +161,7 @@ impl<B: Body> Job<B> {
             }
             Self::Install(install) => return GuestEffect::Install(install.request(exchange), install.bodies()),
             Self::Execute(execution) => {
-                let code = execution.code.clone();
+                let code = execution.asked.code.clone();
                 (
                     Request::Execute {
                         exchange,

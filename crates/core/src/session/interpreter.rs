@@ -409,7 +409,7 @@ impl<B: Body> Interpreter<B> {
         Demand {
             is_free: self.is_free(),
             is_awaited: !self.queue.is_empty(),
-            asks: matches!(self.front(), Some(Queued::State(ask)) if self.checkpoints.needs_save(*ask)),
+            asks: matches!(self.front(), Some(Queued::State(command)) if self.checkpoints.needs_save(*command)),
             executes: matches!(self.front(), Some(Queued::Job(Job::Execute(_)))),
             copies,
         }

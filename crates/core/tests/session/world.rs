@@ -11,8 +11,8 @@ use sandglass_core::protocol::{
     SurveyedVariable,
 };
 use sandglass_core::session::{
-    Command, Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Reply, Series, Session, ShadowId, Slot,
-    Target, Ticket, VariableCommand,
+    Command, Effect, Encoded, Execute, GuestEffect, GuestInput, HostEffect, Input, Reply, Series, Session, ShadowId,
+    Slot, Target, Ticket, VariableCommand,
 };
 use sandglass_core::{Error, Profile};
 
@@ -172,11 +172,7 @@ impl World {
     }
 
     pub(crate) fn execute(&mut self, code: &str) -> Ticket {
-        self.command(Command::Execute {
-            code: code.to_owned(),
-            timeout_ms: None,
-            budget: BudgetLimits::default(),
-        })
+        self.command(Command::Execute(Execute::of(code)))
     }
 
     pub(crate) fn get(&mut self, name: &str) -> Ticket {

@@ -107,10 +107,11 @@ impl<B: Body> Interpreter<B> {
                 };
                 Err(Error::invalid(what, message))
             }
-            (Ending::Done, Job::Install(install)) => return self.installed(now, ticket, install),
-            (Ending::Refused(message), Job::Install(install)) => {
-                return self.not_installed(ticket, &install, message);
-            }
+            (Ending::Done, Job::Load(load)) => return self.installed(now, ticket, load),
+            (Ending::Refused(message), Job::Load(load)) => match ticket {
+                Some(ticket) => return self.not_loaded(ticket, &load, Error::Integrity(message)),
+                None => return,
+            },
             (Ending::Done, Job::File(command)) => {
                 let path = command.changes().unwrap_or_default();
                 self.checkpoints.set(&format!("file {path}"));

@@ -156,7 +156,7 @@ impl<B: Body> Checkpoints<B> {
             Job::Variable(VariableCommand::Get(_) | VariableCommand::Capture(_)) => self.looked_at = true,
             Job::File(FileCommand::Cell { .. } | FileCommand::Look { .. }) => self.looked_at = true,
             Job::Variable(VariableCommand::List) => {}
-            Job::Configure { .. } | Job::File(_) | Job::Install(_) | Job::Restore { .. } => {}
+            Job::Configure { .. } | Job::File(_) | Job::Load(_) | Job::Restore { .. } => {}
         }
     }
 

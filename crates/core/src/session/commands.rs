@@ -23,7 +23,7 @@ pub(super) enum Queued<B> {
     Awaiting(Target),
     /// A request about saved states. It is no exchange, but waits like one.
     State(StateCommand),
-    /// A request for packages. It becomes a `Job::Install` when they are fetched.
+    /// A request for packages. It becomes a job when they are fetched.
     Load(Load<B>),
 }
 

@@ -10,7 +10,7 @@ use super::execution::Execution;
 use super::files::FileCommand;
 use super::interpreter::Config;
 use super::oversized::{does_not_fit, kind, number_of};
-use super::packages::Install;
+use super::packages::Load;
 use super::variables::VariableCommand;
 use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Reply, Settings, Ticket};
 use crate::budget::Exhausted;
@@ -31,7 +31,8 @@ pub(super) enum Job<B> {
     Variable(VariableCommand<B>),
     Configure(Settings),
     File(FileCommand<B>),
-    Install(Install<B>),
+    /// Packages to install in the guest.
+    Load(Load<B>),
     /// Restores the checkpoint with this number. Only the session itself asks for this.
     Restore(u32),
 }
@@ -159,7 +160,7 @@ impl<B: Body> Job<B> {
                 };
                 return GuestEffect::Restore(request, checkpoints.bodies(*checkpoint));
             }
-            Self::Install(install) => return GuestEffect::Install(install.request(exchange), install.bodies()),
+            Self::Load(load) => return load.install(exchange, timeout_ms),
             Self::Execute(execution) => {
                 let code = execution.asked.code.clone();
                 (
@@ -197,7 +198,7 @@ impl<B> Exchange<B> {
     pub(super) fn can_be_stopped(&self) -> bool {
         let is_short = matches!(
             self.job,
-            Job::Variable(VariableCommand::Set(..)) | Job::Configure(_) | Job::File(_) | Job::Install(_)
+            Job::Variable(VariableCommand::Set(..)) | Job::Configure(_) | Job::File(_) | Job::Load(_)
         );
         self.ticket.is_some() && !is_short
     }
@@ -318,7 +319,7 @@ impl<B: Body> Job<B> {
         Ok(match (event, self) {
             (event, Self::Variable(command)) => command.ending(event, body)?,
             (event, Self::File(command)) => command.ending(event, body)?,
-            (Event::Done { .. }, Self::Configure(_) | Self::Install(_)) => Ending::Done,
+            (Event::Done { .. }, Self::Configure(_) | Self::Load(_)) => Ending::Done,
             (Event::Restored { lost, names, .. }, Self::Restore(_)) => Ending::Restored(lost, names),
             (Event::Refused { message, .. }, job) if !matches!(job, Self::Execute(_)) => Ending::Refused(message),
             (event, _) => return Err(format!("{} does not fit what was asked", kind(&event))),

@@ -279,7 +279,7 @@ impl<B: Body> Interpreter<B> {
             return self.not_restored_exactly(now, why);
         }
         let what = match job {
-            Some(Job::Install(_)) => "its packages were not installed again",
+            Some(Job::Load(_)) => "its packages were not installed again",
             _ => "context was not restored",
         };
         let why = if let Error::GuestLost(why) = why {

@@ -1,7 +1,7 @@
 //! One exchange with a guest: a job, the guest's messages, and the event that ends it.
 //!
-//! An [`Exchange`] judges the guest's events by itself. It returns the effects of each event, and the ending of the exchange. An event that
-//! does not fit is a violation.
+//! An [`Exchange`] judges the guest's events by itself. It returns the effects of each event, and the event that ends the exchange. An event
+//! that does not fit is a violation.
 
 use super::calls::{Calls, Waiting};
 use super::checkpoints::Checkpoints;
@@ -9,20 +9,20 @@ use super::contexts::{Contexts, Target};
 use super::execution::Execution;
 use super::files::FileCommand;
 use super::interpreter::Config;
-use super::oversized::{does_not_fit, kind, number_of};
+use super::oversized::{does_not_fit, not_asked, number_of};
 use super::packages::Load;
 use super::variables::VariableCommand;
 use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Reply, Settings, Ticket};
 use crate::budget::Exhausted;
 use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::execution::{LostVariable, Outcome};
+use crate::execution::Outcome;
 use crate::limits::{
     EVENT_BYTES, LOOK_TIMEOUT_MS, OUTPUT_BURST_BYTES, OUTPUT_BURST_PER_CHAR, OUTPUT_BYTES_PER_SECOND,
     OUTPUT_PER_SECOND_PER_CHAR, VALUE_TIMEOUT_MS,
 };
 use crate::output::omission_notice;
-use crate::protocol::{Event, ExecutionReport, Request, Stream};
+use crate::protocol::{Event, Request, Stream};
 
 /// A task for a guest, done in one exchange.
 #[derive(Debug)]
@@ -47,21 +47,6 @@ pub(super) struct Exchange<B> {
     pub(super) deadline: Deadline,
     pub(super) calls: Calls<B>,
     flow: Flow,
-}
-
-/// The ending of an exchange.
-#[derive(Debug)]
-pub(super) enum Ending<B> {
-    /// An execution ended. The value is the final answer.
-    Executed(ExecutionReport, Option<Encoded<B>>),
-    /// The requested value.
-    Value(Encoded<B>),
-    /// The requested variable or file does not exist.
-    Missing,
-    Done,
-    /// The state is restored, without these variables. The names of the user's variables, if steps changed them.
-    Restored(Vec<LostVariable>, Option<Vec<String>>),
-    Refused(String),
 }
 
 /// The bytes of output in an exchange. Our guest batches its output; a guest that floods the host is ended.
@@ -223,7 +208,7 @@ impl<B: Body> Exchange<B> {
         }
     }
 
-    /// Takes an event of the guest, and returns the exchange's ending if the event ended it. An error is a violation.
+    /// Takes an event of the guest, and gives it back if it ends the exchange. An error is a violation.
     pub(super) fn heard(
         &mut self,
         now: f64,
@@ -232,7 +217,7 @@ impl<B: Body> Exchange<B> {
         config: &Config,
         last_call: &mut u32,
         effects: &mut Vec<Effect<B>>,
-    ) -> Result<Option<Ending<B>>, String> {
+    ) -> Result<Option<(Event, Option<B>)>, String> {
         if number_of(&event) != Some(self.number) {
             return Err(does_not_fit(&event));
         }
@@ -288,21 +273,10 @@ impl<B: Body> Exchange<B> {
                 };
                 self.host_call(now, made, batch, config, last_call, effects)?;
             }
-            (
-                Event::Executed {
-                    execution: report,
-                    encoding,
-                    ..
-                },
-                Job::Execute(_),
-            ) => {
-                let last = body.filter(|_| report.has_final);
-                return Ok(Some(Ending::Executed(
-                    report,
-                    last.map(|body| Encoded { encoding, body }),
-                )));
+            (event, job) => {
+                job.check_answer(&event, body.is_some())?;
+                return Ok(Some((event, body)));
             }
-            (event, job) => return job.ending(event, body).map(Some),
         }
         Ok(None)
     }
@@ -314,15 +288,16 @@ impl<B: Body> Exchange<B> {
 }
 
 impl<B: Body> Job<B> {
-    /// The ending that an event means, for jobs other than executions.
-    fn ending(&self, event: Event, body: Option<B>) -> Result<Ending<B>, String> {
-        Ok(match (event, self) {
-            (event, Self::Variable(command)) => command.ending(event, body)?,
-            (event, Self::File(command)) => command.ending(event, body)?,
-            (Event::Done { .. }, Self::Configure(_) | Self::Load(_)) => Ending::Done,
-            (Event::Restored { lost, names, .. }, Self::Restore(_)) => Ending::Restored(lost, names),
-            (Event::Refused { message, .. }, job) if !matches!(job, Self::Execute(_)) => Ending::Refused(message),
-            (event, _) => return Err(format!("{} does not fit what was asked", kind(&event))),
-        })
+    /// Checks that an event is an answer to the job. An error is a violation.
+    fn check_answer(&self, event: &Event, has_body: bool) -> Result<(), String> {
+        match (event, self) {
+            (_, Self::Variable(command)) => command.check_answer(event, has_body),
+            (_, Self::File(command)) => command.check_answer(event, has_body),
+            (Event::Executed { .. }, Self::Execute(_))
+            | (Event::Done { .. }, Self::Configure(_) | Self::Load(_))
+            | (Event::Restored { .. }, Self::Restore(_))
+            | (Event::Refused { .. }, Self::Configure(_) | Self::Load(_) | Self::Restore(_)) => Ok(()),
+            _ => Err(not_asked(event)),
+        }
     }
 }

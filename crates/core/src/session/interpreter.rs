@@ -486,7 +486,7 @@ impl<B: Body> Interpreter<B> {
                 match heard {
                     Err(what) => self.violation(now, &what),
                     Ok(None) => {}
-                    Ok(Some(ending)) => self.ended(now, ending),
+                    Ok(Some((event, body))) => self.ended(now, event, body),
                 }
             }
             (Guest::Booting(_), event) => self.violation(now, &format!("{} before it was ready", kind(&event))),

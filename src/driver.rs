@@ -400,13 +400,7 @@ impl Driver {
             Effect::Park(shadow) => self.park(shadow),
             Effect::Promote(shadow) => self.promote(shadow),
             Effect::Host(HostEffect::Fetch(ticket, wanted)) => self.fetch(ticket, wanted),
-            Effect::Host(HostEffect::CallHost {
-                call,
-                name,
-                args,
-                budget,
-                ..
-            }) => self.call_host(call, &name, &args, &budget),
+            Effect::Host(HostEffect::CallHost(call)) => self.call_host(call),
             Effect::Host(HostEffect::Progress(progress)) => self.calls_progress(&progress),
             Effect::Host(HostEffect::AbortHost(call)) => {
                 if let Some(controller) = self.calls.borrow_mut().remove(&call) {

@@ -21,7 +21,7 @@ use crate::glue::{describe, get, now, object};
 use crate::outbox::JsBody;
 use sandglass_core::budget::{Budget, BudgetLimits};
 use sandglass_core::protocol::QUERIES;
-use sandglass_core::session::{Encoded, Input, Progress};
+use sandglass_core::session::{Call, Encoded, Input, Progress};
 use sandglass_rlm::tree::Answer;
 
 /// A query of Python for [`OnQuery`].
@@ -43,7 +43,8 @@ pub(crate) type OnQuery = Rc<dyn Fn(Asked) -> Pin<Box<dyn Future<Output = Result
 
 impl Driver {
     /// Begins a host call. The session gets the result as [`Input::HostReturned`], unless the call is aborted before.
-    pub(super) fn call_host(&self, call: u32, name: &str, args: &Encoded<JsBody>, budget: &Budget) {
+    pub(super) fn call_host(&self, asked: Call<JsBody>) {
+        let call = asked.call;
         let signal = match AbortController::new() {
             Ok(controller) => {
                 let signal = controller.signal();
@@ -52,18 +53,18 @@ impl Driver {
             }
             Err(error) => return self.returned(call, Err(describe(&error))),
         };
-        if let Some(on_query) = self.on_query.as_ref().filter(|_| QUERIES.contains(&name)) {
-            return self.query(call, name, args, budget, signal, on_query.clone());
+        let Call { name, args, budget, .. } = asked;
+        if let Some(on_query) = self.on_query.as_ref().filter(|_| QUERIES.contains(&name.as_str())) {
+            return self.query(call, &name, &args, &budget, signal, on_query.clone());
         }
         let functions = &self.options.host_functions;
         let function = functions.iter().find(|function| function.name == name);
-        let promise = decode(args)
+        let promise = decode(&args)
             .map_err(|error| JsValue::from_str(&error.to_string()))
             .and_then(|decoded| match function {
-                Some(function) => self.call_function(call, function, arguments(args, decoded)?, &signal),
-                None => self.ask(name, &list(decoded), &signal, budget),
+                Some(function) => self.call_function(call, function, arguments(&args, decoded)?, &signal),
+                None => self.ask(&name, &list(decoded), &signal, &budget),
             });
-        let name = name.to_owned();
         let this = self.this.clone();
         // The user's promise may never settle. So waiting ends with the call.
         let aborted = aborted(&signal);

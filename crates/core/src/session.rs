@@ -62,6 +62,7 @@ use interpreter::{Config, Guest, Interpreter, Note};
 use pings::Pings;
 use shadows::{ShadowEffect, Shadows};
 
+pub use calls::Call;
 pub use checkpoints::{Fork, StateCommand};
 pub use contexts::{Series, Target};
 pub use display::ToResult;
@@ -225,18 +226,7 @@ pub enum Effect<B> {
 #[derive(Debug, Clone, PartialEq)]
 pub enum HostEffect<B> {
     /// Calls the user's function. Its result must come back as [`Input::HostReturned`] with the same number.
-    CallHost {
-        /// The call's number. It is never used twice.
-        call: u32,
-        /// The command whose code calls.
-        ticket: Option<Ticket>,
-        /// The function's name.
-        name: String,
-        /// The list of arguments, or a single str argument alone.
-        args: Encoded<B>,
-        /// The execution's budget. A recursion gets a child of it.
-        budget: Budget,
-    },
+    CallHost(Call<B>),
     /// Aborts a host call for which nobody waits any more.
     AbortHost(u32),
     /// Reports the progress of calls that Python made at once.

@@ -13,12 +13,11 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use sandglass_core::Error;
-use sandglass_core::budget::Budget;
 use sandglass_core::display::{Kind, kind as display_kind};
 use sandglass_core::execution::{CodeExecution, Display, Killer, Outcome};
 use sandglass_core::protocol::{Event, GuestInfo, Request, Stream, VALUE_MIME};
 use sandglass_core::session::{
-    Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Reply, Session, Slot, Ticket, ToResult,
+    Call, Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Reply, Session, Slot, Ticket, ToResult,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
@@ -233,17 +232,7 @@ impl SandboxTask {
                 );
                 self.tell(Input::Fetched(ticket, Err(error)));
             }
-            Effect::Host(HostEffect::CallHost {
-                call,
-                ticket,
-                name,
-                args,
-                budget,
-            }) => {
-                let waiter = ticket.and_then(|ticket| self.waiters.get(&ticket));
-                let request = waiter.and_then(|waiter| waiter.watch.request.clone());
-                self.call_host(call, request, name, args, budget);
-            }
+            Effect::Host(HostEffect::CallHost(call)) => self.call_host(call),
             Effect::Host(HostEffect::AbortHost(call)) => {
                 if let Some(task) = self.calls.remove(&call) {
                     task.abort();
@@ -516,7 +505,16 @@ impl SandboxTask {
 
     // ---- the user's functions ----
 
-    fn call_host(&mut self, call: u32, request: Option<String>, name: String, args: Encoded<Payload>, budget: Budget) {
+    fn call_host(&mut self, call: Call<Payload>) {
+        let waiter = call.ticket.and_then(|ticket| self.waiters.get(&ticket));
+        let request = waiter.and_then(|waiter| waiter.watch.request.clone());
+        let Call {
+            call,
+            name,
+            args,
+            budget,
+            ..
+        } = call;
         let function = self.functions.get(&name).cloned();
         let messages = self.messages.clone();
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]

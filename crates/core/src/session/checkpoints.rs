@@ -10,11 +10,12 @@ use super::going_back::Reverting;
 use super::interpreter::{Config, Guest, Interpreter};
 use super::journal::{Journal, Origin, Steps};
 use super::packages::Package;
-use super::saves::{LEAST_SAVE_MS, Saved, Saving};
+use super::saves::{LEAST_SAVE_MS, Saving};
 use super::variables::VariableCommand;
 use super::{Body, Error, Reply, Ticket};
 use crate::execution::{LostVariable, StateReport};
 use crate::limits::{Limits, MAX_NAMES};
+use crate::protocol::Event;
 
 /// The number of guests that may crash one after another at once after a restore. Then the restored state is given up for an earlier one.
 const MOST_CRASHES: u32 = 3;
@@ -488,8 +489,8 @@ impl<B: Body> Interpreter<B> {
     }
 
     /// Takes a checkpoint from the guest. A guest that holds memory which its variables no longer need is replaced, if nobody waits for it.
-    pub(super) fn saved(&mut self, now: f64, save: Saved, body: Option<B>) {
-        match self.checkpoints.saved(now, save, body) {
+    pub(super) fn saved(&mut self, now: f64, event: Event, body: Option<B>) {
+        match self.checkpoints.saved(now, event, body) {
             Err(what) => self.violation(now, what),
             Ok(true) if self.exchange.is_none() && self.queue.is_empty() => {
                 self.checkpoints.tells = true;

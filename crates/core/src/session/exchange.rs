@@ -3,7 +3,7 @@
 //! An [`Exchange`] judges the guest's events by itself. It returns the effects of each event, and the event that ends the exchange. An event
 //! that does not fit is a violation.
 
-use super::calls::{Calls, Waiting};
+use super::calls::Calls;
 use super::checkpoints::Checkpoints;
 use super::contexts::{Contexts, Target};
 use super::execution::Execution;
@@ -12,7 +12,7 @@ use super::interpreter::Config;
 use super::oversized::{does_not_fit, not_asked, number_of};
 use super::packages::Load;
 use super::variables::VariableCommand;
-use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Reply, Settings, Ticket};
+use super::{Body, Effect, GuestEffect, HostEffect, Reply, Settings, Ticket};
 use crate::budget::Exhausted;
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -254,24 +254,8 @@ impl<B: Body> Exchange<B> {
                 let shown = execution.display(self.ticket, mime, is_result, body, most_bytes)?;
                 effects.extend(shown.map(Effect::Host));
             }
-            (
-                Event::HostCall {
-                    call,
-                    batch,
-                    name,
-                    encoding,
-                    ..
-                },
-                Job::Execute(_),
-            ) => {
-                let body = body.ok_or("a host call without arguments")?;
-                let made = Waiting {
-                    guest_call: call,
-                    name,
-                    args: Encoded { encoding, body },
-                    is_counted: false,
-                };
-                self.host_call(now, made, batch, config, last_call, effects)?;
+            (event @ Event::HostCall { .. }, Job::Execute(_)) => {
+                self.host_call(now, event, body, config, last_call, effects)?;
             }
             (event, job) => {
                 job.check_answer(&event, body.is_some())?;

@@ -1,7 +1,7 @@
 //! Requests about a guest's files, and checks of the answers.
 
-use super::oversized::not_asked;
 use super::Body;
+use super::oversized::not_asked;
 use crate::execution::FileChange;
 use crate::limits::{MAX_CHANGED_FILES, MAX_PATH_TEXT};
 use crate::protocol::{Encoding, Event, Request};

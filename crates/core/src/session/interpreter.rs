@@ -17,7 +17,7 @@ use super::exchange::{Exchange, Job};
 use super::oversized::{does_not_fit, kind, oversized};
 use super::packages::Package;
 use super::pings::Pings;
-use super::saves::{Demand, Saved};
+use super::saves::Demand;
 use super::{Body, Effect, GuestEffect, GuestInput, HostEffect, Reply, Slot, Ticket};
 use crate::budget::{Budget, BudgetLimits};
 use crate::deadline::{StopReason, Verdict, earliest};
@@ -450,23 +450,7 @@ impl<B: Body> Interpreter<B> {
             (Guest::Booting(_), Event::BootFailed { message } | Event::Fatal { message }) => {
                 self.boot_failed(Error::BootFailed(message));
             }
-            (
-                Guest::Up,
-                Event::Saved {
-                    checkpoint,
-                    full,
-                    lost,
-                    spent,
-                },
-            ) => {
-                let save = Saved {
-                    number: checkpoint,
-                    full,
-                    lost,
-                    spent,
-                };
-                self.saved(now, save, body);
-            }
+            (Guest::Up, event @ Event::Saved { .. }) => self.saved(now, event, body),
             (Guest::Up, Event::NotSaved { checkpoint, reason }) => self.not_saved(now, checkpoint, reason),
             (Guest::Up, Event::Checked { check, plain }) => self.notes.push_back(Note::Checked { check, plain }),
             (Guest::Up, Event::Surveyed { survey, variables }) => {

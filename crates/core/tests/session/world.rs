@@ -11,8 +11,8 @@ use sandglass_core::protocol::{
     SurveyedVariable,
 };
 use sandglass_core::session::{
-    Command, Effect, Encoded, Execute, GuestEffect, GuestInput, HostEffect, Input, Reply, Series, Session, ShadowId,
-    Slot, Target, Ticket, VariableCommand,
+    Call, Command, Effect, Encoded, Execute, GuestEffect, GuestInput, HostEffect, Input, Reply, Series, Session,
+    ShadowId, Slot, Target, Ticket, VariableCommand,
 };
 use sandglass_core::{Error, Profile};
 
@@ -657,7 +657,7 @@ impl World {
                 assert!(self.is_pending(ticket), "fetches for a command that is over");
                 self.fetching.insert(ticket);
             }
-            HostEffect::CallHost { call, name, args, .. } => {
+            HostEffect::CallHost(Call { call, name, args, .. }) => {
                 assert!(call > self.last_call, "a call's number is used twice");
                 self.last_call = call;
                 self.calls.insert(call, (name, args.body));

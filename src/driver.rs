@@ -187,18 +187,22 @@ impl Driver {
         self.session.borrow().info().clone()
     }
 
-    /// Gives the session a command. Returns a promise of the outcome.
-    pub(super) fn submit(&self, command: Command<JsBody>, watch: Watch) -> Promise {
-        self.submit_for(command, watch, Self::present)
+    /// Gives the session a command that nobody watches. Returns a promise of the outcome.
+    pub(super) fn submit(&self, command: Command<JsBody>) -> Promise {
+        self.submit_for(command, Watch::default(), Self::present)
     }
 
-    /// Gives the session a command. Returns a promise of the value that `present` makes of the outcome.
+    /// Gives the session a command, after another one that loads the packages which its code imports. Returns a promise of the value that
+    /// `present` makes of the outcome.
     pub(super) fn submit_for(
         &self,
         command: Command<JsBody>,
         watch: Watch,
         present: impl FnOnce(&Self, Reply<JsBody>, &Array) -> Result<JsValue, Error> + 'static,
     ) -> Promise {
+        if let Command::Execute(execute) = &command {
+            self.load_imported(&execute.code);
+        }
         let mut functions = None;
         let promise = Promise::new(&mut |resolve, reject| functions = Some((resolve, reject)));
         let settle: Settle = Box::new(move |driver, reply, displays| {
@@ -219,12 +223,6 @@ impl Driver {
             None => self.feed(Input::Command(ticket, command)),
         }
         promise
-    }
-
-    /// Runs code, after the packages that it imports are loaded. Returns a promise of the outcome.
-    pub(crate) fn execute(&self, execute: Execute, watch: Watch) -> Promise {
-        self.load_imported(&execute.code);
-        self.submit_for(Command::Execute(execute), watch, Self::present)
     }
 
     /// Runs code for a caller in Rust. Calls `ended` with the outcome.
@@ -266,7 +264,7 @@ impl Driver {
         command: Command<JsBody>,
         value: impl Future<Output = Result<Encoded<JsBody>, Error>> + 'static,
     ) -> Promise {
-        let promise = self.submit(command, Watch::default());
+        let promise = self.submit(command);
         let (ticket, this) = (self.last_ticket.get(), self.this.clone());
         spawn_local(async move {
             let value = value.await;

@@ -296,11 +296,11 @@ pub async fn start_sandbox(glue: Glue, options: SandboxOptionsValue) -> Result<S
     console_error_panic_hook::set_once();
     let options = Options::parse(&options).map_err(|error| thrown(&glue, &error))?;
     let driver = Driver::new(glue, options);
-    let started = JsFuture::from(driver.submit(Command::Start, Watch::default()));
+    let started = JsFuture::from(driver.submit(Command::Start));
     let wanted = driver.options().packages.wanted.clone();
     if !wanted.is_empty() {
         let load = Command::Load(Wanted::Requirements(wanted));
-        let loaded = JsFuture::from(driver.submit(load, Watch::default()));
+        let loaded = JsFuture::from(driver.submit(load));
         loaded.await.inspect_err(|_| driver.feed(Input::Destroy))?;
     }
     started.await?;
@@ -325,7 +325,9 @@ impl Sandbox {
         let promise = source(code).and_then(|code| {
             let mut execute = Execute::of(code);
             let watch = Watch::of_execute(&mut execute, options)?;
-            Ok(self.driver.execute(execute, watch))
+            Ok(self
+                .driver
+                .submit_for(Command::Execute(execute), watch, Driver::present))
         });
         self.promise(promise).unchecked_into()
     }
@@ -387,7 +389,7 @@ impl Sandbox {
     /// Reads a variable; `undefined` when it does not exist.
     #[wasm_bindgen(js_name = getVariable)]
     pub fn get_variable(&self, #[wasm_bindgen(unchecked_param_type = "string")] name: &JsValue) -> ValuePromise {
-        let promise = text("name", name).map(|name| self.submit(Command::Variable(VariableCommand::Get(name))));
+        let promise = text("name", name).map(|name| self.driver.submit(Command::Variable(VariableCommand::Get(name))));
         self.promise(promise).unchecked_into()
     }
 
@@ -434,7 +436,9 @@ impl Sandbox {
     /// Lists the user's variables.
     #[wasm_bindgen(js_name = listVariables)]
     pub fn list_variables(&self) -> VariablesPromise {
-        self.submit(Command::Variable(VariableCommand::List)).unchecked_into()
+        self.driver
+            .submit(Command::Variable(VariableCommand::List))
+            .unchecked_into()
     }
 
     /// Loads packages, in this guest and in every later one of this sandbox. A requirement is `name`, `name>=2,<3`, `name[extra]`, `name @
@@ -454,7 +458,8 @@ impl Sandbox {
                 return Err(Error::invalid("requirements", why));
             }
             let watch = Watch::of_load(options)?;
-            Ok(self.driver.submit(Command::Load(Wanted::Requirements(wanted)), watch))
+            let load = Command::Load(Wanted::Requirements(wanted));
+            Ok(self.driver.submit_for(load, watch, Driver::present))
         });
         self.promise(promise).unchecked_into()
     }
@@ -462,7 +467,9 @@ impl Sandbox {
     /// Saves the state now; `checkpoints: "auto"` saves it when nothing runs. Resolves to the number of the execution that the state
     /// follows (0 before the first). Rejects when the state cannot be saved.
     pub fn checkpoint(&self) -> NumberPromise {
-        self.submit(Command::State(StateCommand::Checkpoint)).unchecked_into()
+        self.driver
+            .submit(Command::State(StateCommand::Checkpoint))
+            .unchecked_into()
     }
 
     /// Goes back to the newest checkpoint of an execution, or to the newest one of all. Variables, files and `context` are as they were
@@ -473,7 +480,7 @@ impl Sandbox {
         #[wasm_bindgen(unchecked_optional_param_type = "number")] execution: &JsValue,
     ) -> NumberPromise {
         let promise = count("execution", execution)
-            .map(|execution| self.submit(Command::State(StateCommand::Restore(execution))));
+            .map(|execution| self.driver.submit(Command::State(StateCommand::Restore(execution))));
         self.promise(promise).unchecked_into()
     }
 
@@ -481,7 +488,7 @@ impl Sandbox {
     /// state before it cannot be had, as after a state that takes long to save, rejects with code `no_checkpoint` and changes nothing.
     /// Resolves to the number of the execution whose state is current now.
     pub fn undo(&self) -> NumberPromise {
-        self.submit(Command::State(StateCommand::Undo)).unchecked_into()
+        self.driver.submit(Command::State(StateCommand::Undo)).unchecked_into()
     }
 
     /// Makes another sandbox with the same options, which begins with a copy of this one's state.
@@ -492,7 +499,7 @@ impl Sandbox {
             };
             let driver = driver.forked(*fork);
             // Resolves when the new sandbox's guest has the state.
-            let ready = driver.submit(Command::State(StateCommand::Checkpoint), Watch::default());
+            let ready = driver.submit(Command::State(StateCommand::Checkpoint));
             let sandbox = Sandbox::new(driver);
             let forked = async move {
                 JsFuture::from(ready).await?;
@@ -547,10 +554,6 @@ impl Sandbox {
         Ok(self.driver.prepare(code))
     }
 
-    pub(super) fn submit(&self, command: Command<JsBody>) -> Promise {
-        self.driver.submit(command, Watch::default())
-    }
-
     fn put(&self, target: Target, value: &JsValue) -> VoidPromise {
         let what = match &target {
             Target::Variable(name) => name.clone(),
@@ -558,7 +561,9 @@ impl Sandbox {
         };
         let source = Source::of(value, &what, self.driver.options().limits.max_value_bytes);
         let promise = source.map(|source| match source {
-            Source::Ready(value) => self.submit(Command::Variable(VariableCommand::Set(target, value))),
+            Source::Ready(value) => self
+                .driver
+                .submit(Command::Variable(VariableCommand::Set(target, value))),
             Source::Later(value) => self.driver.submit_later(Command::Later(target), value),
         });
         self.promise(promise).unchecked_into()

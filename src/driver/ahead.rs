@@ -158,7 +158,10 @@ impl Driver {
                 return Err(thrown(&glue, &Error::Destroyed));
             };
             let execution = match code.and_then(|code| source(&code)) {
-                Ok(code) => Ok(driver.execute(Execute { code, ..execute }, watch)),
+                Ok(code) => {
+                    let execute = Command::Execute(Execute { code, ..execute });
+                    Ok(driver.submit_for(execute, watch, Self::present))
+                }
                 Err(error) => Err(thrown(&glue, &error)),
             };
             driver.reading.set(driver.reading.get() - 1);
@@ -210,7 +213,7 @@ impl Driver {
     /// Starts a guest and fetches the packages that code imports. Resolves when both are done. Failures are not reported here, because the
     /// code itself will report them.
     pub(crate) fn prepare(&self, code: &str) -> Promise {
-        let started = self.submit(Command::Start, Watch::default());
+        let started = self.submit(Command::Start);
         let mut modules = Vec::new();
         if self.may_load_imports(code) {
             modules = imported_modules(code);

@@ -9,7 +9,6 @@ use wasm_bindgen_futures::spawn_local;
 
 use super::{Driver, notify};
 use crate::glue::{disregard, object};
-use crate::options::Watch;
 use crate::outbox::JsBody;
 use crate::packages;
 use sandglass_core::error::Error;
@@ -24,7 +23,7 @@ impl Driver {
         }
         let modules = imported_modules(code);
         if !modules.is_empty() {
-            let loading = self.submit(Command::Load(Wanted::Modules(modules)), Watch::default());
+            let loading = self.submit(Command::Load(Wanted::Modules(modules)));
             disregard(loading); // the execution reports a missing package
         }
     }

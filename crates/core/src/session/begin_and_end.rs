@@ -42,7 +42,7 @@ impl<B: Body> Interpreter<B> {
         self.forget_ping();
         self.stats.guests += 1;
         self.info = info;
-        self.checkpoints.promoted();
+        self.checkpoints.growing = false; // the next checkpoint of another guest must be full
         self.begin(begun_at, Some(ticket), job, Some(exchange));
         for (at, event, body) in said {
             let is_at_it = |exchange: &Exchange<B>| exchange.ticket == Some(ticket);

@@ -234,11 +234,6 @@ impl<B: Body> Checkpoints<B> {
         self.vain = false;
     }
 
-    /// Records that another guest has taken over, from the same checkpoint. Its next checkpoint must be full.
-    pub(super) fn promoted(&mut self) {
-        self.growing = false;
-    }
-
     /// Records that an exchange has ended. So the state that the guest was given is usable.
     pub(super) fn proved(&mut self) {
         self.unproven = false;
@@ -498,13 +493,6 @@ impl<B: Body> Interpreter<B> {
                 self.boot(now);
             }
             Ok(_) => {}
-        }
-    }
-
-    /// Takes the message that the state was not saved. Another request came first, or there is a `reason`.
-    pub(super) fn not_saved(&mut self, now: f64, number: u32, reason: Option<String>) {
-        if let Err(what) = self.checkpoints.not_saved(now, number, reason) {
-            self.violation(now, what);
         }
     }
 

@@ -451,7 +451,11 @@ impl<B: Body> Interpreter<B> {
                 self.boot_failed(Error::BootFailed(message));
             }
             (Guest::Up, event @ Event::Saved { .. }) => self.saved(now, event, body),
-            (Guest::Up, Event::NotSaved { checkpoint, reason }) => self.not_saved(now, checkpoint, reason),
+            (Guest::Up, Event::NotSaved { checkpoint, reason }) => {
+                if let Err(what) = self.checkpoints.not_saved(now, checkpoint, reason) {
+                    self.violation(now, what);
+                }
+            }
             (Guest::Up, Event::Checked { check, plain }) => self.notes.push_back(Note::Checked { check, plain }),
             (Guest::Up, Event::Surveyed { survey, variables }) => {
                 self.notes.push_back(Note::Surveyed { survey, variables });

@@ -51,7 +51,7 @@ impl Driver {
                 self.calls.borrow_mut().insert(call, controller);
                 signal
             }
-            Err(error) => return self.returned(call, Err(describe(&error))),
+            Err(error) => return self.feed(Input::HostReturned(call, Err(describe(&error)))),
         };
         let Call { name, args, budget, .. } = asked;
         if let Some(on_query) = self.on_query.as_ref().filter(|_| QUERIES.contains(&name.as_str())) {
@@ -78,7 +78,8 @@ impl Driver {
             };
             let result = result.map_err(|error| describe(&error));
             let result = result.and_then(|value| driver.result(call, &name, &value));
-            driver.returned(call, result);
+            driver.calls.borrow_mut().remove(&call);
+            driver.feed(Input::HostReturned(call, result));
         });
     }
 
@@ -129,7 +130,8 @@ impl Driver {
                 let most = driver.options.limits.max_value_bytes;
                 encode(&text.into(), &what, most).map_err(|error| error.to_string())
             });
-            driver.returned(call, result);
+            driver.calls.borrow_mut().remove(&call);
+            driver.feed(Input::HostReturned(call, result));
         });
     }
 
@@ -151,11 +153,6 @@ impl Driver {
             ];
             notify(callback, &object(&entries));
         }
-    }
-
-    fn returned(&self, call: u32, result: Result<Encoded<JsBody>, String>) {
-        self.calls.borrow_mut().remove(&call);
-        self.feed(Input::HostReturned(call, result));
     }
 
     /// Has `onLLMQuery` or `onRLMQuery` answer a query.

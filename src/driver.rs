@@ -315,13 +315,25 @@ impl Driver {
     fn follow(&self, effects: Vec<Effect<JsBody>>) {
         self.effects.borrow_mut().extend(effects);
         // A callback of the user may lead here again. The loop that is already running carries out those effects.
-        if !self.busy.replace(true) {
-            loop {
-                let next = self.effects.borrow_mut().pop_front();
-                let Some(effect) = next else { break };
-                let promotes = matches!(effect, Effect::Promote(_));
-                self.carry_out(effect);
-                if promotes {
+        if self.busy.replace(true) {
+            return;
+        }
+        loop {
+            let next = self.effects.borrow_mut().pop_front();
+            let Some(effect) = next else { break };
+            match effect {
+                Effect::Guest(slot, GuestEffect::Boot) => self.boot(slot),
+                Effect::Guest(_, GuestEffect::Revive(_)) => {} // pages have no paused guests
+                Effect::Guest(slot, GuestEffect::Kill) => self.kill(slot),
+                Effect::Guest(slot, GuestEffect::Post(request, body)) => self.post(slot, request, body),
+                Effect::Guest(slot, GuestEffect::Restore(request, bodies) | GuestEffect::Install(request, bodies)) => {
+                    if let Some(held) = self.slots.at(slot) {
+                        held.outbox.post_all(&request, bodies);
+                    }
+                }
+                Effect::Park(shadow) => self.park(shadow),
+                Effect::Promote(shadow) => {
+                    self.promote(shadow);
                     // The shadow's output is already there. The user's callbacks get it only after `execute` has returned.
                     let this = self.this.clone();
                     return spawn_local(async move {
@@ -331,27 +343,48 @@ impl Driver {
                         }
                     });
                 }
-            }
-            self.busy.set(false);
-            self.set_timer();
-            match (&self.claim, self.session.borrow().is_destroyed()) {
-                (Some(claim), true) => {
-                    drop(self.parked.take());
-                    claim.release();
+                Effect::Host(HostEffect::Fetch(ticket, wanted)) => self.fetch(ticket, wanted),
+                Effect::Host(HostEffect::CallHost(call)) => self.call_host(call),
+                Effect::Host(HostEffect::Progress(progress)) => self.calls_progress(&progress),
+                Effect::Host(HostEffect::AbortHost(call)) => {
+                    if let Some(controller) = self.calls.borrow_mut().remove(&call) {
+                        controller.abort();
+                    }
                 }
-                (Some(claim), false) => claim.fill_when_idle(self.session.borrow().is_idle()),
-                (None, true) => self.hang_up(),
-                (None, false) => {}
+                Effect::Host(HostEffect::Print(ticket, stream, text)) => self.print(ticket, stream, &text),
+                Effect::Host(HostEffect::Display { ticket, mime, body, .. }) => self.display(ticket, &mime, &body),
+                Effect::Host(HostEffect::Resolve(ticket, reply)) => {
+                    let waiter = self.waiters.borrow_mut().remove(&ticket);
+                    if let Some(Waiter { settle, displays, .. }) = waiter {
+                        settle(self, reply, &displays);
+                    }
+                }
             }
-            let is_destroyed = self.session.borrow().is_destroyed();
-            if is_destroyed && let Some(ended) = self.ended.take() {
-                ended.abort();
+        }
+        self.busy.set(false);
+        self.set_timer();
+        self.look_after_guests();
+        if !self.is_awaited()
+            && let Some(driver) = self.abandoned.take()
+        {
+            driver.feed(Input::Destroy);
+        }
+    }
+
+    /// Keeps spares while the sandbox is idle. Gives up what is there for guests once it is destroyed.
+    fn look_after_guests(&self) {
+        let is_destroyed = self.session.borrow().is_destroyed();
+        match (&self.claim, is_destroyed) {
+            (Some(claim), true) => {
+                drop(self.parked.take());
+                claim.release();
             }
-            if !self.is_awaited()
-                && let Some(driver) = self.abandoned.take()
-            {
-                driver.feed(Input::Destroy);
-            }
+            (Some(claim), false) => claim.fill_when_idle(self.session.borrow().is_idle()),
+            (None, true) => self.hang_up(),
+            (None, false) => {}
+        }
+        if is_destroyed && let Some(ended) = self.ended.take() {
+            ended.abort();
         }
     }
 
@@ -382,38 +415,6 @@ impl Driver {
             }
         });
         self.timer.replace(Some((at, timeout)));
-    }
-
-    fn carry_out(&self, effect: Effect<JsBody>) {
-        match effect {
-            Effect::Guest(slot, GuestEffect::Boot) => self.boot(slot),
-            Effect::Guest(_, GuestEffect::Revive(_)) => {} // pages have no paused guests
-            Effect::Guest(slot, GuestEffect::Kill) => self.kill(slot),
-            Effect::Guest(slot, GuestEffect::Post(request, body)) => self.post(slot, request, body),
-            Effect::Guest(slot, GuestEffect::Restore(request, bodies) | GuestEffect::Install(request, bodies)) => {
-                if let Some(held) = self.slots.at(slot) {
-                    held.outbox.post_all(&request, bodies);
-                }
-            }
-            Effect::Park(shadow) => self.park(shadow),
-            Effect::Promote(shadow) => self.promote(shadow),
-            Effect::Host(HostEffect::Fetch(ticket, wanted)) => self.fetch(ticket, wanted),
-            Effect::Host(HostEffect::CallHost(call)) => self.call_host(call),
-            Effect::Host(HostEffect::Progress(progress)) => self.calls_progress(&progress),
-            Effect::Host(HostEffect::AbortHost(call)) => {
-                if let Some(controller) = self.calls.borrow_mut().remove(&call) {
-                    controller.abort();
-                }
-            }
-            Effect::Host(HostEffect::Print(ticket, stream, text)) => self.print(ticket, stream, &text),
-            Effect::Host(HostEffect::Display { ticket, mime, body, .. }) => self.display(ticket, &mime, &body),
-            Effect::Host(HostEffect::Resolve(ticket, reply)) => {
-                let waiter = self.waiters.borrow_mut().remove(&ticket);
-                if let Some(Waiter { settle, displays, .. }) = waiter {
-                    settle(self, reply, &displays);
-                }
-            }
-        }
     }
 
     // ---- the user's functions ----

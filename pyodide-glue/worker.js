@@ -58,10 +58,22 @@ self.onmessage = async ({ data }) => {
   /** The bodies of the held events. @type {Uint8Array[]} */
   let bodies = [];
   let heldBytes = 0;
-  /** @type {Post} */
+  /** Posts an event. A long value is sent in pieces, which the page takes one at a time. @type {Post} */
   const post = (event, body, hold) => {
     if (event?.type === "hostCall") detector.end(); // a call goes on only after the code is asked for
-    const bytes = body && plainBytes(body);
+    let bytes = body && plainBytes(body);
+    if (bytes && bytes.length > PIECE && (event?.type === "value" || event?.type === "executed")) {
+      post(null); // a piece is posted by itself
+      let start = 0;
+      while (bytes.length - start > PIECE) {
+        let end = start + PIECE;
+        // Keeps a character of UTF-8, which has at most four bytes, in one piece.
+        if (event.encoding === "text") for (let n = 0; n < 3 && (bytes[end] & 0xc0) === 0x80; n++) end -= 1;
+        post({ type: "part", encoding: event.encoding }, bytes.slice(start, end));
+        start = end;
+      }
+      bytes = bytes.slice(start);
+    }
     if (event) held.push(stringify(event));
     if (bytes) {
       bodies.push(bytes);
@@ -76,23 +88,6 @@ self.onmessage = async ({ data }) => {
     heldBytes = 0;
     postMessage(message, moved);
   };
-  /** Posts an event whose body may be long. A long body is sent in pieces, which the page takes one at a time. @type {Post} */
-  const postLong = (event, given) => {
-    const body = given && plainBytes(given);
-    let start = 0;
-    if (event && "encoding" in event && body && body.length > PIECE) {
-      post(null); // a piece is posted by itself
-      while (body.length - start > PIECE) {
-        let end = start + PIECE;
-        // Keeps a character of UTF-8, which has at most four bytes, in one piece.
-        if (event.encoding === "text") for (let n = 0; n < 3 && (body[end] & 0xc0) === 0x80; n++) end -= 1;
-        post({ type: "part", encoding: event.encoding }, body.slice(start, end));
-        start = end;
-      }
-    }
-    post(event, body && start ? body.slice(start) : body);
-  };
-
   try {
     const bridge = createBridge(post, mailbox, detector, library);
     const given = await snapshot.promise;
@@ -104,7 +99,7 @@ self.onmessage = async ({ data }) => {
       postMessage(blob ? [stringify([event]), blob] : [stringify([event])]);
     // A suspended Python waits for it, but not with a JavaScript function on the stack.
     if (!bridge.python.canBlock && !library.isThere) library.ask(false);
-    port.onmessage = createHandler(postLong, send, bridge, detector, library, runtime);
+    port.onmessage = createHandler(post, send, bridge, detector, library, runtime);
   } catch (error) {
     post({ type: "bootFailed", message: text(error) });
   }

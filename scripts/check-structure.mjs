@@ -9,6 +9,7 @@ import { environment, root } from "./project.mjs";
 import { PACKAGE, pythonAgainstLayers } from "./python-layers.mjs";
 import { checkRules } from "./rules.mjs";
 import { importsOfModules } from "./rust-layers.mjs";
+import { PAGE, brokenWays } from "./ways.mjs";
 
 const output = (/** @type {string} */ program, /** @type {string[]} */ ...args) =>
   execFileSync(program, args, { cwd: root, env: environment, encoding: "utf8", maxBuffer: 1 << 26 });
@@ -168,6 +169,8 @@ const RULES = {
       }),
 
   "pyodide-glue/python/ imports along its layers": () => pythonAgainstLayers(files, read),
+
+  [`${PAGE} names functions that hand a message on`]: () => brokenWays(read),
 };
 
 checkRules(RULES);

@@ -41,17 +41,19 @@ use self::slots::Slots;
 use super::budget;
 use super::convert::{decode, display};
 use super::glue::{Glue, now, object, random, thrown};
-use super::options::{ExecuteOptions, Options};
+use super::options::{Options, Watch};
 use super::outbox::JsBody;
 use super::persist::Keeper;
 use super::remote::Server;
 use super::spares::Claim;
 use super::stop::after;
-use sandglass_core::budget::{Budget, BudgetLimits};
+use sandglass_core::budget::Budget;
 use sandglass_core::error::Error;
 use sandglass_core::execution::{CodeExecution, Killer, Outcome};
 use sandglass_core::protocol::{GuestInfo, Request, Stream};
-use sandglass_core::session::{Command, Effect, Encoded, Fork, GuestEffect, HostEffect, Input, Reply, Session, Ticket};
+use sandglass_core::session::{
+    Command, Effect, Encoded, Execute, Fork, GuestEffect, HostEffect, Input, Reply, Session, Ticket,
+};
 
 /// One session, and the guests, timers and callbacks around it.
 pub(super) struct Driver {
@@ -109,7 +111,7 @@ pub(crate) type Ran = (Box<CodeExecution>, Option<JsValue>);
 struct Waiter {
     settle: Settle,
     on_output: Option<OnOutput>,
-    options: ExecuteOptions,
+    watch: Watch,
     /// The displays that the execution has shown so far.
     displays: Array,
 }
@@ -206,18 +208,22 @@ impl Driver {
         self.session.borrow().info().clone()
     }
 
-    /// Gives the session a command. Returns a promise of the outcome.
-    pub(super) fn submit(&self, command: Command<JsBody>, options: ExecuteOptions) -> Promise {
-        self.submit_for(command, options, Self::present)
+    /// Gives the session a command that nobody watches. Returns a promise of the outcome.
+    pub(super) fn submit(&self, command: Command<JsBody>) -> Promise {
+        self.submit_for(command, Watch::default(), Self::present)
     }
 
-    /// Gives the session a command. Returns a promise of the value that `present` makes of the outcome.
+    /// Gives the session a command, after another one that loads the packages which its code imports. Returns a promise of the value that
+    /// `present` makes of the outcome.
     pub(super) fn submit_for(
         &self,
         command: Command<JsBody>,
-        options: ExecuteOptions,
+        watch: Watch,
         present: impl FnOnce(&Self, Reply<JsBody>, &Array) -> Result<JsValue, Error> + 'static,
     ) -> Promise {
+        if let Command::Execute(execute) = &command {
+            self.load_imported(&execute.code);
+        }
         let mut functions = None;
         let promise = Promise::new(&mut |resolve, reject| functions = Some((resolve, reject)));
         let settle: Settle = Box::new(move |driver, reply, displays| {
@@ -227,8 +233,8 @@ impl Driver {
                 Err(error) => reject.call1(&JsValue::UNDEFINED, &thrown(&driver.glue, &error)),
             };
         });
-        let signal = options.signal.clone();
-        let ticket = self.wait(settle, None, options);
+        let signal = watch.signal.clone();
+        let ticket = self.wait(settle, None, watch);
         match signal {
             Some(signal) if signal.aborted() => self.feed(Input::Aborted(ticket, command)),
             Some(signal) => {
@@ -238,18 +244,6 @@ impl Driver {
             None => self.feed(Input::Command(ticket, command)),
         }
         promise
-    }
-
-    /// Runs code, after the packages that it imports are loaded. Returns a promise of the outcome.
-    pub(crate) fn execute(&self, code: String, options: ExecuteOptions) -> Promise {
-        self.load_imported(&code);
-        let (timeout_ms, budget) = (options.timeout_ms, options.budget);
-        let execute = Command::Execute {
-            code,
-            timeout_ms,
-            budget,
-        };
-        self.submit_for(execute, options, Self::present)
     }
 
     /// Runs code for a caller in Rust. Calls `ended` with the outcome.
@@ -267,23 +261,18 @@ impl Driver {
                 Err(error) => Err(error),
             });
         });
-        let ticket = self.wait(settle, on_output, ExecuteOptions::default());
-        let execute = Command::Execute {
-            code,
-            timeout_ms: None,
-            budget: BudgetLimits::default(),
-        };
-        self.feed(Input::Command(ticket, execute));
+        let ticket = self.wait(settle, on_output, Watch::default());
+        self.feed(Input::Command(ticket, Command::Execute(Execute::of(code))));
     }
 
     /// Adds a caller that waits for a command. Returns the command's number.
-    fn wait(&self, settle: Settle, on_output: Option<OnOutput>, options: ExecuteOptions) -> Ticket {
+    fn wait(&self, settle: Settle, on_output: Option<OnOutput>, watch: Watch) -> Ticket {
         let ticket = self.last_ticket.get() + 1;
         self.last_ticket.set(ticket);
         let waiter = Waiter {
             settle,
             on_output,
-            options,
+            watch,
             displays: Array::new(),
         };
         self.waiters.borrow_mut().insert(ticket, waiter);
@@ -296,7 +285,7 @@ impl Driver {
         command: Command<JsBody>,
         value: impl Future<Output = Result<Encoded<JsBody>, Error>> + 'static,
     ) -> Promise {
-        let promise = self.submit(command, ExecuteOptions::default());
+        let promise = self.submit(command);
         let (ticket, this) = (self.last_ticket.get(), self.this.clone());
         spawn_local(async move {
             let value = value.await;
@@ -347,13 +336,25 @@ impl Driver {
     fn follow(&self, effects: Vec<Effect<JsBody>>) {
         self.effects.borrow_mut().extend(effects);
         // A callback of the user may lead here again. The loop that is already running carries out those effects.
-        if !self.busy.replace(true) {
-            loop {
-                let next = self.effects.borrow_mut().pop_front();
-                let Some(effect) = next else { break };
-                let promotes = matches!(effect, Effect::Promote(_));
-                self.carry_out(effect);
-                if promotes {
+        if self.busy.replace(true) {
+            return;
+        }
+        loop {
+            let next = self.effects.borrow_mut().pop_front();
+            let Some(effect) = next else { break };
+            match effect {
+                Effect::Guest(slot, GuestEffect::Boot) => self.boot(slot),
+                Effect::Guest(_, GuestEffect::Revive(_)) => {} // pages have no paused guests
+                Effect::Guest(slot, GuestEffect::Kill) => self.kill(slot),
+                Effect::Guest(slot, GuestEffect::Post(request, body)) => self.post(slot, request, body),
+                Effect::Guest(slot, GuestEffect::Restore(request, bodies) | GuestEffect::Install(request, bodies)) => {
+                    if let Some(held) = self.slots.at(slot) {
+                        held.outbox.post_all(&request, bodies);
+                    }
+                }
+                Effect::Park(shadow) => self.park(shadow),
+                Effect::Promote(shadow) => {
+                    self.promote(shadow);
                     // The shadow's output is already there. The user's callbacks get it only after `execute` has returned.
                     let this = self.this.clone();
                     return spawn_local(async move {
@@ -363,30 +364,54 @@ impl Driver {
                         }
                     });
                 }
-            }
-            self.busy.set(false);
-            self.set_timer();
-            match (&self.claim, self.session.borrow().is_destroyed()) {
-                (Some(claim), true) => {
-                    drop(self.parked.take());
-                    claim.release();
+                Effect::Host(HostEffect::Fetch(ticket, wanted)) => self.fetch(ticket, wanted),
+                Effect::Host(HostEffect::CallHost(call)) => self.call_host(call),
+                Effect::Host(HostEffect::Progress(progress)) => self.calls_progress(&progress),
+                Effect::Host(HostEffect::ClaimHost(call)) => self.fates.claim(call),
+                Effect::Host(HostEffect::Keep(kept)) => self.keep_session(*kept),
+                Effect::Host(HostEffect::AbortHost(call)) => {
+                    self.fates.end(call);
+                    if let Some(controller) = self.calls.borrow_mut().remove(&call) {
+                        controller.abort();
+                    }
                 }
-                (Some(claim), false) => claim.fill_when_idle(self.session.borrow().is_idle()),
-                (None, true) => self.hang_up(),
-                (None, false) => {}
+                Effect::Host(HostEffect::Print(ticket, stream, text)) => self.print(ticket, stream, &text),
+                Effect::Host(HostEffect::Display { ticket, mime, body, .. }) => self.display(ticket, &mime, &body),
+                Effect::Host(HostEffect::Resolve(ticket, reply)) => {
+                    let waiter = self.waiters.borrow_mut().remove(&ticket);
+                    if let Some(Waiter { settle, displays, .. }) = waiter {
+                        settle(self, reply, &displays);
+                    }
+                }
             }
-            let is_destroyed = self.session.borrow().is_destroyed();
-            if let Some(keeper) = self.keeper.as_ref().filter(|_| is_destroyed) {
-                keeper.end();
+        }
+        self.busy.set(false);
+        self.set_timer();
+        self.look_after_guests();
+        if !self.is_awaited()
+            && let Some(driver) = self.abandoned.take()
+        {
+            driver.feed(Input::Destroy);
+        }
+    }
+
+    /// Keeps spares while the sandbox is idle. Gives up what is there for guests, and the kept session, once it is destroyed.
+    fn look_after_guests(&self) {
+        let is_destroyed = self.session.borrow().is_destroyed();
+        match (&self.claim, is_destroyed) {
+            (Some(claim), true) => {
+                drop(self.parked.take());
+                claim.release();
             }
-            if is_destroyed && let Some(ended) = self.ended.take() {
-                ended.abort();
-            }
-            if !self.is_awaited()
-                && let Some(driver) = self.abandoned.take()
-            {
-                driver.feed(Input::Destroy);
-            }
+            (Some(claim), false) => claim.fill_when_idle(self.session.borrow().is_idle()),
+            (None, true) => self.hang_up(),
+            (None, false) => {}
+        }
+        if let Some(keeper) = self.keeper.as_ref().filter(|_| is_destroyed) {
+            keeper.end();
+        }
+        if is_destroyed && let Some(ended) = self.ended.take() {
+            ended.abort();
         }
     }
 
@@ -417,48 +442,6 @@ impl Driver {
             }
         });
         self.timer.replace(Some((at, timeout)));
-    }
-
-    fn carry_out(&self, effect: Effect<JsBody>) {
-        match effect {
-            Effect::Guest(slot, GuestEffect::Boot) => self.boot(slot),
-            Effect::Guest(_, GuestEffect::Revive(_)) => {} // pages have no paused guests
-            Effect::Guest(slot, GuestEffect::Kill) => self.kill(slot),
-            Effect::Guest(slot, GuestEffect::Post(request, body)) => self.post(slot, request, body),
-            Effect::Guest(slot, GuestEffect::Restore(request, bodies) | GuestEffect::Install(request, bodies)) => {
-                if let Some(held) = self.slots.at(slot) {
-                    held.outbox.post_all(&request, bodies);
-                }
-            }
-            Effect::Park(shadow) => self.park(shadow),
-            Effect::Promote(shadow) => self.promote(shadow),
-            Effect::Host(HostEffect::Fetch(ticket, wanted)) => self.fetch(ticket, wanted),
-            Effect::Host(HostEffect::CallHost {
-                call,
-                name,
-                args,
-                budget,
-                ahead,
-                ..
-            }) => self.call_host(call, &name, &args, &budget, ahead),
-            Effect::Host(HostEffect::ClaimHost(call)) => self.fates.claim(call),
-            Effect::Host(HostEffect::Progress(progress)) => self.calls_progress(&progress),
-            Effect::Host(HostEffect::Keep(kept)) => self.keep_session(*kept),
-            Effect::Host(HostEffect::AbortHost(call)) => {
-                self.fates.end(call);
-                if let Some(controller) = self.calls.borrow_mut().remove(&call) {
-                    controller.abort();
-                }
-            }
-            Effect::Host(HostEffect::Print(ticket, stream, text)) => self.print(ticket, stream, &text),
-            Effect::Host(HostEffect::Display { ticket, mime, body, .. }) => self.display(ticket, &mime, &body),
-            Effect::Host(HostEffect::Resolve(ticket, reply)) => {
-                let waiter = self.waiters.borrow_mut().remove(&ticket);
-                if let Some(Waiter { settle, displays, .. }) = waiter {
-                    settle(self, reply, &displays);
-                }
-            }
-        }
     }
 
     // ---- the user's functions ----
@@ -527,11 +510,11 @@ impl Driver {
         let on_output = waiter.and_then(|waiter| waiter.on_output.clone());
         let (own, all) = match stream {
             Stream::Stderr => (
-                waiter.and_then(|waiter| waiter.options.on_stderr.clone()),
+                waiter.and_then(|waiter| waiter.watch.on_stderr.clone()),
                 &self.options.on_stderr,
             ),
             _ => (
-                waiter.and_then(|waiter| waiter.options.on_stdout.clone()),
+                waiter.and_then(|waiter| waiter.watch.on_stdout.clone()),
                 &self.options.on_stdout,
             ),
         };
@@ -549,7 +532,7 @@ impl Driver {
         let waiters = self.waiters.borrow();
         let own = waiters.get(&ticket).and_then(|waiter| {
             waiter.displays.push(&shown);
-            waiter.options.on_display.clone()
+            waiter.watch.on_display.clone()
         });
         drop(waiters);
         for callback in own.iter().chain(&self.options.on_display) {

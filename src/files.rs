@@ -62,7 +62,7 @@ impl Sandbox {
     }
 
     fn ask(&self, command: Result<FileCommand<JsBody>, Error>) -> Promise {
-        self.promise(command.map(|command| self.submit(Command::File(command))))
+        self.promise(command.map(|command| self.driver.submit(Command::File(command))))
     }
 }
 

@@ -16,6 +16,7 @@ use sandglass_core::budget::BudgetLimits;
 use sandglass_core::error::Error;
 use sandglass_core::limits::Limits;
 use sandglass_core::protocol::{Profile, QUERIES};
+use sandglass_core::session::Execute;
 
 /// A guest's isolation from the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -216,11 +217,9 @@ impl Options {
     }
 }
 
-/// Options of one `execute`.
+/// The signal that cancels one command, and the listeners to its news.
 #[derive(Debug, Default)]
-pub(super) struct ExecuteOptions {
-    pub(super) timeout_ms: Option<f64>,
-    pub(super) budget: BudgetLimits,
+pub(super) struct Watch {
     pub(super) signal: Option<web_sys::AbortSignal>,
     pub(super) on_stdout: Option<Function>,
     pub(super) on_stderr: Option<Function>,
@@ -229,10 +228,11 @@ pub(super) struct ExecuteOptions {
     pub(super) on_progress: Option<Function>,
 }
 
-impl ExecuteOptions {
-    pub(super) fn parse(value: &JsValue) -> Result<Self, Error> {
-        let mut options = Self::default();
-        for (name, value) in entries(value, "options")? {
+impl Watch {
+    /// Reads the options of one `execute`. Those of the execution itself go into `execute`.
+    pub(super) fn of_execute(execute: &mut Execute, options: &JsValue) -> Result<Self, Error> {
+        let mut watch = Self::default();
+        for (name, value) in entries(options, "options")? {
             match name.as_str() {
                 _ if value.is_undefined() => {}
                 "timeout" => {
@@ -241,39 +241,39 @@ impl ExecuteOptions {
                         .ok_or_else(|| Error::invalid(&name, "must be a number"))?;
                     let mut limits = Limits::default();
                     limits.set("timeout", number)?;
-                    options.timeout_ms = Some(limits.timeout_ms);
+                    execute.timeout_ms = Some(limits.timeout_ms);
                 }
-                "budget" => options.budget = budget::limits(&value)?,
+                "budget" => execute.budget = budget::limits(&value)?,
                 "signal" => {
                     let signal = value
                         .dyn_into()
                         .map_err(|_| Error::invalid(&name, "must be an AbortSignal"))?;
-                    options.signal = Some(signal);
+                    watch.signal = Some(signal);
                 }
-                "onStdout" => options.on_stdout = Some(function(&name, &value)?),
-                "onStderr" => options.on_stderr = Some(function(&name, &value)?),
-                "onDisplay" => options.on_display = Some(function(&name, &value)?),
+                "onStdout" => watch.on_stdout = Some(function(&name, &value)?),
+                "onStderr" => watch.on_stderr = Some(function(&name, &value)?),
+                "onDisplay" => watch.on_display = Some(function(&name, &value)?),
                 _ => return Err(Error::invalid(name, "there is no such option of execute")),
             }
         }
-        Ok(options)
+        Ok(watch)
     }
 
     /// Reads the options of one `loadPackages`.
     pub(super) fn of_load(value: &JsValue) -> Result<Self, Error> {
-        let mut options = Self::default();
+        let mut watch = Self::default();
         for (name, value) in entries(value, "options")? {
             match name.as_str() {
                 _ if value.is_undefined() => {}
                 "signal" => {
                     let signal = value.dyn_into();
-                    options.signal = Some(signal.map_err(|_| Error::invalid(&name, "must be an AbortSignal"))?);
+                    watch.signal = Some(signal.map_err(|_| Error::invalid(&name, "must be an AbortSignal"))?);
                 }
-                "onProgress" => options.on_progress = Some(function(&name, &value)?),
+                "onProgress" => watch.on_progress = Some(function(&name, &value)?),
                 _ => return Err(Error::invalid(name, "there is no such option of loadPackages")),
             }
         }
-        Ok(options)
+        Ok(watch)
     }
 }
 

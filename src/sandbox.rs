@@ -11,14 +11,14 @@ use super::budget::{JsBudget, shown};
 use super::driver::Driver;
 use super::feedback::FeedbackOptions;
 use super::glue::{Glue, get, object, thrown};
-use super::options::{ExecuteOptions, Options};
+use super::options::{Options, Watch};
 use super::outbox::JsBody;
 use super::packages;
 use super::persist::HistoryValue;
 use super::pieces::Pieces;
 use super::source::Source;
 use sandglass_core::error::Error;
-use sandglass_core::session::{Command, Input, Reply, Series, Target, VariableCommand, Wanted};
+use sandglass_core::session::{Command, Execute, Input, Reply, Series, StateCommand, Target, VariableCommand, Wanted};
 use sandglass_rlm::parse::code_so_far;
 
 /// The most messages at the end of a conversation whose words count.
@@ -306,21 +306,21 @@ pub async fn start_sandbox(glue: Glue, options: SandboxOptionsValue) -> Result<S
     console_error_panic_hook::set_once();
     let options = Options::parse(&options).map_err(|error| thrown(&glue, &error))?;
     let driver = Driver::open(glue, options).await?;
-    let started = JsFuture::from(driver.submit(Command::Start, ExecuteOptions::default()));
+    let started = JsFuture::from(driver.submit(Command::Start));
     let wanted = driver.options().packages.wanted.clone();
     if !wanted.is_empty() {
         let load = Command::Load(Wanted::Requirements(wanted));
-        let loaded = JsFuture::from(driver.submit(load, ExecuteOptions::default()));
+        let loaded = JsFuture::from(driver.submit(load));
         loaded.await.inspect_err(|_| driver.feed(Input::Destroy))?;
     }
     started.await.inspect_err(|_| driver.feed(Input::Destroy))?;
     if driver.keeper().is_some() {
         // Resolves when the guest has the state that was kept, or at least its packages.
         let wait = match driver.has_kept_state() {
-            true => Command::Checkpoint,
+            true => Command::State(StateCommand::Checkpoint),
             false => Command::Load(Wanted::Requirements(Vec::new())),
         };
-        let restored = JsFuture::from(driver.submit(wait, ExecuteOptions::default()));
+        let restored = JsFuture::from(driver.submit(wait));
         restored.await.inspect_err(|_| driver.feed(Input::Destroy))?;
     }
     Ok(Sandbox { driver })
@@ -342,8 +342,11 @@ impl Sandbox {
         #[wasm_bindgen(unchecked_optional_param_type = "ExecuteOptions")] options: &JsValue,
     ) -> ExecutionPromise {
         let promise = source(code).and_then(|code| {
-            let options = ExecuteOptions::parse(options)?;
-            Ok(self.driver.execute(code, options))
+            let mut execute = Execute::of(code);
+            let watch = Watch::of_execute(&mut execute, options)?;
+            Ok(self
+                .driver
+                .submit_for(Command::Execute(execute), watch, Driver::present))
         });
         self.promise(promise).unchecked_into()
     }
@@ -351,8 +354,9 @@ impl Sandbox {
     /// Runs code that comes piece by piece.
     #[wasm_bindgen(js_name = executeStream, skip_typescript)]
     pub fn execute_stream(&self, code: &JsValue, options: &JsValue) -> Promise {
-        let begun = ExecuteOptions::parse(options).and_then(|options| Ok((options, Pieces::of(code)?)));
-        let promise = begun.and_then(|(options, pieces)| self.driver.execute_written(options, pieces));
+        let mut execute = Execute::default();
+        let begun = Watch::of_execute(&mut execute, options).and_then(|watch| Ok((watch, Pieces::of(code)?)));
+        let promise = begun.and_then(|(watch, pieces)| self.driver.execute_written(execute, watch, pieces));
         self.promise(promise)
     }
 
@@ -404,7 +408,7 @@ impl Sandbox {
     /// Reads a variable; `undefined` when it does not exist.
     #[wasm_bindgen(js_name = getVariable)]
     pub fn get_variable(&self, #[wasm_bindgen(unchecked_param_type = "string")] name: &JsValue) -> ValuePromise {
-        let promise = text("name", name).map(|name| self.submit(Command::Variable(VariableCommand::Get(name))));
+        let promise = text("name", name).map(|name| self.driver.submit(Command::Variable(VariableCommand::Get(name))));
         self.promise(promise).unchecked_into()
     }
 
@@ -451,7 +455,9 @@ impl Sandbox {
     /// Lists the user's variables.
     #[wasm_bindgen(js_name = listVariables)]
     pub fn list_variables(&self) -> VariablesPromise {
-        self.submit(Command::Variable(VariableCommand::List)).unchecked_into()
+        self.driver
+            .submit(Command::Variable(VariableCommand::List))
+            .unchecked_into()
     }
 
     /// Loads packages, in this guest and in every later one of this sandbox. A requirement is `name`, `name>=2,<3`, `name[extra]`, `name @
@@ -470,8 +476,9 @@ impl Sandbox {
                     "cannot be loaded with a backend: packages are those of the server's Python; nothing was installed";
                 return Err(Error::invalid("requirements", why));
             }
-            let options = ExecuteOptions::of_load(options)?;
-            Ok(self.driver.submit(Command::Load(Wanted::Requirements(wanted)), options))
+            let watch = Watch::of_load(options)?;
+            let load = Command::Load(Wanted::Requirements(wanted));
+            Ok(self.driver.submit_for(load, watch, Driver::present))
         });
         self.promise(promise).unchecked_into()
     }
@@ -479,7 +486,7 @@ impl Sandbox {
     /// Saves the state now; `checkpoints: "auto"` saves it when nothing runs. Resolves to the number of the execution that the state
     /// follows (0 before the first). With `persist`, the browser has kept it then. Rejects when the state cannot be saved.
     pub fn checkpoint(&self) -> NumberPromise {
-        let saved = self.submit(Command::Checkpoint);
+        let saved = self.driver.submit(Command::State(StateCommand::Checkpoint));
         let Some(keeper) = self.driver.keeper() else {
             return saved.unchecked_into();
         };
@@ -505,7 +512,8 @@ impl Sandbox {
         &self,
         #[wasm_bindgen(unchecked_optional_param_type = "number")] execution: &JsValue,
     ) -> NumberPromise {
-        let promise = count("execution", execution).map(|execution| self.submit(Command::Restore(execution)));
+        let promise = count("execution", execution)
+            .map(|execution| self.driver.submit(Command::State(StateCommand::Restore(execution))));
         self.promise(promise).unchecked_into()
     }
 
@@ -513,7 +521,7 @@ impl Sandbox {
     /// state before it cannot be had, as after a state that takes long to save, rejects with code `no_checkpoint` and changes nothing.
     /// Resolves to the number of the execution whose state is current now.
     pub fn undo(&self) -> NumberPromise {
-        self.submit(Command::Undo).unchecked_into()
+        self.driver.submit(Command::State(StateCommand::Undo)).unchecked_into()
     }
 
     /// Makes another sandbox with the same options, which begins with a copy of this one's state.
@@ -524,7 +532,7 @@ impl Sandbox {
             };
             let driver = driver.forked(*fork);
             // Resolves when the new sandbox's guest has the state.
-            let ready = driver.submit(Command::Checkpoint, ExecuteOptions::default());
+            let ready = driver.submit(Command::State(StateCommand::Checkpoint));
             let sandbox = Sandbox::new(driver);
             let forked = async move {
                 JsFuture::from(ready).await?;
@@ -534,7 +542,7 @@ impl Sandbox {
         };
         let forked = self
             .driver
-            .submit_for(Command::Fork, ExecuteOptions::default(), present);
+            .submit_for(Command::State(StateCommand::Fork), Watch::default(), present);
         forked.unchecked_into()
     }
 
@@ -586,10 +594,6 @@ impl Sandbox {
         Ok(self.driver.prepare(code))
     }
 
-    pub(super) fn submit(&self, command: Command<JsBody>) -> Promise {
-        self.driver.submit(command, ExecuteOptions::default())
-    }
-
     fn put(&self, target: Target, value: &JsValue) -> VoidPromise {
         let what = match &target {
             Target::Variable(name) => name.clone(),
@@ -597,7 +601,9 @@ impl Sandbox {
         };
         let source = Source::of(value, &what, self.driver.options().limits.max_value_bytes);
         let promise = source.map(|source| match source {
-            Source::Ready(value) => self.submit(Command::Variable(VariableCommand::Set(target, value))),
+            Source::Ready(value) => self
+                .driver
+                .submit(Command::Variable(VariableCommand::Set(target, value))),
             Source::Later(value) => self.driver.submit_later(Command::Later(target), value),
         });
         self.promise(promise).unchecked_into()

@@ -164,27 +164,8 @@ impl Driver {
         let _ = self.messages.send(Message::Functions(functions));
     }
 
-    pub(crate) fn interrupt(&self) {
-        self.tell(Input::Interrupt);
-    }
-
-    /// Tells the session code that may come next.
-    pub(crate) fn hint(&self, predictions: Vec<Prediction>) {
-        self.tell(Input::Hint(predictions));
-    }
-
-    /// Tells the session the complete part of code that is being written. Empty text means that nobody writes any more.
-    pub(crate) fn written(&self, code: &str, timeout_ms: Option<f64>) {
-        self.tell(Input::Written(code.to_owned(), timeout_ms));
-    }
-
-    /// Tells the session the newest text of the conversation.
-    pub(crate) fn converse(&self, text: String) {
-        self.tell(Input::Conversation(text));
-    }
-
     /// Gives the session an input that needs no answer.
-    fn tell(&self, input: Input<Payload>) {
+    pub(crate) fn tell(&self, input: Input<Payload>) {
         let _ = self.messages.send(Message::Input(input));
     }
 

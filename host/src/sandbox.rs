@@ -15,7 +15,7 @@ use sandglass_core::execution::CodeExecution;
 use sandglass_core::predictions::{Lines, Prediction, Source};
 use sandglass_core::protocol::{GuestInfo, QUERIES};
 use sandglass_core::session::{
-    CellFile, Command, Encoded, FileCommand, Look, Reply, Series, Settings, Target, VariableCommand,
+    CellFile, Command, Encoded, Execute, FileCommand, Input, Look, Reply, Series, Settings, Target, VariableCommand,
 };
 use sandglass_core::stats::Stats;
 use sandglass_core::{BudgetLimits, Error, Limits};
@@ -211,11 +211,11 @@ impl Sandbox {
         if let Some(ms) = timeout_ms {
             Limits::default().set("timeout", ms)?;
         }
-        let command = Command::Execute {
+        let command = Command::Execute(Execute {
             code: code.into(),
             timeout_ms,
             budget,
-        };
+        });
         let value = self.values.then(Arc::default);
         let watch = Watch {
             on_output,
@@ -250,13 +250,14 @@ impl Sandbox {
             let probability = 1.0 / f64::from(id + 1);
             Prediction::told(id, code.into(), source, probability)
         };
-        self.driver.hint((0..).zip(codes).map(prediction).collect());
+        let predictions = (0..).zip(codes).map(prediction).collect();
+        self.driver.tell(Input::Hint(predictions));
     }
 
     /// Lets the complete statements of unfinished code run ahead. The code will be executed with this `timeout`, in
     /// milliseconds. Empty code means that nobody writes any more.
     pub fn written(&self, code: &str, timeout_ms: Option<f64>) {
-        self.driver.written(code, timeout_ms);
+        self.driver.tell(Input::Written(code.to_owned(), timeout_ms));
     }
 
     /// Runs code that comes piece by piece, as a model writes it. With [`SandboxBuilder::ahead`], complete statements run early
@@ -279,7 +280,7 @@ impl Sandbox {
             let complete = lines.complete(&code);
             if runs && complete.len() > sent {
                 sent = complete.len();
-                self.driver.written(complete, options.timeout_ms);
+                self.written(complete, options.timeout_ms);
             }
         }
         let execution = self.execute_with(code, options);
@@ -290,7 +291,7 @@ impl Sandbox {
 
     /// Sets the newest text of the conversation. With [`SandboxBuilder::predictions`], guesses use its words.
     pub fn update_conversation(&self, text: impl Into<String>) {
-        self.driver.converse(text.into());
+        self.driver.tell(Input::Conversation(text.into()));
     }
 
     /// The guesses of the next code, the most worthwhile first. Empty without [`SandboxBuilder::predictions`], and while code
@@ -473,7 +474,7 @@ impl Sandbox {
 
     /// Interrupts the running code. Its execution then ends.
     pub fn interrupt(&self) {
-        self.driver.interrupt();
+        self.driver.tell(Input::Interrupt);
     }
 
     /// Ends the sandbox. Running and later calls fail. Nothing of the guest is left when this returns.
@@ -521,7 +522,7 @@ struct Writing<'a>(&'a Driver);
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        self.0.written("", None);
+        self.0.tell(Input::Written(String::new(), None));
     }
 }
 

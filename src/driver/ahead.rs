@@ -18,7 +18,7 @@ use web_sys::AbortController;
 use super::Driver;
 use crate::arguments::source;
 use crate::glue::{describe, disregard, global, thrown};
-use crate::options::ExecuteOptions;
+use crate::options::Watch;
 use crate::outbox::JsBody;
 use crate::pieces::Pieces;
 use crate::stop::Stop;
@@ -26,7 +26,7 @@ use sandglass_core::error::Error;
 use sandglass_core::limits::MAX_WRITTEN_BYTES;
 use sandglass_core::packages::imported_modules;
 use sandglass_core::predictions::{Lines, Prediction, Source};
-use sandglass_core::session::{Command, Input, Package, Wanted};
+use sandglass_core::session::{Command, Execute, Input, Package, Wanted};
 use sandglass_core::stats::Stats;
 
 /// The assumed memory of a machine in GiB, if the browser does not tell.
@@ -117,7 +117,7 @@ impl Driver {
     }
 
     /// Runs code that comes in pieces. Returns a promise of the outcome. Complete statements run ahead while the rest is still to come.
-    pub(crate) fn execute_written(&self, options: ExecuteOptions, pieces: Pieces) -> Result<Promise, Error> {
+    pub(crate) fn execute_written(&self, execute: Execute, watch: Watch, pieces: Pieces) -> Result<Promise, Error> {
         if self.is_destroyed() {
             return Err(Error::Destroyed);
         }
@@ -125,7 +125,7 @@ impl Driver {
         if ended.is_none() {
             *ended = AbortController::new().ok();
         }
-        let signals = options.signal.iter().cloned();
+        let signals = watch.signal.iter().cloned();
         let signals: Vec<_> = signals.chain(ended.iter().map(AbortController::signal)).collect();
         drop(ended);
         let stop = Stop::on(&signals.iter().collect::<Vec<_>>());
@@ -136,8 +136,8 @@ impl Driver {
         let (this, glue) = (self.this.clone(), self.glue.clone());
         // Only one code at a time runs ahead while it is written. Code with a time budget of its own does not: a shadow knows no such
         // budget, and could do more than the budget allows.
-        let runs = self.reading.get() == 1 && options.budget.max_time.is_none();
-        let written = Rc::new(Written::within(options.timeout_ms));
+        let runs = self.reading.get() == 1 && execute.budget.max_time.is_none();
+        let written = Rc::new(Written::within(execute.timeout_ms));
         written.is_over.set(!runs);
         Ok(future_to_promise(async move {
             let (mut statements, mut sent) = (Lines::default(), 0);
@@ -158,7 +158,10 @@ impl Driver {
                 return Err(thrown(&glue, &Error::Destroyed));
             };
             let execution = match code.and_then(|code| source(&code)) {
-                Ok(code) => Ok(driver.execute(code, options)),
+                Ok(code) => {
+                    let execute = Command::Execute(Execute { code, ..execute });
+                    Ok(driver.submit_for(execute, watch, Self::present))
+                }
                 Err(error) => Err(thrown(&glue, &error)),
             };
             driver.reading.set(driver.reading.get() - 1);
@@ -210,7 +213,7 @@ impl Driver {
     /// Starts a guest and fetches the packages that code imports. Resolves when both are done. Failures are not reported here, because the
     /// code itself will report them.
     pub(crate) fn prepare(&self, code: &str) -> Promise {
-        let started = self.submit(Command::Start, ExecuteOptions::default());
+        let started = self.submit(Command::Start);
         let mut modules = Vec::new();
         if self.may_load_imports(code) {
             modules = imported_modules(code);

@@ -24,7 +24,7 @@ use crate::outbox::JsBody;
 use crate::stop::Stop;
 use sandglass_core::budget::{Budget, BudgetLimits};
 use sandglass_core::protocol::QUERIES;
-use sandglass_core::session::{Encoded, Input, Progress};
+use sandglass_core::session::{Call, Encoded, Input, Progress};
 use sandglass_rlm::tree::Answer;
 
 /// A query of Python for [`OnQuery`].
@@ -93,28 +93,35 @@ pub(crate) type OnQuery = Rc<dyn Fn(Asked) -> Pin<Box<dyn Future<Output = Result
 
 impl Driver {
     /// Begins a host call. The session gets the result as [`Input::HostReturned`], unless the call is aborted before.
-    pub(super) fn call_host(&self, call: u32, name: &str, args: &Encoded<JsBody>, budget: &Budget, ahead: bool) {
+    pub(super) fn call_host(&self, asked: Call<JsBody>) {
+        let call = asked.call;
         let signal = match AbortController::new() {
             Ok(controller) => {
                 let signal = controller.signal();
                 self.calls.borrow_mut().insert(call, controller);
                 signal
             }
-            Err(error) => return self.returned(call, Err(describe(&error))),
+            Err(error) => return self.feed(Input::HostReturned(call, Err(describe(&error)))),
         };
-        if let Some(on_query) = self.on_query.as_ref().filter(|_| QUERIES.contains(&name)) {
-            let asked = self.asked(call, name, args, budget, &signal, ahead);
-            return self.query(call, name, asked, signal, on_query.clone());
+        let Call {
+            name,
+            args,
+            budget,
+            ahead,
+            ..
+        } = asked;
+        if let Some(on_query) = self.on_query.as_ref().filter(|_| QUERIES.contains(&name.as_str())) {
+            let asked = self.asked(call, &name, &args, &budget, &signal, ahead);
+            return self.query(call, &name, asked, signal, on_query.clone());
         }
         let functions = &self.options.host_functions;
         let function = functions.iter().find(|function| function.name == name);
-        let promise = decode(args)
+        let promise = decode(&args)
             .map_err(|error| JsValue::from_str(&error.to_string()))
             .and_then(|decoded| match function {
-                Some(function) => self.call_function(call, function, arguments(args, decoded)?, &signal),
-                None => self.ask(name, &list(decoded), &signal, budget),
+                Some(function) => self.call_function(call, function, arguments(&args, decoded)?, &signal),
+                None => self.ask(&name, &list(decoded), &signal, &budget),
             });
-        let name = name.to_owned();
         let this = self.this.clone();
         // The user's promise may never settle. So waiting ends with the call.
         let aborted = aborted(&signal);
@@ -128,7 +135,8 @@ impl Driver {
             };
             let result = result.map_err(|error| describe(&error));
             let result = result.and_then(|value| driver.result(call, &name, &value));
-            driver.returned(call, result);
+            driver.calls.borrow_mut().remove(&call);
+            driver.feed(Input::HostReturned(call, result));
         });
     }
 
@@ -149,7 +157,8 @@ impl Driver {
                 let most = driver.options.limits.max_value_bytes;
                 encode(&text.into(), &what, most).map_err(|error| error.to_string())
             });
-            driver.returned(call, result);
+            driver.calls.borrow_mut().remove(&call);
+            driver.feed(Input::HostReturned(call, result));
         });
     }
 
@@ -206,11 +215,6 @@ impl Driver {
             ];
             notify(callback, &object(&entries));
         }
-    }
-
-    fn returned(&self, call: u32, result: Result<Encoded<JsBody>, String>) {
-        self.calls.borrow_mut().remove(&call);
-        self.feed(Input::HostReturned(call, result));
     }
 
     /// Has `onLLMQuery` or `onRLMQuery` answer a query.

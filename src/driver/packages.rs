@@ -9,7 +9,6 @@ use wasm_bindgen_futures::spawn_local;
 
 use super::{Driver, notify};
 use crate::glue::{disregard, object};
-use crate::options::ExecuteOptions;
 use crate::outbox::JsBody;
 use crate::packages;
 use sandglass_core::error::Error;
@@ -24,7 +23,7 @@ impl Driver {
         }
         let modules = imported_modules(code);
         if !modules.is_empty() {
-            let loading = self.submit(Command::Load(Wanted::Modules(modules)), ExecuteOptions::default());
+            let loading = self.submit(Command::Load(Wanted::Modules(modules)));
             disregard(loading); // the execution reports a missing package
         }
     }
@@ -37,9 +36,7 @@ impl Driver {
     /// Fetches packages for a command. The session gets them as [`Input::Fetched`].
     pub(super) fn fetch(&self, ticket: Ticket, wanted: Wanted) {
         let waiters = self.waiters.borrow();
-        let own = waiters
-            .get(&ticket)
-            .and_then(|waiter| waiter.options.on_progress.clone());
+        let own = waiters.get(&ticket).and_then(|waiter| waiter.watch.on_progress.clone());
         drop(waiters);
         let found = self.find(own, wanted);
         let this = self.this.clone();

@@ -13,7 +13,6 @@ use crate::budget::Given;
 use crate::convert::encode;
 use crate::driver::{Driver, OnOutput, OnQuery};
 use crate::glue::{describe, exact, thrown};
-use crate::options::ExecuteOptions;
 use crate::outbox::JsBody;
 use crate::sandbox::Sandbox;
 use crate::stop::Waited;
@@ -48,7 +47,7 @@ impl Repl {
             driver: driver.clone(),
             max_value_bytes,
         };
-        let started = driver.submit(Command::Start, ExecuteOptions::default());
+        let started = driver.submit(Command::Start);
         run.stop.wait(started).await?;
         let Some((first, others)) = contexts.split_first() else {
             return Err(Waited::Rejected("there is no context".into()));

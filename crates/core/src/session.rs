@@ -54,7 +54,7 @@ mod shadow;
 mod shadows;
 mod variables;
 
-use crate::budget::{Budget, BudgetLimits, Usage};
+use crate::budget::{Budget, Usage};
 use crate::deadline::earliest;
 use crate::error::Error;
 use crate::execution::CodeExecution;
@@ -69,10 +69,12 @@ use interpreter::{Config, Guest, Interpreter, Note};
 use serde::{Deserialize, Serialize};
 use shadows::{ShadowEffect, Shadows};
 
-pub use calls::Progress;
+pub use calls::{Call, Progress};
+pub use checkpoints::StateCommand;
 pub use contexts::{Series, Target};
 pub use copies::{Fork, HistoryEntry, Kept};
 pub use display::ToResult;
+pub use execution::Execute;
 pub use files::{CellFile, FileCommand, Look};
 pub use packages::{Package, Wanted};
 pub use variables::VariableCommand;
@@ -107,14 +109,7 @@ pub enum Command<B> {
     /// Starts the guest. Answered when it is ready.
     Start,
     /// Runs code.
-    Execute {
-        /// The source of the code.
-        code: String,
-        /// Guest time in milliseconds. `None` means the session's `timeout`.
-        timeout_ms: Option<f64>,
-        /// The execution's own limits, within the session's budget.
-        budget: BudgetLimits,
-    },
+    Execute(Execute),
     /// Reads, assigns, lists, adds or captures variables.
     Variable(VariableCommand<B>),
     /// Assigns a value that [`Input::Arrived`] brings. Commands after this one wait.
@@ -125,14 +120,8 @@ pub enum Command<B> {
     File(FileCommand<B>),
     /// Installs packages, in this guest and every later one.
     Load(Wanted),
-    /// Saves the state.
-    Checkpoint,
-    /// Goes back to the newest checkpoint, or to the newest one of this execution.
-    Restore(Option<u32>),
-    /// Goes back to the state before the last execution.
-    Undo,
-    /// Saves the state, and returns it for another session.
-    Fork,
+    /// Saves the state, or goes back to an earlier one.
+    State(StateCommand),
 }
 
 /// Settings to change. `None` leaves a setting as it is.
@@ -245,20 +234,7 @@ pub enum Effect<B> {
 #[derive(Debug, Clone, PartialEq)]
 pub enum HostEffect<B> {
     /// Calls the user's function. Its result must come back as [`Input::HostReturned`] with the same number.
-    CallHost {
-        /// The call's number. It is never used twice.
-        call: u32,
-        /// The command whose code calls.
-        ticket: Option<Ticket>,
-        /// The function's name.
-        name: String,
-        /// The list of arguments, or a single str argument alone.
-        args: Encoded<B>,
-        /// The execution's budget. A recursion gets a child of it.
-        budget: Budget,
-        /// True if the call is begun before its code is asked for. [`HostEffect::ClaimHost`] or [`HostEffect::AbortHost`] follows.
-        ahead: bool,
-    },
+    CallHost(Call<B>),
     /// Reports that the code which made a call ahead is asked for: Python now waits for the call, or will when it has returned.
     ClaimHost(u32),
     /// Aborts a host call for which nobody waits any more. A call that was begun ahead may have returned already.

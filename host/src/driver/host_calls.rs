@@ -5,8 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
-use sandglass_core::budget::Budget;
-use sandglass_core::session::{Encoded, Input};
+use sandglass_core::session::{Call, Input};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::Message;
@@ -38,14 +37,11 @@ impl Claims {
     }
 }
 
-/// A host call of Python.
+/// A host call of Python, and what the task knows of it.
 pub(super) struct Called {
-    pub(super) call: u32,
-    pub(super) name: String,
-    pub(super) args: Encoded<Payload>,
+    pub(super) call: Call<Payload>,
     /// The name that the execution's caller gave it.
     pub(super) request: Option<String>,
-    pub(super) budget: Budget,
     pub(super) claim: Option<Claim>,
 }
 
@@ -57,14 +53,14 @@ impl Called {
         function: Option<HostFunction>,
         most: f64,
     ) {
-        let Self {
+        let Self { call, request, claim } = self;
+        let Call {
             call,
             name,
             args,
-            request,
             budget,
-            claim,
-        } = self;
+            ..
+        } = call;
         let what = format!("the result of {name}");
         let answer = async {
             let function = function.ok_or_else(|| "there is no such function".to_owned())?;

@@ -15,7 +15,7 @@ use sandglass_core::display::{Kind, kind as display_kind};
 use sandglass_core::execution::{CodeExecution, Display, Killer, Outcome};
 use sandglass_core::protocol::{Event, GuestInfo, Request, Stream, VALUE_MIME};
 use sandglass_core::session::{
-    Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Reply, Session, Slot, Ticket, ToResult,
+    Call, Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Reply, Session, Slot, Ticket, ToResult,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
@@ -196,78 +196,58 @@ impl SandboxTask {
     /// Carries out the effects of all inputs so far.
     fn follow(&mut self) {
         while let Some(effect) = self.effects.pop_front() {
-            self.carry_out(effect);
-        }
-    }
-
-    fn carry_out(&mut self, effect: Effect<Payload>) {
-        match effect {
-            Effect::Guest(Slot::Main, GuestEffect::Boot) => {
-                self.begun = Hits::default();
-                self.launch(Vec::new());
-            }
-            Effect::Guest(_, GuestEffect::Revive(checkpoint)) => {
-                self.begun = Hits::default();
-                self.revive(&checkpoint);
-            }
-            Effect::Guest(Slot::Shadow(shadow), GuestEffect::Boot) => self.fork(shadow),
-            Effect::Guest(Slot::Main, GuestEffect::Kill) => self.kill(),
-            Effect::Guest(slot, GuestEffect::Kill) => drop(self.slots.take(slot)),
-            Effect::Guest(Slot::Main, GuestEffect::Post(Request::Save { checkpoint, .. }, _)) => self.pause(checkpoint),
-            Effect::Guest(slot, GuestEffect::Post(request, body)) => {
-                if slot == Slot::Main && matches!(request, Request::Execute { .. }) {
-                    self.begun = self.hits();
+            match effect {
+                Effect::Guest(Slot::Main, GuestEffect::Boot) => {
+                    self.begun = Hits::default();
+                    self.launch(Vec::new());
                 }
-                self.post(slot, &request, body.into_iter().collect());
-            }
-            Effect::Guest(slot, GuestEffect::Install(request, bodies)) => self.post(slot, &request, bodies),
-            // The guest has the state already: it is a copy of the checkpoint.
-            Effect::Guest(slot, GuestEffect::Restore(request, _)) => self.post(slot, &request, Vec::new()),
-            // Native guests are not parked, because a new fork is ready as soon.
-            Effect::Park(shadow) => drop(self.slots.take(Slot::Shadow(shadow))),
-            Effect::Promote(shadow) => self.promote(shadow),
-            Effect::Host(HostEffect::Fetch(ticket, _)) => {
-                let error = Error::PackageNotFound(
-                    "native guests have the packages of their Python: install them there, or give another".to_owned(),
-                );
-                self.tell(Input::Fetched(ticket, Err(error)));
-            }
-            Effect::Host(HostEffect::CallHost {
-                call,
-                ticket,
-                name,
-                args,
-                budget,
-                ahead,
-            }) => {
-                let waiter = ticket.and_then(|ticket| self.waiters.get(&ticket));
-                let request = waiter.and_then(|waiter| waiter.watch.request.clone());
-                let claim = ahead.then(|| self.claims.begin(call));
-                self.call_host(Called {
-                    call,
-                    name,
-                    args,
-                    request,
-                    budget,
-                    claim,
-                });
-            }
-            Effect::Host(HostEffect::ClaimHost(call)) => self.claims.claim(call),
-            Effect::Host(HostEffect::AbortHost(call)) => {
-                self.claims.end(call);
-                if let Some(task) = self.calls.remove(&call) {
-                    task.abort();
+                Effect::Guest(_, GuestEffect::Revive(checkpoint)) => {
+                    self.begun = Hits::default();
+                    self.revive(&checkpoint);
                 }
+                Effect::Guest(Slot::Shadow(shadow), GuestEffect::Boot) => self.fork(shadow),
+                Effect::Guest(Slot::Main, GuestEffect::Kill) => self.kill(),
+                Effect::Guest(slot, GuestEffect::Kill) => drop(self.slots.take(slot)),
+                Effect::Guest(Slot::Main, GuestEffect::Post(Request::Save { checkpoint, .. }, _)) => {
+                    self.pause(checkpoint)
+                }
+                Effect::Guest(slot, GuestEffect::Post(request, body)) => {
+                    if slot == Slot::Main && matches!(request, Request::Execute { .. }) {
+                        self.begun = self.hits();
+                    }
+                    self.post(slot, &request, body.into_iter().collect());
+                }
+                Effect::Guest(slot, GuestEffect::Install(request, bodies)) => self.post(slot, &request, bodies),
+                // The guest has the state already: it is a copy of the checkpoint.
+                Effect::Guest(slot, GuestEffect::Restore(request, _)) => self.post(slot, &request, Vec::new()),
+                // Native guests are not parked, because a new fork is ready as soon.
+                Effect::Park(shadow) => drop(self.slots.take(Slot::Shadow(shadow))),
+                Effect::Promote(shadow) => self.promote(shadow),
+                Effect::Host(HostEffect::Fetch(ticket, _)) => {
+                    let error = Error::PackageNotFound(
+                        "native guests have the packages of their Python: install them there, or give another"
+                            .to_owned(),
+                    );
+                    self.tell(Input::Fetched(ticket, Err(error)));
+                }
+                Effect::Host(HostEffect::CallHost(call)) => self.call_host(call),
+                Effect::Host(HostEffect::ClaimHost(call)) => self.claims.claim(call),
+                Effect::Host(HostEffect::AbortHost(call)) => {
+                    self.claims.end(call);
+                    if let Some(task) = self.calls.remove(&call) {
+                        task.abort();
+                    }
+                }
+                Effect::Host(HostEffect::Progress(_) | HostEffect::Keep(_)) => {}
+                Effect::Host(HostEffect::Print(ticket, stream, text)) => self.print(ticket, stream, &text),
+                Effect::Host(HostEffect::Display {
+                    ticket,
+                    mime,
+                    body,
+                    to_result,
+                }) => self.display(ticket, mime, &body, to_result),
+                Effect::Host(HostEffect::Resolve(ticket, reply)) => self.resolve(ticket, reply),
             }
-            Effect::Host(HostEffect::Progress(_) | HostEffect::Keep(_)) => {}
-            Effect::Host(HostEffect::Print(ticket, stream, text)) => self.print(ticket, stream, &text),
-            Effect::Host(HostEffect::Display {
-                ticket,
-                mime,
-                body,
-                to_result,
-            }) => self.display(ticket, mime, &body, to_result),
-            Effect::Host(HostEffect::Resolve(ticket, reply)) => self.resolve(ticket, reply),
         }
     }
 
@@ -526,11 +506,15 @@ impl SandboxTask {
 
     // ---- the user's functions ----
 
-    fn call_host(&mut self, called: Called) {
-        let function = self.functions.get(&called.name).cloned();
+    fn call_host(&mut self, call: Call<Payload>) {
+        let waiter = call.ticket.and_then(|ticket| self.waiters.get(&ticket));
+        let request = waiter.and_then(|waiter| waiter.watch.request.clone());
+        let claim = call.ahead.then(|| self.claims.begin(call.call));
+        let function = self.functions.get(&call.name).cloned();
+        let called = Called { call, request, claim };
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let most = self.max_value_bytes as f64;
-        let call = called.call;
+        let call = called.call.call;
         let task = tokio::spawn(called.answer(self.messages.clone(), function, most));
         self.calls.insert(call, task.abort_handle());
     }

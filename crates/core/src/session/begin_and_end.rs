@@ -1,7 +1,7 @@
 //! The interpreter's part in an exchange: its beginning, the guest's messages, and the results of its end.
 
 use super::contexts::Target;
-use super::exchange::{Ending, Exchange, Job};
+use super::exchange::{Exchange, Job};
 use super::interpreter::{Interpreter, Note};
 use super::shadow::Promotion;
 use super::variables::VariableCommand;
@@ -9,7 +9,7 @@ use super::{Body, Effect, Encoded, GuestInput, Reply, Settings, Slot, Ticket};
 use crate::deadline::StopReason;
 use crate::error::Error;
 use crate::execution::StateReport;
-use crate::protocol::Request;
+use crate::protocol::{Encoding, Event, Request};
 
 impl<B: Body> Interpreter<B> {
     /// Begins a job. If the guest runs the job already, under the number `begun`, only the records are made.
@@ -19,7 +19,7 @@ impl<B: Body> Interpreter<B> {
         }
         self.last_exchange += 1;
         if let Job::Execute(execution) = &mut job {
-            execution.budget = self.budget.scope(execution.budget.limits(), now);
+            execution.budget = self.budget.scope(execution.asked.budget, now);
         }
         self.checkpoints.begins(&job, ticket.is_none(), &self.contexts);
         let number = begun.unwrap_or(self.last_exchange);
@@ -43,7 +43,7 @@ impl<B: Body> Interpreter<B> {
         self.forget_ping();
         self.stats.guests += 1;
         self.info = info;
-        self.checkpoints.promoted();
+        self.checkpoints.growing = false; // the next checkpoint of another guest must be full
         self.begin(begun_at, Some(ticket), job, Some(exchange));
         self.take_begun_calls(begun);
         for (at, event, body) in said {
@@ -56,14 +56,14 @@ impl<B: Body> Interpreter<B> {
         self.waste_unclaimed_calls();
     }
 
-    /// Handles the end of the exchange.
-    pub(super) fn ended(&mut self, now: f64, ending: Ending<B>) {
+    /// Handles the event that ends the exchange, which fits the job.
+    pub(super) fn ended(&mut self, now: f64, event: Event, body: Option<B>) {
         let is_own = |exchange: &Exchange<B>| exchange.ticket.is_none();
-        match ending {
-            Ending::Refused(message) if self.exchange.as_ref().is_some_and(is_own) => {
+        match event {
+            Event::Refused { message, .. } if self.exchange.as_ref().is_some_and(is_own) => {
                 return self.not_restored(now, &Error::GuestLost(message));
             }
-            Ending::Restored(lost, names) => {
+            Event::Restored { lost, names, .. } => {
                 self.restored(now, lost, names);
                 return self.revived();
             }
@@ -76,27 +76,36 @@ impl<B: Body> Interpreter<B> {
         let Exchange {
             ticket, job, deadline, ..
         } = exchange;
-        let reply = match (ending, job) {
-            (Ending::Executed(mut report, last), Job::Execute(execution)) => {
+        let encoded = |encoding| body.map(|body| Encoded { encoding, body });
+        let reply = match (event, job) {
+            (
+                Event::Executed {
+                    execution: mut report,
+                    encoding,
+                    ..
+                },
+                Job::Execute(execution),
+            ) => {
                 let state = self.untold_loss.take().unwrap_or_else(StateReport::kept);
                 self.checkpoints.executed(&execution, report.mark);
                 self.notes.push_back(Note::Ran {
-                    code: execution.code.clone(),
+                    code: execution.asked.code.clone(),
                     ms: deadline.guest_ms(now),
                 });
                 if let Some(names) = report.names.take() {
                     self.names = names;
                 }
+                let last = encoded(encoding).filter(|_| report.has_final);
                 let ended = execution.ended(&deadline, now, report, state);
                 if let Some(ticket) = ticket {
                     self.resolve(ticket, Ok(Reply::Execution(Box::new(ended), last)));
                 }
                 return self.ping(now);
             }
-            (Ending::Done, Job::Variable(VariableCommand::Set(target, value))) => {
+            (Event::Done { .. }, Job::Variable(VariableCommand::Set(target, value))) => {
                 return self.assigned(now, ticket, &target, value);
             }
-            (Ending::Done, Job::Configure(settings)) => {
+            (Event::Done { .. }, Job::Configure(settings)) => {
                 if let Some(names) = settings.host_functions {
                     self.config.host_functions = names;
                 }
@@ -109,7 +118,7 @@ impl<B: Body> Interpreter<B> {
                 self.checkpoints.settings += 1;
                 Ok(Reply::Done)
             }
-            (Ending::Refused(message), Job::Configure(settings)) => {
+            (Event::Refused { message, .. }, Job::Configure(settings)) => {
                 let what = if settings.host_functions.is_some() {
                     "hostFunctions"
                 } else {
@@ -117,28 +126,37 @@ impl<B: Body> Interpreter<B> {
                 };
                 Err(Error::invalid(what, message))
             }
-            (Ending::Done, Job::Install(install)) => return self.installed(now, ticket, install),
-            (Ending::Refused(message), Job::Install(install)) => {
-                return self.not_installed(ticket, &install, message);
-            }
-            (Ending::Done, Job::File(command)) => {
+            (Event::Done { .. }, Job::Load(load)) => return self.installed(now, ticket, load),
+            (Event::Refused { message, .. }, Job::Load(load)) => match ticket {
+                Some(ticket) => return self.not_loaded(ticket, &load, Error::Integrity(message)),
+                None => return,
+            },
+            (Event::Done { .. }, Job::File(command)) => {
                 let path = command.changes().unwrap_or_default();
                 self.checkpoints.set(&format!("file {path}"));
                 Ok(Reply::Done)
             }
-            (Ending::Missing, Job::File(command)) => Err(Error::FileNotFound(command.path().to_owned())),
-            (Ending::Refused(message), Job::File(_)) => Err(Error::File(message)),
-            (Ending::Refused(message), _) if is_stopping => Err(Error::Timeout(format!(
+            (
+                Event::Value {
+                    encoding: Encoding::Missing,
+                    ..
+                },
+                Job::File(command),
+            ) => Err(Error::FileNotFound(command.path().to_owned())),
+            (Event::Refused { message, .. }, Job::File(_)) => Err(Error::File(message)),
+            (Event::Refused { message, .. }, _) if is_stopping => Err(Error::Timeout(format!(
                 "stopped before it was done; variables are kept: {message}"
             ))),
-            (Ending::Refused(message), Job::Variable(VariableCommand::Set(..))) => {
+            (Event::Refused { message, .. }, Job::Variable(VariableCommand::Set(..))) => {
                 Err(Error::invalid("setVariable", message))
             }
-            (Ending::Refused(message), Job::Variable(VariableCommand::Open(..))) => {
+            (Event::Refused { message, .. }, Job::Variable(VariableCommand::Open(..))) => {
                 Err(Error::invalid("state", message))
             }
-            (Ending::Refused(message), _) => Err(Error::NotSerializable(message)),
-            (Ending::Value(value), _) => Ok(Reply::Value(value)),
+            (Event::Refused { message, .. }, _) => Err(Error::NotSerializable(message)),
+            (Event::Value { encoding, .. }, _) => encoded(encoding)
+                .map(Reply::Value)
+                .ok_or_else(|| Error::Protocol("a value without a body".to_owned())),
             _ => Ok(Reply::Done),
         };
         if let Some(ticket) = ticket {

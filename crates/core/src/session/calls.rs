@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 use super::calls_ahead::BegunCalls;
 use super::exchange::{Exchange, Job};
 use super::interpreter::{Config, Interpreter};
-use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Slot};
-use crate::budget::{Exhausted, Usage};
+use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Slot, Ticket};
+use crate::budget::{Budget, Exhausted, Usage};
 use crate::limits::Naming;
-use crate::protocol::{Encoding, Profile, QUERIES, ReplyStatus, Request};
+use crate::protocol::{Encoding, Event, Profile, QUERIES, ReplyStatus, Request};
 
 /// The progress of calls that Python made at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,15 +43,31 @@ pub(super) struct Calls<B> {
     progress: Option<Progress>,
 }
 
+/// A call of a function of the user's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Call<B> {
+    /// The call's number. It is never used twice.
+    pub call: u32,
+    /// The command whose code calls.
+    pub ticket: Option<Ticket>,
+    /// The function's name.
+    pub name: String,
+    /// The list of arguments, or a single str argument alone.
+    pub args: Encoded<B>,
+    /// The execution's budget. A recursion gets a child of it.
+    pub budget: Budget,
+    /// True if the call is begun before its code is asked for. [`HostEffect::ClaimHost`] or [`HostEffect::AbortHost`] follows.
+    pub ahead: bool,
+}
+
 /// A call that waits until fewer others run.
 #[derive(Debug)]
 pub(super) struct Waiting<B> {
     /// The guest's number for the call.
     pub(super) guest_call: u32,
-    pub(super) name: String,
-    pub(super) args: Encoded<B>,
     /// True if the budget has counted the call.
-    pub(super) is_counted: bool,
+    is_counted: bool,
+    call: Call<B>,
 }
 
 /// Calls that are refused together if the budget is too small for all of them.
@@ -115,30 +131,42 @@ impl<B: Body> Exchange<B> {
     pub(super) fn host_call(
         &mut self,
         now: f64,
-        mut call: Waiting<B>,
-        batch: u32,
+        event: Event,
+        body: Option<B>,
         config: &Config,
         last_call: &mut u32,
         effects: &mut Vec<Effect<B>>,
     ) -> Result<(), String> {
-        let (Job::Execute(execution), calls) = (&mut self.job, &mut self.calls) else {
+        let (
+            Event::HostCall {
+                call: guest_call,
+                batch,
+                name,
+                encoding,
+                ..
+            },
+            Job::Execute(execution),
+        ) = (event, &mut self.job)
+        else {
             return Ok(());
         };
-        if call.guest_call <= calls.last {
-            return Err(format!("host call {} twice", call.guest_call));
+        let body = body.ok_or("a host call without arguments")?;
+        let calls = &mut self.calls;
+        if guest_call <= calls.last {
+            return Err(format!("host call {guest_call} twice"));
         }
-        calls.last = call.guest_call;
-        calls.count(&call.name);
+        calls.last = guest_call;
+        calls.count(&name);
         let made = execution.count_host_call();
         let most = config.limits.max_host_calls;
         let naming = config.limits.naming;
-        call.is_counted = config.profile.has_whole_batches() && call.name == QUERIES[0];
+        let is_counted = config.profile.has_whole_batches() && name == QUERIES[0];
         #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
-        let bytes = calls.waiting_bytes.saturating_add(call.args.body.size()) as f64;
+        let bytes = calls.waiting_bytes.saturating_add(body.size()) as f64;
         let refusal = if self.deadline.stop_reason().is_some() {
             Some((ReplyStatus::Error, "the execution is being stopped".to_owned()))
-        } else if !config.host_functions.contains(&call.name) {
-            Some((ReplyStatus::Error, nobody_answers(&call.name, naming)))
+        } else if !config.host_functions.contains(&name) {
+            Some((ReplyStatus::Error, nobody_answers(&name, naming)))
         } else if made > most {
             Some((
                 ReplyStatus::Limit,
@@ -155,7 +183,7 @@ impl<B: Body> Exchange<B> {
                     naming.of("maxValueSize")
                 ),
             ))
-        } else if call.is_counted {
+        } else if is_counted {
             // The guest tells the batch's size. It is believed up to the number of calls that the execution may still make.
             let size = batch.clamp(1, most - made + 1);
             let begun = calls.batch.take().filter(|batch| batch.missing > 0);
@@ -175,32 +203,43 @@ impl<B: Body> Exchange<B> {
             None
         };
         if let Some((status, why)) = refusal {
-            calls.reply(call.guest_call, status, Err(why), effects);
+            calls.reply(guest_call, status, Err(why), effects);
         } else {
-            calls.waiting_bytes += call.args.body.size();
-            calls.waiting.push_back(call);
+            calls.waiting_bytes += body.size();
+            *last_call += 1;
+            let call = Call {
+                call: *last_call,
+                ticket: self.ticket,
+                name,
+                args: Encoded { encoding, body },
+                budget: execution.budget.clone(),
+                ahead: false,
+            };
+            calls.waiting.push_back(Waiting {
+                guest_call,
+                is_counted,
+                call,
+            });
             self.deadline.pause(now);
         }
-        self.start_calls(now, config, last_call, effects);
+        self.start_calls(now, config, effects);
         Ok(())
     }
 
     /// Starts waiting calls while there is room for them. The guest's clock runs again if no call is left.
-    fn start_calls(&mut self, now: f64, config: &Config, last_call: &mut u32, effects: &mut Vec<Effect<B>>) {
+    fn start_calls(&mut self, now: f64, config: &Config, effects: &mut Vec<Effect<B>>) {
         let calls = &mut self.calls;
-        while let Job::Execute(execution) = &self.job
-            && calls.running.len() < config.limits.max_concurrent_host_calls as usize
+        while calls.running.len() < config.limits.max_concurrent_host_calls as usize
             && let Some(Waiting {
                 guest_call,
-                name,
-                args,
                 is_counted,
+                call,
             }) = calls.waiting.pop_front()
         {
-            calls.waiting_bytes = calls.waiting_bytes.saturating_sub(args.body.size());
-            let budget = execution.budget.clone();
+            calls.waiting_bytes = calls.waiting_bytes.saturating_sub(call.args.body.size());
+            let budget = &call.budget;
             let begun = calls.begun.contains_key(&guest_call); // then the budget has counted the call, too
-            let allowed = match QUERIES.iter().position(|query| *query == name) {
+            let allowed = match QUERIES.iter().position(|query| *query == call.name) {
                 None => Ok(()),
                 Some(_) if is_counted || begun => budget.go_on(now),
                 Some(0) => budget.admit(now),
@@ -213,27 +252,18 @@ impl<B: Body> Exchange<B> {
             }
             let expires_at = now + config.limits.host_call_timeout_ms;
             if let Some(begun) = calls.begun.remove(&guest_call) {
-                if let Some(result) = calls.claim(begun, name, expires_at, &budget, effects) {
+                if let Some(result) = calls.claim(begun, call, expires_at, effects) {
                     calls.reply(guest_call, ReplyStatus::Error, result, effects);
                 }
                 continue;
             }
-            *last_call += 1;
-            let call = *last_call;
             let running = Running {
                 guest_call,
-                name: name.clone(),
+                name: call.name.clone(),
                 expires_at: Some(expires_at),
             };
-            calls.running.insert(call, running);
-            effects.push(Effect::Host(HostEffect::CallHost {
-                call,
-                ticket: self.ticket,
-                name,
-                args,
-                budget,
-                ahead: false,
-            }));
+            calls.running.insert(call.call, running);
+            effects.push(Effect::Host(HostEffect::CallHost(call)));
         }
         if calls.is_empty() {
             calls.progress = None;
@@ -250,7 +280,7 @@ impl<B: Body> Interpreter<B> {
         {
             let calls = &mut exchange.calls;
             calls.reply(running.guest_call, ReplyStatus::Error, result, &mut self.effects);
-            exchange.start_calls(now, &self.config, &mut self.last_call, &mut self.effects);
+            exchange.start_calls(now, &self.config, &mut self.effects);
         }
     }
 
@@ -293,7 +323,7 @@ impl<B: Body> Interpreter<B> {
             calls.reply(call.guest_call, ReplyStatus::Timeout, Err(message), &mut self.effects);
         }
         if !expired.is_empty() {
-            exchange.start_calls(now, &self.config, &mut self.last_call, &mut self.effects);
+            exchange.start_calls(now, &self.config, &mut self.effects);
         }
     }
 

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use super::calls::{Calls, Running, Waiting};
+use super::calls::{Call, Calls, Running, Waiting};
 use super::interpreter::Interpreter;
 use super::shadow::Shadow;
 use super::shadows::{ShadowEffect, Shadows};
@@ -147,14 +147,14 @@ impl<B: Body> Shadows<B> {
                 usage: Vec::new(),
                 result: None,
             });
-            self.effects.push(ShadowEffect::Host(HostEffect::CallHost {
+            self.effects.push(ShadowEffect::Host(HostEffect::CallHost(Call {
                 call,
                 ticket: None,
                 name: name.to_owned(),
                 args,
                 budget,
                 ahead: true,
-            }));
+            })));
         }
     }
 
@@ -228,18 +228,17 @@ impl<B: Body> Calls<B> {
     pub(super) fn claim(
         &mut self,
         begun: Begun<B>,
-        name: String,
+        call: Call<B>,
         expires_at: f64,
-        budget: &Budget,
         effects: &mut Vec<Effect<B>>,
     ) -> Option<Result<Encoded<B>, String>> {
-        begun.charge(budget);
+        begun.charge(&call.budget);
         self.claimed += 1;
         effects.push(Effect::Host(HostEffect::ClaimHost(begun.call)));
         if begun.result.is_none() {
             let running = Running {
                 guest_call: begun.guest_call,
-                name,
+                name: call.name,
                 expires_at: Some(expires_at),
             };
             self.running.insert(begun.call, running);

@@ -9,25 +9,26 @@ use super::files::FileCommand;
 use super::going_back::Reverting;
 use super::interpreter::{Guest, Interpreter};
 use super::journal::{Journal, Origin, Steps};
-use super::saves::{LEAST_SAVE_MS, Saved, Saving};
+use super::saves::{LEAST_SAVE_MS, Saving};
 use super::variables::VariableCommand;
 use super::{Body, Error, Reply, Ticket};
 use crate::execution::{LostVariable, StateReport};
 use crate::limits::{Limits, MAX_NAMES};
+use crate::protocol::Event;
 
 /// The number of guests that may crash one after another at once after a restore. Then the restored state is given up for an earlier one.
 const MOST_CRASHES: u32 = 3;
 
-/// A user's request about checkpoints.
+/// A user's request about saved states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ask {
+pub enum StateCommand {
     /// Saves the state.
     Checkpoint,
-    /// Goes back to the newest checkpoint of an execution, or of all.
+    /// Goes back to the newest checkpoint, or to the newest one of this execution.
     Restore(Option<u32>),
     /// Goes back to the state before the last execution.
     Undo,
-    /// Saves the state for another session.
+    /// Saves the state, and returns it for another session.
     Fork,
 }
 
@@ -148,7 +149,7 @@ impl<B: Body> Checkpoints<B> {
             Job::Variable(VariableCommand::Get(_) | VariableCommand::Capture(_)) => self.looked_at = true,
             Job::File(FileCommand::Cell { .. } | FileCommand::Look { .. }) => self.looked_at = true,
             Job::Variable(VariableCommand::List) => {}
-            Job::Configure { .. } | Job::File(_) | Job::Install(_) | Job::Restore { .. } => {}
+            Job::Configure { .. } | Job::File(_) | Job::Load(_) | Job::Restore { .. } => {}
         }
     }
 
@@ -233,11 +234,6 @@ impl<B: Body> Checkpoints<B> {
         self.tells = true;
     }
 
-    /// Records that another guest has taken over, from the same checkpoint. Its next checkpoint must be full.
-    pub(super) fn promoted(&mut self) {
-        self.growing = false;
-    }
-
     /// Records that an exchange has ended. So the state that the guest was given is usable.
     pub(super) fn proved(&mut self) {
         self.unproven = false;
@@ -245,22 +241,22 @@ impl<B: Body> Checkpoints<B> {
     }
 
     /// The checkpoint that a request asks for.
-    fn target(&self, ask: Ask) -> Result<Origin<B>, Error> {
-        let found = match ask {
-            Ask::Undo => self.before.clone().filter(|origin| match origin {
+    fn target(&self, command: StateCommand) -> Result<Origin<B>, Error> {
+        let found = match command {
+            StateCommand::Undo => self.before.clone().filter(|origin| match origin {
                 Origin::Saved(number, _) => self.chain.find(*number).is_some(),
                 Origin::Fresh(_) => true,
             }),
-            Ask::Restore(execution) => {
+            StateCommand::Restore(execution) => {
                 let link = self.chain.newest(execution);
                 link.map(|link| Origin::Saved(link.number, Steps::default()))
             }
-            Ask::Checkpoint | Ask::Fork => None,
+            StateCommand::Checkpoint | StateCommand::Fork => None,
         };
         found.ok_or_else(|| {
-            let wanted = match ask {
-                Ask::Restore(Some(execution)) => format!("of execution {execution}"),
-                Ask::Restore(None) => "yet".to_owned(),
+            let wanted = match command {
+                StateCommand::Restore(Some(execution)) => format!("of execution {execution}"),
+                StateCommand::Restore(None) => "yet".to_owned(),
                 _ => format!("of the state before execution {}", self.execution),
             };
             let mut known: Vec<String> = self.chain.executions().iter().map(u32::to_string).collect();
@@ -311,15 +307,15 @@ impl<B: Body> Checkpoints<B> {
 
 impl<B: Body> Interpreter<B> {
     /// Carries out a request about checkpoints, once nothing has to be waited for.
-    pub(super) fn answer_about_state(&mut self, now: f64, ticket: Ticket, ask: Ask) {
-        let reply = match ask {
+    pub(super) fn answer_about_state(&mut self, now: f64, ticket: Ticket, command: StateCommand) {
+        let reply = match command {
             _ if !self.checkpoints.are_made => Err(Error::invalid("checkpoints", "is \"off\": nothing is saved")),
-            Ask::Checkpoint => self.checkpoints.newest().map(|link| Reply::State(link.execution)),
-            Ask::Fork => self
+            StateCommand::Checkpoint => self.checkpoints.newest().map(|link| Reply::State(link.execution)),
+            StateCommand::Fork => self
                 .checkpoints
                 .newest()
                 .map(|link| Reply::Fork(Box::new(self.fork_of(link)))),
-            Ask::Restore(_) | Ask::Undo => match self.checkpoints.target(ask) {
+            StateCommand::Restore(_) | StateCommand::Undo => match self.checkpoints.target(command) {
                 // After an execution that crashed, for example, the state is already the one to go back to.
                 Ok(origin) if self.checkpoints.is_at(&origin) => {
                     let link = self
@@ -433,8 +429,8 @@ impl<B: Body> Interpreter<B> {
     }
 
     /// Takes a checkpoint from the guest. A guest that holds memory which its variables no longer need is replaced, if nobody waits for it.
-    pub(super) fn saved(&mut self, now: f64, save: Saved, body: Option<B>) {
-        match self.checkpoints.saved(now, save, body) {
+    pub(super) fn saved(&mut self, now: f64, event: Event, body: Option<B>) {
+        match self.checkpoints.saved(now, event, body) {
             Err(what) => self.violation(now, what),
             Ok(true) if self.exchange.is_none() && self.queue.is_empty() => {
                 self.checkpoints.tells = true;
@@ -442,13 +438,6 @@ impl<B: Body> Interpreter<B> {
                 self.boot(now);
             }
             Ok(_) => {}
-        }
-    }
-
-    /// Takes the message that the state was not saved. Another request came first, or there is a `reason`.
-    pub(super) fn not_saved(&mut self, now: f64, number: u32, reason: Option<String>) {
-        if let Err(what) = self.checkpoints.not_saved(now, number, reason) {
-            self.violation(now, what);
         }
     }
 

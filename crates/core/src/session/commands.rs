@@ -2,7 +2,7 @@
 //!
 //! Decisions: `docs/internals/values-and-calls.md`.
 
-use super::checkpoints::Ask;
+use super::checkpoints::StateCommand;
 use super::contexts::Target;
 use super::exchange::{Job, nothing_changed};
 use super::execution::Execution;
@@ -21,9 +21,9 @@ pub(super) enum Queued<B> {
     Job(Job<B>),
     /// An assignment whose value has not arrived yet.
     Awaiting(Target),
-    /// A request about checkpoints. It is no exchange, but waits like one.
-    State(Ask),
-    /// A request for packages. It becomes a `Job::Install` when they are fetched.
+    /// A request about saved states. It is no exchange, but waits like one.
+    State(StateCommand),
+    /// A request for packages. It becomes a job when they are fetched.
     Load(Load<B>),
 }
 
@@ -64,32 +64,30 @@ impl<B: Body> Interpreter<B> {
 
     /// Adds a command to the queue, or answers it at once. `aborted` is true if the user has cancelled it already.
     pub(super) fn submit(&mut self, now: f64, ticket: Ticket, command: Command<B>, aborted: bool) {
-        let refusal = match &command {
-            _ if self.guest == Guest::Destroyed => Some(Error::Destroyed),
-            _ if self.queue.len() + self.starting.len() >= MAX_QUEUED_COMMANDS => Some(Error::invalid(
-                "execute",
-                format!("{MAX_QUEUED_COMMANDS} calls are waiting already; nothing was done"),
-            )),
-            Command::Start
-            | Command::Variable(VariableCommand::Set(Target::Context, _))
-            | Command::Later(Target::Context)
-            | Command::Load(_) => None,
-            _ if !self.has_or_awaits_context() => Some(Error::NotInitialized),
-            _ => None,
-        };
-        if let Some(error) = refusal {
+        if let Some(error) = self.refusal(&command) {
             return self.resolve(ticket, Err(error));
         }
-        if matches!(command, Command::Start) {
-            if self.guest == Guest::Up {
-                return self.resolve(ticket, Ok(Reply::Done));
+        let queued = match command {
+            Command::Start if self.guest == Guest::Up => return self.resolve(ticket, Ok(Reply::Done)),
+            Command::Start => {
+                self.starting.push(ticket);
+                None
             }
-            self.starting.push(ticket);
-        } else {
-            let queued = match self.queued(now, command) {
-                Ok(queued) => queued,
-                Err(reply) => return self.resolve(ticket, Ok(reply)),
-            };
+            Command::State(command) => Some(Queued::State(command)),
+            Command::Load(wanted) => Some(Queued::Load(Load::new(wanted))),
+            Command::Later(target) => Some(Queued::Awaiting(target)),
+            Command::Variable(command) => Some(Queued::Job(Job::Variable(command))),
+            Command::Configure(settings) => Some(Queued::Job(Job::Configure(settings))),
+            Command::File(command) => Some(Queued::Job(Job::File(command))),
+            Command::Execute(asked) => {
+                self.last_execution += 1;
+                match Execution::new(now, self.last_execution, asked, &self.config.limits) {
+                    Ok(execution) => Some(Queued::Job(Job::Execute(Box::new(execution)))),
+                    Err(reply) => return self.resolve(ticket, Ok(reply)),
+                }
+            }
+        };
+        if let Some(queued) = queued {
             if aborted {
                 return self.resolve(ticket, queued.never_ran());
             }
@@ -104,31 +102,21 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
-    /// The entry for the queue, or the reply to a command that needs no turn.
-    fn queued(&mut self, now: f64, command: Command<B>) -> Result<Queued<B>, Reply<B>> {
-        let job = match command {
-            Command::Start => return Err(Reply::Done),
-            Command::Checkpoint => return Ok(Queued::State(Ask::Checkpoint)),
-            Command::Restore(execution) => return Ok(Queued::State(Ask::Restore(execution))),
-            Command::Undo => return Ok(Queued::State(Ask::Undo)),
-            Command::Fork => return Ok(Queued::State(Ask::Fork)),
-            Command::Load(wanted) => return Ok(Queued::Load(Load::new(wanted))),
-            Command::Later(target) => return Ok(Queued::Awaiting(target)),
-            Command::Variable(command) => Job::Variable(command),
-            Command::Configure(settings) => Job::Configure(settings),
-            Command::File(command) => Job::File(command),
-            Command::Execute {
-                code,
-                timeout_ms,
-                budget,
-            } => {
-                self.last_execution += 1;
-                let limits = &self.config.limits;
-                let execution = Execution::new(now, self.last_execution, code, timeout_ms, budget, limits)?;
-                Job::Execute(Box::new(execution))
-            }
-        };
-        Ok(Queued::Job(job))
+    /// The reason for which a command is not even queued, if there is one.
+    fn refusal(&self, command: &Command<B>) -> Option<Error> {
+        match command {
+            _ if self.guest == Guest::Destroyed => Some(Error::Destroyed),
+            _ if self.queue.len() + self.starting.len() >= MAX_QUEUED_COMMANDS => Some(Error::invalid(
+                "execute",
+                format!("{MAX_QUEUED_COMMANDS} calls are waiting already; nothing was done"),
+            )),
+            Command::Start
+            | Command::Variable(VariableCommand::Set(Target::Context, _))
+            | Command::Later(Target::Context)
+            | Command::Load(_) => None,
+            _ if !self.has_or_awaits_context() => Some(Error::NotInitialized),
+            _ => None,
+        }
     }
 
     fn has_or_awaits_context(&self) -> bool {
@@ -175,7 +163,7 @@ impl<B: Body> Interpreter<B> {
         }
         match self.queue.pop_front() {
             None => return Next::Nothing,
-            Some((ticket, Queued::State(ask))) => self.answer_about_state(now, ticket, ask),
+            Some((ticket, Queued::State(command))) => self.answer_about_state(now, ticket, command),
             Some((ticket, Queued::Load(load))) => self.load(now, ticket, load),
             Some((_, Queued::Awaiting(_))) => {} // `waits_for_value` lets none come here
             // The `initialize` before this command failed.

@@ -1,28 +1,28 @@
 //! One exchange with a guest: a job, the guest's messages, and the event that ends it.
 //!
-//! An [`Exchange`] judges the guest's events by itself. It returns the effects of each event, and the ending of the exchange. An event that
-//! does not fit is a violation.
+//! An [`Exchange`] judges the guest's events by itself. It returns the effects of each event, and the event that ends the exchange. An event
+//! that does not fit is a violation.
 
-use super::calls::{Calls, Waiting};
+use super::calls::Calls;
 use super::checkpoints::Checkpoints;
 use super::contexts::{Contexts, Target};
 use super::execution::Execution;
 use super::files::FileCommand;
 use super::interpreter::Config;
-use super::oversized::{does_not_fit, kind, number_of};
-use super::packages::Install;
+use super::oversized::{does_not_fit, not_asked, number_of};
+use super::packages::Load;
 use super::variables::VariableCommand;
-use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Reply, Settings, Ticket};
+use super::{Body, Effect, GuestEffect, HostEffect, Reply, Settings, Ticket};
 use crate::budget::Exhausted;
 use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::execution::{LostVariable, Outcome};
+use crate::execution::Outcome;
 use crate::limits::{
     EVENT_BYTES, LOOK_TIMEOUT_MS, OUTPUT_BURST_BYTES, OUTPUT_BURST_PER_CHAR, OUTPUT_BYTES_PER_SECOND,
     OUTPUT_PER_SECOND_PER_CHAR, VALUE_TIMEOUT_MS,
 };
 use crate::output::omission_notice;
-use crate::protocol::{Event, ExecutionReport, Request, Stream};
+use crate::protocol::{Event, Request, Stream};
 
 /// A task for a guest, done in one exchange.
 #[derive(Debug)]
@@ -31,7 +31,8 @@ pub(super) enum Job<B> {
     Variable(VariableCommand<B>),
     Configure(Settings),
     File(FileCommand<B>),
-    Install(Install<B>),
+    /// Packages to install in the guest.
+    Load(Load<B>),
     /// Restores the checkpoint with this number. Only the session itself asks for this.
     Restore(u32),
 }
@@ -46,21 +47,6 @@ pub(super) struct Exchange<B> {
     pub(super) deadline: Deadline,
     pub(super) calls: Calls<B>,
     flow: Flow,
-}
-
-/// The ending of an exchange.
-#[derive(Debug)]
-pub(super) enum Ending<B> {
-    /// An execution ended. The value is the final answer.
-    Executed(ExecutionReport, Option<Encoded<B>>),
-    /// The requested value.
-    Value(Encoded<B>),
-    /// The requested variable or file does not exist.
-    Missing,
-    Done,
-    /// The state is restored, without these variables. The names of the user's variables, if steps changed them.
-    Restored(Vec<LostVariable>, Option<Vec<String>>),
-    Refused(String),
 }
 
 /// The bytes of output in an exchange. Our guest batches its output; a guest that floods the host is ended.
@@ -159,9 +145,9 @@ impl<B: Body> Job<B> {
                 };
                 return GuestEffect::Restore(request, checkpoints.bodies(*checkpoint));
             }
-            Self::Install(install) => return GuestEffect::Install(install.request(exchange), install.bodies()),
+            Self::Load(load) => return load.install(exchange, timeout_ms),
             Self::Execute(execution) => {
-                let code = execution.code.clone();
+                let code = execution.asked.code.clone();
                 (
                     Request::Execute {
                         exchange,
@@ -197,7 +183,7 @@ impl<B> Exchange<B> {
     pub(super) fn can_be_stopped(&self) -> bool {
         let is_short = matches!(
             self.job,
-            Job::Variable(VariableCommand::Set(..)) | Job::Configure(_) | Job::File(_) | Job::Install(_)
+            Job::Variable(VariableCommand::Set(..)) | Job::Configure(_) | Job::File(_) | Job::Load(_)
         );
         self.ticket.is_some() && !is_short
     }
@@ -222,7 +208,7 @@ impl<B: Body> Exchange<B> {
         }
     }
 
-    /// Takes an event of the guest, and returns the exchange's ending if the event ended it. An error is a violation.
+    /// Takes an event of the guest, and gives it back if it ends the exchange. An error is a violation.
     pub(super) fn heard(
         &mut self,
         now: f64,
@@ -231,7 +217,7 @@ impl<B: Body> Exchange<B> {
         config: &Config,
         last_call: &mut u32,
         effects: &mut Vec<Effect<B>>,
-    ) -> Result<Option<Ending<B>>, String> {
+    ) -> Result<Option<(Event, Option<B>)>, String> {
         if number_of(&event) != Some(self.number) {
             return Err(does_not_fit(&event));
         }
@@ -268,40 +254,13 @@ impl<B: Body> Exchange<B> {
                 let shown = execution.display(self.ticket, mime, is_result, body, most_bytes)?;
                 effects.extend(shown.map(Effect::Host));
             }
-            (
-                Event::HostCall {
-                    call,
-                    batch,
-                    name,
-                    encoding,
-                    ..
-                },
-                Job::Execute(_),
-            ) => {
-                let body = body.ok_or("a host call without arguments")?;
-                let made = Waiting {
-                    guest_call: call,
-                    name,
-                    args: Encoded { encoding, body },
-                    is_counted: false,
-                };
-                self.host_call(now, made, batch, config, last_call, effects)?;
+            (event @ Event::HostCall { .. }, Job::Execute(_)) => {
+                self.host_call(now, event, body, config, last_call, effects)?;
             }
-            (
-                Event::Executed {
-                    execution: report,
-                    encoding,
-                    ..
-                },
-                Job::Execute(_),
-            ) => {
-                let last = body.filter(|_| report.has_final);
-                return Ok(Some(Ending::Executed(
-                    report,
-                    last.map(|body| Encoded { encoding, body }),
-                )));
+            (event, job) => {
+                job.check_answer(&event, body.is_some())?;
+                return Ok(Some((event, body)));
             }
-            (event, job) => return job.ending(event, body).map(Some),
         }
         Ok(None)
     }
@@ -313,15 +272,16 @@ impl<B: Body> Exchange<B> {
 }
 
 impl<B: Body> Job<B> {
-    /// The ending that an event means, for jobs other than executions.
-    fn ending(&self, event: Event, body: Option<B>) -> Result<Ending<B>, String> {
-        Ok(match (event, self) {
-            (event, Self::Variable(command)) => command.ending(event, body)?,
-            (event, Self::File(command)) => command.ending(event, body)?,
-            (Event::Done { .. }, Self::Configure(_) | Self::Install(_)) => Ending::Done,
-            (Event::Restored { lost, names, .. }, Self::Restore(_)) => Ending::Restored(lost, names),
-            (Event::Refused { message, .. }, job) if !matches!(job, Self::Execute(_)) => Ending::Refused(message),
-            (event, _) => return Err(format!("{} does not fit what was asked", kind(&event))),
-        })
+    /// Checks that an event is an answer to the job. An error is a violation.
+    fn check_answer(&self, event: &Event, has_body: bool) -> Result<(), String> {
+        match (event, self) {
+            (_, Self::Variable(command)) => command.check_answer(event, has_body),
+            (_, Self::File(command)) => command.check_answer(event, has_body),
+            (Event::Executed { .. }, Self::Execute(_))
+            | (Event::Done { .. }, Self::Configure(_) | Self::Load(_))
+            | (Event::Restored { .. }, Self::Restore(_))
+            | (Event::Refused { .. }, Self::Configure(_) | Self::Load(_) | Self::Restore(_)) => Ok(()),
+            _ => Err(not_asked(event)),
+        }
     }
 }

@@ -10,11 +10,33 @@ use crate::limits::{Limits, Naming};
 use crate::output::OutputBuffer;
 use crate::protocol::{Ended, ExecutionReport, Stream, VALUE_MIME};
 
+/// A user's request to run code.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Execute {
+    /// The source of the code.
+    pub code: String,
+    /// Guest time in milliseconds. `None` means the session's `timeout`.
+    pub timeout_ms: Option<f64>,
+    /// The execution's own limits, within the session's budget.
+    pub budget: BudgetLimits,
+}
+
+impl Execute {
+    /// Code with no limits but the session's.
+    pub fn of(code: impl Into<String>) -> Self {
+        Self {
+            code: code.into(),
+            ..Self::default()
+        }
+    }
+}
+
 /// An execution in an exchange.
 #[derive(Debug)]
 pub(super) struct Execution {
     pub(super) id: u32,
-    pub(super) code: String,
+    pub(super) asked: Execute,
+    /// The guest time that was asked for, or the session's.
     pub(super) timeout_ms: f64,
     /// The execution's part of the session's budget.
     pub(super) budget: Budget,
@@ -32,20 +54,13 @@ pub(super) struct Execution {
 impl Execution {
     /// An execution that has not begun, or the reply if its code is too long. Its budget becomes a part of the session's budget when it
     /// begins.
-    pub(super) fn new<B>(
-        now: f64,
-        id: u32,
-        code: String,
-        timeout_ms: Option<f64>,
-        budget: BudgetLimits,
-        limits: &Limits,
-    ) -> Result<Self, Reply<B>> {
+    pub(super) fn new<B>(now: f64, id: u32, asked: Execute, limits: &Limits) -> Result<Self, Reply<B>> {
         let buffer = || OutputBuffer::new(limits.max_output_chars);
         let execution = Self {
             id,
-            code,
-            timeout_ms: timeout_ms.unwrap_or(limits.timeout_ms),
-            budget: Budget::new(budget, now),
+            timeout_ms: asked.timeout_ms.unwrap_or(limits.timeout_ms),
+            budget: Budget::new(asked.budget, now),
+            asked,
             host_calls: 0,
             shown: Shown::default(),
             stdout: buffer(),
@@ -55,7 +70,7 @@ impl Execution {
             error: buffer(),
             traceback: buffer(),
         };
-        let (chars, most) = (execution.code.chars().count(), limits.max_code_chars);
+        let (chars, most) = (execution.asked.code.chars().count(), limits.max_code_chars);
         if chars <= most as usize {
             return Ok(execution);
         }
@@ -77,7 +92,7 @@ impl Execution {
 
     /// A line of the code, as Python counts them from 1.
     pub(super) fn line(&self, number: u32) -> Option<&str> {
-        let mut lines = self.code.split("\r\n").flat_map(|part| part.split(['\n', '\r']));
+        let mut lines = self.asked.code.split("\r\n").flat_map(|part| part.split(['\n', '\r']));
         lines.nth((number as usize).checked_sub(1)?)
     }
 
@@ -221,7 +236,7 @@ impl Execution {
             host_calls: self.host_calls,
             killer: None, // added by the driver
             usage: Some(self.budget.spent()).filter(|usage| *usage != Usage::default()),
-            code: self.code,
+            code: self.asked.code,
         }
     }
 

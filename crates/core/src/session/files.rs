@@ -1,8 +1,7 @@
 //! Requests about a guest's files, and checks of the answers.
 
-use super::exchange::Ending;
-use super::oversized::kind;
-use super::{Body, Encoded};
+use super::Body;
+use super::oversized::not_asked;
 use crate::execution::FileChange;
 use crate::limits::{MAX_CHANGED_FILES, MAX_PATH_TEXT};
 use crate::protocol::{Encoding, Event, Request};
@@ -144,24 +143,25 @@ impl<B: Body> FileCommand<B> {
         (request, None)
     }
 
-    /// The ending of the exchange that an event means. An error is a violation.
-    pub(super) fn ending(&self, event: Event, body: Option<B>) -> Result<Ending<B>, String> {
-        Ok(match event {
-            Event::Refused { message, .. } => Ending::Refused(message),
-            Event::Done { .. } if self.changes().is_some() => Ending::Done,
+    /// Checks that an event is an answer to the request. An error is a violation.
+    pub(super) fn check_answer(&self, event: &Event, has_body: bool) -> Result<(), String> {
+        let may_be_missing = matches!(self, Self::Read { .. } | Self::List(_) | Self::Remove(_));
+        match event {
+            Event::Refused { .. } => Ok(()),
+            Event::Done { .. } if self.changes().is_some() => Ok(()),
             Event::Value {
                 encoding: Encoding::Missing,
                 ..
-            } if !matches!(self, Self::Write { .. } | Self::Cell { .. } | Self::Look { .. }) => Ending::Missing,
-            Event::Value { encoding, .. } if self.takes(encoding) => {
-                let body = body.ok_or("a value without a body")?;
-                Ending::Value(Encoded { encoding, body })
-            }
+            } if may_be_missing => Ok(()),
+            Event::Value { encoding, .. } if self.takes(*encoding) => match has_body {
+                true => Ok(()),
+                false => Err("a value without a body".to_owned()),
+            },
             Event::Done { .. } | Event::Value { .. } => {
-                return Err("an answer that does not fit what was asked of a file".to_owned());
+                Err("an answer that does not fit what was asked of a file".to_owned())
             }
-            event => return Err(format!("{} does not fit what was asked", kind(&event))),
-        })
+            _ => Err(not_asked(event)),
+        }
     }
 
     /// Returns true if a value in this encoding answers the request.

@@ -17,7 +17,7 @@ use super::exchange::{Exchange, Job};
 use super::oversized::{does_not_fit, kind, oversized};
 use super::packages::Package;
 use super::pings::Pings;
-use super::saves::{Demand, Saved};
+use super::saves::Demand;
 use super::{Body, Effect, GuestEffect, GuestInput, HostEffect, Reply, Slot, Ticket};
 use crate::budget::{Budget, BudgetLimits};
 use crate::deadline::{StopReason, Verdict, earliest};
@@ -283,7 +283,7 @@ impl<B: Body> Interpreter<B> {
             return self.not_restored_exactly(now, why);
         }
         let what = match job {
-            Some(Job::Install(_)) => "its packages were not installed again",
+            Some(Job::Load(_)) => "its packages were not installed again",
             Some(Job::Configure(_)) => "it did not take its settings",
             _ => "context was not restored",
         };
@@ -414,7 +414,7 @@ impl<B: Body> Interpreter<B> {
         Demand {
             is_free: self.is_free(),
             is_awaited: !self.queue.is_empty(),
-            asks: matches!(self.front(), Some(Queued::State(ask)) if self.checkpoints.needs_save(*ask)),
+            asks: matches!(self.front(), Some(Queued::State(command)) if self.checkpoints.needs_save(*command)),
             executes: matches!(self.front(), Some(Queued::Job(Job::Execute(_)))),
             copies,
         }
@@ -455,24 +455,12 @@ impl<B: Body> Interpreter<B> {
             (Guest::Booting(_), Event::BootFailed { message } | Event::Fatal { message }) => {
                 self.boot_failed(Error::BootFailed(message));
             }
-            (
-                Guest::Up,
-                Event::Saved {
-                    checkpoint,
-                    full,
-                    lost,
-                    spent,
-                },
-            ) => {
-                let save = Saved {
-                    number: checkpoint,
-                    full,
-                    lost,
-                    spent,
-                };
-                self.saved(now, save, body);
+            (Guest::Up, event @ Event::Saved { .. }) => self.saved(now, event, body),
+            (Guest::Up, Event::NotSaved { checkpoint, reason }) => {
+                if let Err(what) = self.checkpoints.not_saved(now, checkpoint, reason) {
+                    self.violation(now, what);
+                }
             }
-            (Guest::Up, Event::NotSaved { checkpoint, reason }) => self.not_saved(now, checkpoint, reason),
             (Guest::Up, Event::Checked { check, plain }) => self.notes.push_back(Note::Checked { check, plain }),
             (Guest::Up, Event::Surveyed { survey, variables }) => {
                 self.notes.push_back(Note::Surveyed { survey, variables });
@@ -491,7 +479,7 @@ impl<B: Body> Interpreter<B> {
                 match heard {
                     Err(what) => self.violation(now, &what),
                     Ok(None) => {}
-                    Ok(Some(ending)) => self.ended(now, ending),
+                    Ok(Some((event, body))) => self.ended(now, event, body),
                 }
             }
             (Guest::Booting(_), event) => self.violation(now, &format!("{} before it was ready", kind(&event))),

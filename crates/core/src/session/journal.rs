@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Body;
-use super::checkpoints::{Ask, Checkpoints};
+use super::checkpoints::{Checkpoints, StateCommand};
 use super::contexts::Contexts;
 use super::exchange::Job;
 use super::execution::Execution;
@@ -148,7 +148,7 @@ impl<B: Body> Checkpoints<B> {
         };
         let step = Arc::new(Step {
             execution: execution.id,
-            code: execution.code.clone(),
+            code: execution.asked.code.clone(),
             mark,
         });
         match self.base {
@@ -183,11 +183,11 @@ impl<B: Body> Checkpoints<B> {
 
     /// Returns true if the state is saved before the request is answered. A state that is made again by repeating could turn out to be
     /// another one, and then the present one must come back.
-    pub(super) fn needs_save(&self, ask: Ask) -> bool {
-        match ask {
-            Ask::Checkpoint | Ask::Fork => true,
-            Ask::Restore(_) => false,
-            Ask::Undo => matches!(&self.before, Some(Origin::Saved(_, steps)) if !steps.is_empty()),
+    pub(super) fn needs_save(&self, command: StateCommand) -> bool {
+        match command {
+            StateCommand::Checkpoint | StateCommand::Fork => true,
+            StateCommand::Restore(_) => false,
+            StateCommand::Undo => matches!(&self.before, Some(Origin::Saved(_, steps)) if !steps.is_empty()),
         }
     }
 

@@ -59,6 +59,11 @@ pub(super) fn does_not_fit(event: &Event) -> String {
     }
 }
 
+/// The violation of an event that is no answer to its request.
+pub(super) fn not_asked(event: &Event) -> String {
+    format!("{} does not fit what was asked", kind(event))
+}
+
 /// Names the part of an event that is larger than our guest ever makes it.
 pub(super) fn oversized(event: &Event) -> Option<&'static str> {
     let too_long = match event {

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::commands::Queued;
 use super::exchange::Job;
 use super::interpreter::Interpreter;
-use super::{Body, Effect, Error, HostEffect, Reply, Ticket};
-use crate::limits::{MAX_UNPACKED_BYTES, VALUE_TIMEOUT_MS};
+use super::{Body, Effect, Error, GuestEffect, HostEffect, Reply, Ticket};
+use crate::limits::MAX_UNPACKED_BYTES;
 use crate::packages::{Wheel, normalized};
 use crate::protocol::{Request, Stream, WheelFile};
 
@@ -40,16 +40,22 @@ impl<B> Package<B> {
     }
 }
 
-/// A request for packages in the queue.
+/// A request for packages. It waits in the queue until they are fetched. Then it is the job to install them.
 #[derive(Debug)]
 pub(super) struct Load<B> {
     pub(super) wanted: Wanted,
-    fetched: Option<Result<Vec<Package<B>>, Error>>,
+    /// `None` until the packages are fetched, or cannot be.
+    fetched: Option<Result<(), Error>>,
+    packages: Vec<Package<B>>,
 }
 
 impl<B> Load<B> {
     pub(super) fn new(wanted: Wanted) -> Self {
-        Self { wanted, fetched: None }
+        Self {
+            wanted,
+            fetched: None,
+            packages: Vec::new(),
+        }
     }
 
     /// Returns true if the packages are for the execution that comes next. Its `stderr` tells of a failure.
@@ -58,29 +64,23 @@ impl<B> Load<B> {
     }
 }
 
-/// A job: packages to install in the guest.
-#[derive(Debug)]
-pub(super) struct Install<B> {
-    packages: Vec<Package<B>>,
-    is_quiet: bool,
-}
-
-impl<B: Body> Install<B> {
-    pub(super) fn request(&self, exchange: u32) -> Request {
+impl<B: Body> Load<B> {
+    /// The effect that gives the guest the packages.
+    pub(super) fn install(&self, exchange: u32, timeout_ms: f64) -> GuestEffect<B> {
         let file = |package: &Package<B>| WheelFile {
             file_name: package.wheel.file_name.clone(),
             is_library: package.wheel.is_library,
         };
-        Request::Install {
+        let request = Request::Install {
             exchange,
             wheels: self.packages.iter().map(file).collect(),
             max_bytes: MAX_UNPACKED_BYTES,
-            timeout_ms: VALUE_TIMEOUT_MS,
-        }
-    }
-
-    pub(super) fn bodies(&self) -> Vec<B> {
-        self.packages.iter().map(|package| package.body.clone()).collect()
+            timeout_ms,
+        };
+        GuestEffect::Install(
+            request,
+            self.packages.iter().map(|package| package.body.clone()).collect(),
+        )
     }
 }
 
@@ -89,7 +89,7 @@ impl<B: Body> Interpreter<B> {
     pub(super) fn fetched(&mut self, ticket: Ticket, result: Result<Vec<Package<B>>, Error>) {
         let queued = self.queue.iter_mut().find(|(waiting, _)| *waiting == ticket);
         if let Some((_, Queued::Load(load))) = queued {
-            load.fetched = Some(result);
+            load.fetched = Some(result.map(|packages| load.packages = packages));
         }
     }
 
@@ -99,60 +99,46 @@ impl<B: Body> Interpreter<B> {
     }
 
     /// Gives the guest the fetched packages.
-    pub(super) fn load(&mut self, now: f64, ticket: Ticket, load: Load<B>) {
-        let is_quiet = load.is_quiet();
-        match load.fetched.unwrap_or_else(|| Ok(Vec::new())) {
-            Ok(mut packages) => {
-                // Another command may have loaded some of them meanwhile.
-                packages.retain(|new| !self.packages.iter().any(|old| is_same(old, new)));
-                if packages.is_empty() {
-                    self.resolve(ticket, Ok(Reply::Packages(Vec::new())));
-                } else {
-                    let install = Job::Install(Install { packages, is_quiet });
-                    self.begin(now, Some(ticket), install, None);
-                }
-            }
-            Err(error) => self.not_loaded(ticket, is_quiet, error),
+    pub(super) fn load(&mut self, now: f64, ticket: Ticket, mut load: Load<B>) {
+        if let Some(Err(error)) = load.fetched.take() {
+            return self.not_loaded(ticket, &load, error);
+        }
+        // Another command may have loaded some of them meanwhile.
+        load.packages
+            .retain(|new| !self.packages.iter().any(|old| is_same(old, new)));
+        if load.packages.is_empty() {
+            self.resolve(ticket, Ok(Reply::Packages(Vec::new())));
+        } else {
+            self.begin(now, Some(ticket), Job::Load(load), None);
         }
     }
 
     /// Gives a fresh guest the session's packages. Returns false if there are none.
     pub(super) fn install_again(&mut self, now: f64) -> bool {
-        let packages = self.packages.clone();
-        if packages.is_empty() {
+        if self.packages.is_empty() {
             return false;
         }
-        let install = Install {
-            packages,
-            is_quiet: false,
-        };
-        self.begin(now, None, Job::Install(install), None);
+        let mut load = Load::new(Wanted::Requirements(Vec::new()));
+        load.packages.clone_from(&self.packages);
+        self.begin(now, None, Job::Load(load), None);
         true
     }
 
     /// Records that the guest has the packages that it was given.
-    pub(super) fn installed(&mut self, now: f64, ticket: Option<Ticket>, install: Install<B>) {
-        let Install { packages, .. } = install;
+    pub(super) fn installed(&mut self, now: f64, ticket: Option<Ticket>, load: Load<B>) {
         match ticket {
             None => self.settle(now),
             Some(ticket) => {
-                let names = packages.iter().map(|package| package.wheel.clone()).collect();
-                self.packages.extend(packages);
+                let names = load.packages.iter().map(|package| package.wheel.clone()).collect();
+                self.packages.extend(load.packages);
                 self.resolve(ticket, Ok(Reply::Packages(names)));
             }
         }
     }
 
-    /// Handles the guest's refusal to install packages.
-    pub(super) fn not_installed(&mut self, ticket: Option<Ticket>, install: &Install<B>, message: String) {
-        if let Some(ticket) = ticket {
-            self.not_loaded(ticket, install.is_quiet, Error::Integrity(message));
-        }
-    }
-
-    /// Tells the caller of the error, or the `stderr` of the code that needs the packages.
-    fn not_loaded(&mut self, ticket: Ticket, is_quiet: bool, error: Error) {
-        if !is_quiet {
+    /// Tells the caller that packages were not loaded, or the `stderr` of the code that needs them.
+    pub(super) fn not_loaded(&mut self, ticket: Ticket, load: &Load<B>, error: Error) {
+        if !load.is_quiet() {
             return self.resolve(ticket, Err(error));
         }
         if let Some((ticket, Queued::Job(Job::Execute(execution)))) = self.queue.front_mut() {
@@ -183,7 +169,7 @@ impl<B: Body> Interpreter<B> {
     /// Returns true if the guest works on a command of its own, not on packages for an execution.
     pub(super) fn runs_for_somebody(&self) -> bool {
         self.exchange.as_ref().is_some_and(|exchange| {
-            let is_quiet = matches!(&exchange.job, Job::Install(install) if install.is_quiet);
+            let is_quiet = matches!(&exchange.job, Job::Load(load) if load.is_quiet());
             exchange.ticket.is_some() && !is_quiet
         })
     }

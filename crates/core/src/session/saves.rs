@@ -10,8 +10,7 @@ use super::checkpoint_chain::{Kept, Link};
 use super::checkpoints::Checkpoints;
 use super::contexts::Contexts;
 use super::journal::{Journal, Origin};
-use crate::execution::LostVariable;
-use crate::protocol::Request;
+use crate::protocol::{Event, Request};
 
 /// The work at stake for which a command waits, in times of a save.
 const WORTH: f64 = 20.0;
@@ -41,16 +40,6 @@ pub(super) struct Demand {
     pub(super) executes: bool,
     /// True if somebody waits for a copy of the state, which should come soon.
     pub(super) copies: bool,
-}
-
-/// A guest's report of a checkpoint that it has made.
-#[derive(Debug)]
-pub(super) struct Saved {
-    pub(super) number: u32,
-    pub(super) full: bool,
-    pub(super) lost: Vec<LostVariable>,
-    /// True if the guest holds memory that its variables no longer need.
-    pub(super) spent: bool,
 }
 
 /// A checkpoint under way.
@@ -200,17 +189,20 @@ impl<B: Body> Checkpoints<B> {
         }
     }
 
-    /// Takes a finished save. Returns true if the guest should be replaced by one that restores the state. An error is a violation.
-    pub(super) fn saved(&mut self, now: f64, save: Saved, body: Option<B>) -> Result<bool, &'static str> {
-        let Saved {
-            number,
+    /// Takes the [`Event::Saved`] of a finished save. Returns true if the guest should be replaced by one that restores the state. An error
+    /// is a violation.
+    pub(super) fn saved(&mut self, now: f64, event: Event, body: Option<B>) -> Result<bool, &'static str> {
+        let unasked = "a checkpoint that nobody asked for";
+        let Event::Saved {
+            checkpoint: number,
             full,
             lost,
             spent,
-        } = save;
-        let Some((saving, body)) = self.take_saving(number).zip(body) else {
-            return Err("a checkpoint that nobody asked for");
+        } = event
+        else {
+            return Err(unasked);
         };
+        let (saving, body) = self.take_saving(number).zip(body).ok_or(unasked)?;
         let took = self.took(now, &saving);
         let link = Link {
             number,

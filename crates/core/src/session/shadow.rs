@@ -16,8 +16,8 @@
 use super::calls_ahead::Begun;
 use super::execution::Execution;
 use super::interpreter::{Interpreter, Note};
-use super::{Body, Command, Effect, GuestEffect, GuestInput, HostEffect, Reply, ShadowId};
-use crate::budget::{Budget, BudgetLimits};
+use super::{Body, Command, Effect, Execute, GuestEffect, GuestInput, HostEffect, Reply, ShadowId};
+use crate::budget::Budget;
 use crate::execution::Outcome;
 use crate::limits::{AHEAD_TTL_MS, EVENT_BYTES, EXTEND_MS, MAX_AHEAD_BYTES, MAX_WRITTEN_BYTES};
 use crate::predictions::{Prediction, Source, begins_with_line_end};
@@ -144,13 +144,12 @@ impl<B: Body> Shadow<B> {
         copy.last_exchange = FIRST_EXCHANGE
             .wrapping_add(id.wrapping_mul(MOST_EXCHANGES))
             .max(FIRST_EXCHANGE);
-        let execute = Command::Execute {
-            code: prediction.code.clone(),
+        let execute = Execute {
             timeout_ms,
-            budget: BudgetLimits::default(),
+            ..Execute::of(&prediction.code)
         };
         let execution = copy.last_execution + 1;
-        copy.submit(now, 0, execute, false);
+        copy.submit(now, 0, Command::Execute(execute), false);
         Self {
             id,
             is_whole: false,
@@ -264,7 +263,7 @@ impl<B: Body> Shadow<B> {
     /// the execution could.
     pub(super) fn is(&self, execution: &Execution, now: f64, session: &Budget) -> bool {
         let own = self.timeout_ms;
-        let max_time = execution.budget.limits().max_time;
+        let max_time = execution.asked.budget.max_time;
         let took = self.last_word() - self.begun_at;
         let in_time = match (self.stage, self.said.last()) {
             (Stage::Over(_), Some((_, Event::Executed { .. }, _))) => {
@@ -275,9 +274,9 @@ impl<B: Body> Shadow<B> {
         let in_budget = session.expires_at().is_none_or(|ends_at| now + took <= ends_at);
         let same = if self.is_written() && !self.is_whole {
             // The execution's code may be longer, but only by whole lines. Otherwise half of a statement has run.
-            execution.code.len() <= MAX_WRITTEN_BYTES && goes_on(&execution.code, &self.prediction.code)
+            execution.asked.code.len() <= MAX_WRITTEN_BYTES && goes_on(&execution.asked.code, &self.prediction.code)
         } else {
-            execution.code == self.prediction.code
+            execution.asked.code == self.prediction.code
         };
         same && execution.id == self.execution && in_time && in_budget
     }
@@ -299,7 +298,7 @@ impl<B: Body> Shadow<B> {
             Stage::Running(number) if forks => Some(number),
             Stage::Running(_) | Stage::Preparing | Stage::Asked(..) => None,
         };
-        let is_checked = self.check == Check::Passed && execution.code == self.checked;
+        let is_checked = self.check == Check::Passed && execution.asked.code == self.checked;
         number.filter(|_| !self.is_written() || is_checked)
     }
 

@@ -481,10 +481,10 @@ impl<B: Body> Shadows<B> {
         let id = shadow.id;
         if shadow.is_written() {
             match shadow.check {
-                Check::Passed if shadow.checked == execution.code => {}
-                Check::Asked(..) if shadow.checked == execution.code => return true,
+                Check::Passed if shadow.checked == execution.asked.code => {}
+                Check::Asked(..) if shadow.checked == execution.asked.code => return true,
                 _ => {
-                    self.ask_check(now, id, execution.code.clone());
+                    self.ask_check(now, id, execution.asked.code.clone());
                     return true;
                 }
             }
@@ -493,7 +493,7 @@ impl<B: Body> Shadows<B> {
             Stage::Asked(..) => true,
             // A fork may take over at any time, because its effects on the world wait until then.
             Stage::Running(_) if !interpreter.forks => {
-                shadow.ask(now, &execution.code);
+                shadow.ask(now, &execution.asked.code);
                 self.follow_shadow(id);
                 true
             }
@@ -540,7 +540,7 @@ impl<B: Body> Shadows<B> {
     pub(super) fn promote(&mut self, now: f64, job: &Job<B>, interpreter: &Interpreter<B>) -> Option<Promotion<B>> {
         let Job::Execute(execution) = job else { return None };
         self.predictor.forget();
-        self.predictor.came(&execution.code);
+        self.predictor.came(&execution.asked.code);
         self.writing = None;
         if !interpreter.may_run() {
             return None;
@@ -552,7 +552,7 @@ impl<B: Body> Shadows<B> {
         let mut shadows = self.shadows.iter().enumerate();
         let (at, exchange) = shadows.find_map(|(at, shadow)| Some((at, takes_over(shadow)?)))?;
         let mut shadow = self.shadows.remove(at);
-        let (promotion, saved_ms) = shadow.promotion(now, exchange, &execution.code, interpreter.forks);
+        let (promotion, saved_ms) = shadow.promotion(now, exchange, &execution.asked.code, interpreter.forks);
         let effects = shadow.take_effects().into_iter();
         self.effects
             .extend(effects.map(|effect| ShadowEffect::Guest(shadow.id, effect)));

@@ -1,8 +1,7 @@
 //! Requests about a guest's variables, and checks of the answers.
 
 use super::contexts::{Contexts, Target};
-use super::exchange::Ending;
-use super::oversized::kind;
+use super::oversized::not_asked;
 use super::{Body, Encoded};
 use crate::protocol::{Encoding, Event, Request};
 
@@ -57,19 +56,19 @@ impl<B: Body> VariableCommand<B> {
         (request, None)
     }
 
-    /// The ending of the exchange that an event means. An error is a violation.
-    pub(super) fn ending(&self, event: Event, body: Option<B>) -> Result<Ending<B>, String> {
-        Ok(match (event, self) {
-            (Event::Refused { message, .. }, _) => Ending::Refused(message),
-            (Event::Done { .. }, Self::Set(..) | Self::Open(..)) => Ending::Done,
+    /// Checks that an event is an answer to the request. An error is a violation.
+    pub(super) fn check_answer(&self, event: &Event, has_body: bool) -> Result<(), String> {
+        match (event, self) {
+            (Event::Refused { .. }, _) | (Event::Done { .. }, Self::Set(..) | Self::Open(..)) => Ok(()),
             (Event::Value { encoding, .. }, Self::Get(_) | Self::List | Self::Capture(_)) => {
-                let body = body.ok_or("a value without a body")?;
-                if matches!(self, Self::Capture(_)) && encoding != Encoding::Bytes {
-                    return Err("a state that is no bytes".to_owned());
+                let is_state = matches!(self, Self::Capture(_));
+                match has_body {
+                    false => Err("a value without a body".to_owned()),
+                    true if is_state && *encoding != Encoding::Bytes => Err("a state that is no bytes".to_owned()),
+                    true => Ok(()),
                 }
-                Ending::Value(Encoded { encoding, body })
             }
-            (event, _) => return Err(format!("{} does not fit what was asked", kind(&event))),
-        })
+            _ => Err(not_asked(event)),
+        }
     }
 }

@@ -5,7 +5,7 @@ use sandglass_core::budget::{BudgetLimits, Usage};
 use sandglass_core::deadline::StopReason;
 use sandglass_core::execution::Outcome;
 use sandglass_core::protocol::ReplyStatus;
-use sandglass_core::session::{Command, Input};
+use sandglass_core::session::{Command, Execute, Input};
 
 use crate::stopping::stopped;
 use crate::world::{World, ok, raised};
@@ -54,11 +54,11 @@ fn calls_of_models_are_counted_over_all_executions_and_others_are_not() {
 fn an_execution_may_have_a_budget_of_its_own() {
     let mut world = World::ready();
     let budget = calls(1.0);
-    let ticket = world.command(Command::Execute {
+    let ticket = world.command(Command::Execute(Execute {
         code: "…".to_owned(),
         timeout_ms: None,
         budget,
-    });
+    }));
     assert_eq!(ask(&mut world, "llm_query"), Some(ReplyStatus::Ok));
     assert_eq!(ask(&mut world, "llm_query"), Some(ReplyStatus::Limit));
     world.ends(ok());

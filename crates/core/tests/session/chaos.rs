@@ -9,7 +9,8 @@ use sandglass_core::protocol::{
     Encoding, Ended, Event, ExecutionReport, GuestInfo, PROTOCOL_VERSION, Request, Stream, SurveyedVariable,
 };
 use sandglass_core::session::{
-    CellFile, Command, FileCommand, GuestInput, Input, Look, Series, Session, Settings, Target, VariableCommand, Wanted,
+    CellFile, Command, Execute, FileCommand, GuestInput, Input, Look, Series, Session, Settings, StateCommand, Target,
+    VariableCommand, Wanted,
 };
 
 use crate::packages::package;
@@ -160,10 +161,12 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Steps about code that runs ahead, mostly.
 fn step_ahead() -> impl Strategy<Value = Step> {
-    let execute = (4..8_usize, prop::bool::weighted(0.1)).prop_map(|(length, is_short)| Command::Execute {
-        code: "x".repeat(length),
-        timeout_ms: is_short.then_some(50.0),
-        budget: BudgetLimits::default(),
+    let execute = (4..8_usize, prop::bool::weighted(0.1)).prop_map(|(length, is_short)| {
+        Command::Execute(Execute {
+            code: "x".repeat(length),
+            timeout_ms: is_short.then_some(50.0),
+            budget: BudgetLimits::default(),
+        })
     });
     prop_oneof![
         4 => execute.prop_map(Step::Command),
@@ -181,11 +184,7 @@ fn step_ahead() -> impl Strategy<Value = Step> {
         8 => prop::bool::weighted(0.8).prop_map(Step::Checks),
         8 => prop::sample::select(vec![10, 400_000_000]).prop_map(Step::Tells),
         1 => prop::sample::select(vec!["", "find \"nothing\" in it"]).prop_map(Step::Talks),
-        2 => Just(Step::Command(Command::Execute {
-            code: "len(x.split())".to_owned(),
-            timeout_ms: None,
-            budget: BudgetLimits::default(),
-        })),
+        2 => Just(Step::Command(Command::Execute(Execute::of("len(x.split())")))),
         4 => (0..3_usize, any::<bool>()).prop_map(|(position, well)| Step::Returns { position, well }),
         4 => (0.0..300.0_f64).prop_map(Step::Wait),
         1 => (0.0..1e5_f64).prop_map(Step::Sleep),
@@ -222,23 +221,23 @@ fn command() -> impl Strategy<Value = Command<Bytes>> {
     prop_oneof![
         2 => Just(Command::Start),
         3 => Just(assign_context("context")),
-        8 => execute.prop_map(|(length, timeout_ms, max_calls)| Command::Execute {
+        8 => execute.prop_map(|(length, timeout_ms, max_calls)| Command::Execute(Execute {
             code: "x".repeat(length),
             timeout_ms,
             budget: BudgetLimits { max_calls, max_time: timeout_ms.map(|ms| 2.0 * ms), ..BudgetLimits::default() },
-        }),
+        })),
         2 => Just(get("x")),
         2 => Just(assign("x", "value")),
         1 => Just(list()),
         1 => Just(Command::Configure(Settings { host_functions: Some(vec!["lookup".to_owned()]), output_fields: None })),
         1 => Just(Command::Variable(VariableCommand::Open(b"state".to_vec(), 1e6))),
         1 => Just(Command::Variable(VariableCommand::Capture(1e6))),
-        1 => Just(Command::Checkpoint),
-        1 => prop::option::of(0..5_u32).prop_map(Command::Restore),
-        1 => Just(Command::Undo),
+        1 => Just(Command::State(StateCommand::Checkpoint)),
+        1 => prop::option::of(0..5_u32).prop_map(|execution| Command::State(StateCommand::Restore(execution))),
+        1 => Just(Command::State(StateCommand::Undo)),
         2 => Just(Command::Load(Wanted::Requirements(vec!["a".to_owned()]))),
         2 => Just(Command::Load(Wanted::Modules(vec!["a".to_owned()]))),
-        1 => Just(Command::Fork),
+        1 => Just(Command::State(StateCommand::Fork)),
         2 => file_command().prop_map(Command::File),
         1 => series().prop_map(|series| add(series, "more")),
         1 => Just(Command::Later(Target::Context)),

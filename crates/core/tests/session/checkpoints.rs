@@ -4,7 +4,7 @@ use sandglass_core::Error;
 use sandglass_core::execution::StateStatus;
 use sandglass_core::limits::Limits;
 use sandglass_core::protocol::{Encoding, Event, Profile, Request};
-use sandglass_core::session::{Command, Input, Reply, Session, Ticket};
+use sandglass_core::session::{Command, Input, Reply, Session, StateCommand, Ticket};
 
 use crate::world::{World, assign, assign_context, guest_lost, limits, ok};
 
@@ -236,7 +236,7 @@ fn a_save_that_nobody_waits_for_ends_no_guest() {
     run(&mut world, &["context", "x"]);
     world.wait(600_000.0);
     assert_eq!(world.boots, 1);
-    let asked = world.command(Command::Checkpoint);
+    let asked = world.command(Command::State(StateCommand::Checkpoint));
     world.wait(10_000.0);
     assert!(world.saves(true), "the wait has only begun with the command");
     assert_eq!(world.answer(asked), &Ok(Reply::State(1)));
@@ -285,7 +285,7 @@ fn too_large() -> World {
 #[test]
 fn the_checkpoint_before_one_that_was_too_large_stays() {
     let mut world = too_large();
-    let asked = world.command(Command::Checkpoint);
+    let asked = world.command(Command::State(StateCommand::Checkpoint));
     assert_eq!(world.code_of(asked), "not_serializable");
     let killed = world.execute("while True: pass");
     world.feed(crash());
@@ -303,7 +303,7 @@ fn the_checkpoint_before_one_that_was_too_large_stays() {
 fn a_state_that_is_small_again_is_saved_again() {
     let mut world = too_large();
     run(&mut world, &["context", "x"]);
-    let asked = world.command(Command::Checkpoint);
+    let asked = world.command(Command::State(StateCommand::Checkpoint));
     assert!(world.saves(true), "the cell may have removed what was in the way");
     assert_eq!(world.answer(asked), &Ok(Reply::State(3)));
     let killed = world.execute("while True: pass");
@@ -371,13 +371,13 @@ fn twice() -> World {
 fn undo_goes_back_by_an_execution_at_a_time() {
     let mut world = twice();
     for execution in [1, 0] {
-        let undo = world.command(Command::Undo);
+        let undo = world.command(Command::State(StateCommand::Undo));
         world.boot();
         assert_eq!(world.asked_for(), format!("restore {}", execution + 1));
         world.restored(&[]);
         assert_eq!(world.answer(undo), &Ok(Reply::State(execution)));
     }
-    let undo = world.command(Command::Undo);
+    let undo = world.command(Command::State(StateCommand::Undo));
     assert_eq!(world.code_of(undo), "no_checkpoint");
     let next = world.execute("x");
     world.ends(ok());
@@ -393,12 +393,12 @@ fn a_save_that_undo_interrupts_has_not_failed() {
     let mut world = twice();
     run(&mut world, &["context", "x", "y"]);
     world.wait(50.0); // a save has begun
-    let undo = world.command(Command::Undo);
+    let undo = world.command(Command::State(StateCommand::Undo));
     world.boot();
     world.restored(&[]);
     assert_eq!(world.answer(undo), &Ok(Reply::State(2)));
     run(&mut world, &["context", "x", "y"]);
-    let fork = world.command(Command::Fork);
+    let fork = world.command(Command::State(StateCommand::Fork));
     assert!(world.saves(true), "the fork waits for a save");
     assert!(matches!(world.answer(fork), Ok(Reply::Fork(_))));
 }
@@ -408,7 +408,7 @@ fn undo_refuses_to_take_back_more_than_one_execution() {
     let mut world = twice();
     run(&mut world, &["context", "x", "y"]);
     run(&mut world, &["context", "x", "y"]);
-    let undo = world.command(Command::Undo);
+    let undo = world.command(Command::State(StateCommand::Undo));
     assert_eq!(world.code_of(undo), "no_checkpoint");
     let text = world.error(undo).to_string();
     assert!(text.contains("before execution 4"), "{text}");
@@ -421,7 +421,7 @@ fn what_the_host_set_before_an_execution_is_not_undone_with_it() {
     world.command(assign("x", "2"));
     world.done();
     run(&mut world, &["context", "x", "y"]);
-    let undo = world.command(Command::Undo);
+    let undo = world.command(Command::State(StateCommand::Undo));
     assert_eq!(world.code_of(undo), "no_checkpoint");
 }
 
@@ -453,7 +453,7 @@ fn what_the_host_set_after_an_execution_that_is_undone_is_named() {
     set(&mut world, "saved");
     assert!(world.saves(true));
     set(&mut world, "unsaved");
-    goes_back(&mut world, Command::Undo, 2);
+    goes_back(&mut world, Command::State(StateCommand::Undo), 2);
     assert_eq!(
         told(&mut world),
         (Some(1), vec!["saved".to_owned(), "unsaved".to_owned()])
@@ -467,7 +467,7 @@ fn what_the_host_set_during_a_save_is_named_when_it_is_undone() {
     set(&mut world, "x");
     world.wait(50.0); // a save has begun
     set(&mut world, "y");
-    goes_back(&mut world, Command::Undo, 2);
+    goes_back(&mut world, Command::State(StateCommand::Undo), 2);
     assert_eq!(told(&mut world), (Some(1), vec!["x".to_owned(), "y".to_owned()]));
 }
 
@@ -480,40 +480,40 @@ fn only_what_is_undone_is_named() {
     assert!(world.saves(true)); // 5
     set(&mut world, "late");
     assert!(world.saves(true)); // 6
-    goes_back(&mut world, Command::Restore(Some(2)), 4);
+    goes_back(&mut world, Command::State(StateCommand::Restore(Some(2))), 4);
     assert_eq!(told(&mut world), (Some(2), vec!["late".to_owned()]));
     assert!(world.saves(true)); // 7, on top of 4
-    goes_back(&mut world, Command::Restore(Some(3)), 6);
+    goes_back(&mut world, Command::State(StateCommand::Restore(Some(3))), 6);
     assert_eq!(
         told(&mut world),
         (None, vec![]),
         "the other line has no variables of the host's"
     );
-    goes_back(&mut world, Command::Restore(Some(1)), 2);
+    goes_back(&mut world, Command::State(StateCommand::Restore(Some(1))), 2);
     assert_eq!(told(&mut world), (Some(1), vec!["early".to_owned(), "late".to_owned()]));
 }
 
 #[test]
 fn restore_goes_back_and_forth() {
     let mut world = twice();
-    let back = world.command(Command::Restore(Some(0)));
+    let back = world.command(Command::State(StateCommand::Restore(Some(0))));
     world.boot();
     world.restored(&[]);
     assert_eq!(world.answer(back), &Ok(Reply::State(0)));
-    let forth = world.command(Command::Restore(Some(2)));
+    let forth = world.command(Command::State(StateCommand::Restore(Some(2))));
     world.boot();
     world.restored(&[]);
     assert_eq!(world.answer(forth), &Ok(Reply::State(2)));
-    let same = world.command(Command::Restore(None));
+    let same = world.command(Command::State(StateCommand::Restore(None)));
     assert_eq!(world.answer(same), &Ok(Reply::State(2)), "it is there already");
-    let missing = world.command(Command::Restore(Some(7)));
+    let missing = world.command(Command::State(StateCommand::Restore(Some(7))));
     assert_eq!(world.code_of(missing), "no_checkpoint");
 }
 
 #[test]
 fn a_guest_that_dies_after_a_restore_comes_back_there() {
     let mut world = twice();
-    world.command(Command::Restore(Some(1)));
+    world.command(Command::State(StateCommand::Restore(Some(1))));
     world.boot();
     world.restored(&[]);
     run(&mut world, &["context", "z"]);
@@ -528,7 +528,7 @@ fn restoring_brings_the_context_of_that_time_back() {
     let mut world = twice();
     world.command(assign_context("newer"));
     world.done();
-    let back = world.command(Command::Restore(Some(1)));
+    let back = world.command(Command::State(StateCommand::Restore(Some(1))));
     world.boot();
     world.restored(&[]);
     assert_eq!(world.answer(back), &Ok(Reply::State(1)));
@@ -541,7 +541,7 @@ fn restoring_brings_the_context_of_that_time_back() {
 #[test]
 fn a_checkpoint_that_cannot_be_restored_leaves_the_state_as_it_was() {
     let mut world = twice();
-    let back = world.command(Command::Restore(Some(1)));
+    let back = world.command(Command::State(StateCommand::Restore(Some(1))));
     world.boot();
     world.event(Event::Refused {
         exchange: world.exchange(),
@@ -560,14 +560,14 @@ fn a_checkpoint_that_cannot_be_restored_leaves_the_state_as_it_was() {
 fn a_fork_goes_on_from_the_same_state() {
     let mut world = twice();
     run(&mut world, &["context", "x", "y", "z"]);
-    let fork = world.command(Command::Fork);
+    let fork = world.command(Command::State(StateCommand::Fork));
     assert!(world.is_pending(fork), "the state is saved first");
     assert!(world.saves(true));
     let Ok(Reply::Fork(fork)) = world.answer(fork).clone() else {
         panic!("no fork")
     };
     let mut other = World::with(limits(), Session::forked(*fork));
-    let ready = other.command(Command::Checkpoint);
+    let ready = other.command(Command::State(StateCommand::Checkpoint));
     other.boot();
     assert_eq!(other.asked_for(), "restore 4");
     other.restored(&[]);
@@ -603,13 +603,13 @@ fn a_fork_speaks_the_same_profile() {
     );
     world.boot();
     world.done();
-    let fork = world.command(Command::Fork);
+    let fork = world.command(Command::State(StateCommand::Fork));
     assert!(world.saves(true));
     let Ok(Reply::Fork(fork)) = world.answer(fork).clone() else {
         panic!("no fork")
     };
     let mut other = World::with(limits, Session::forked(*fork));
-    other.command(Command::Checkpoint);
+    other.command(Command::State(StateCommand::Checkpoint));
     assert_eq!(config(&other), first);
 }
 
@@ -617,10 +617,10 @@ fn a_fork_speaks_the_same_profile() {
 fn without_checkpoints_nobody_goes_back() {
     let mut world = World::ready();
     for command in [
-        Command::Checkpoint,
-        Command::Restore(None),
-        Command::Undo,
-        Command::Fork,
+        Command::State(StateCommand::Checkpoint),
+        Command::State(StateCommand::Restore(None)),
+        Command::State(StateCommand::Undo),
+        Command::State(StateCommand::Fork),
     ] {
         let ticket = world.command(command);
         assert_eq!(world.code_of(ticket), "invalid_option");
@@ -700,7 +700,7 @@ fn a_guest_is_not_ended_for_a_save_that_a_long_cell_interrupted() {
 fn a_guest_that_gives_up_saving_for_nothing_is_ended() {
     let mut world = ready();
     run(&mut world, &["context", "x"]);
-    let asked = world.command(Command::Checkpoint);
+    let asked = world.command(Command::State(StateCommand::Checkpoint));
     assert!(world.saves(false));
     assert!(world.is_pending(asked));
     assert_eq!(world.boots, 2, "or it would be asked again and again");
@@ -766,7 +766,7 @@ fn a_state_with_which_every_guest_crashes_is_given_up_for_the_one_before() {
         "before the page set it"
     );
     assert_eq!(world.lost(killed), ["x"]);
-    let undo = world.command(Command::Undo);
+    let undo = world.command(Command::State(StateCommand::Undo));
     world.boot();
     assert_eq!(world.asked_for(), "restore 3");
     world.restored(&[]);
@@ -783,7 +783,7 @@ fn a_state_with_which_every_guest_crashes_is_given_up_for_the_one_before() {
         &Ok(Reply::State(2)),
         "what had crashed is gone already"
     );
-    let undo = world.command(Command::Undo);
+    let undo = world.command(Command::State(StateCommand::Undo));
     world.boot();
     world.restored(&[]);
     assert_eq!(world.answer(undo), &Ok(Reply::State(1)));
@@ -813,11 +813,11 @@ fn a_state_that_was_given_up_is_not_gone_back_to() {
     world.execute("while True: pass");
     world.feed(crash());
     crash_thrice(&mut world);
-    let restore = world.command(Command::Restore(None));
+    let restore = world.command(Command::State(StateCommand::Restore(None)));
     world.boot();
     world.restored(&[]);
     assert_eq!(world.answer(restore), &Ok(Reply::State(1)));
-    let restore = world.command(Command::Restore(Some(2)));
+    let restore = world.command(Command::State(StateCommand::Restore(Some(2))));
     assert_eq!(world.code_of(restore), "no_checkpoint");
     run(&mut world, &["context", "x"]);
     assert!(world.saves(true), "the next state is saved as any other");
@@ -829,7 +829,7 @@ fn going_back_twice_forgets_no_loss() {
     world.command(assign("late", "1"));
     world.done();
     for execution in [1, 0] {
-        let undo = world.command(Command::Undo);
+        let undo = world.command(Command::State(StateCommand::Undo));
         world.boot();
         world.restored(&[]);
         assert_eq!(world.answer(undo), &Ok(Reply::State(execution)));
@@ -850,15 +850,15 @@ fn going_back_and_forth_tells_no_loss_of_what_is_there() {
     world.done();
     assert!(world.saves(true));
     run(&mut world, &["context", "x", "y"]);
-    let undo = world.command(Command::Undo);
+    let undo = world.command(Command::State(StateCommand::Undo));
     world.boot();
     world.restored(&[]);
     assert_eq!(world.answer(undo), &Ok(Reply::State(2)));
-    let restore = world.command(Command::Restore(Some(1)));
+    let restore = world.command(Command::State(StateCommand::Restore(Some(1))));
     world.boot();
     world.restored(&[]);
     assert_eq!(world.answer(restore), &Ok(Reply::State(1)));
-    let restore = world.command(Command::Restore(Some(2)));
+    let restore = world.command(Command::State(StateCommand::Restore(Some(2))));
     world.boot();
     world.restored(&[]);
     assert_eq!(world.answer(restore), &Ok(Reply::State(2)));
@@ -874,13 +874,13 @@ fn undo_after_a_crash_takes_back_nothing_more_and_then_goes_on() {
     world.feed(crash());
     world.boot();
     world.restored(&[]);
-    let undo = world.command(Command::Undo);
+    let undo = world.command(Command::State(StateCommand::Undo));
     assert_eq!(
         world.answer(undo),
         &Ok(Reply::State(2)),
         "what had crashed is gone already"
     );
-    let undo = world.command(Command::Undo);
+    let undo = world.command(Command::State(StateCommand::Undo));
     world.boot();
     world.restored(&[]);
     assert_eq!(world.answer(undo), &Ok(Reply::State(1)));
@@ -889,12 +889,12 @@ fn undo_after_a_crash_takes_back_nothing_more_and_then_goes_on() {
 #[test]
 fn a_fork_that_cannot_be_restored_says_so() {
     let mut world = twice();
-    let fork = world.command(Command::Fork);
+    let fork = world.command(Command::State(StateCommand::Fork));
     let Ok(Reply::Fork(fork)) = world.answer(fork).clone() else {
         panic!("no fork")
     };
     let mut other = World::with(limits(), Session::forked(*fork));
-    let ready = other.command(Command::Checkpoint);
+    let ready = other.command(Command::State(StateCommand::Checkpoint));
     other.boot();
     other.event(Event::Refused {
         exchange: other.exchange(),
@@ -909,7 +909,7 @@ fn a_fork_tells_what_it_does_not_have() {
     run(&mut world, &["context", "file"]);
     world.wait(50.0);
     assert!(world.saves_but(&["file"], false));
-    let fork = world.command(Command::Fork);
+    let fork = world.command(Command::State(StateCommand::Fork));
     let Ok(Reply::Fork(fork)) = world.answer(fork).clone() else {
         panic!("no fork")
     };
@@ -925,7 +925,7 @@ fn a_fork_tells_what_it_does_not_have() {
 fn checkpoint_does_not_succeed_with_an_older_state() {
     let mut world = twice();
     run(&mut world, &["context", "x", "y", "z"]);
-    let asked = world.command(Command::Checkpoint);
+    let asked = world.command(Command::State(StateCommand::Checkpoint));
     world.feed(crash());
     world.boot();
     world.restored(&[]);

@@ -5,7 +5,7 @@ use sandglass_core::budget::BudgetLimits;
 use sandglass_core::deadline::StopReason;
 use sandglass_core::execution::{Outcome, StateStatus};
 use sandglass_core::protocol::{Encoding, Ended, Event, ExecutionReport, Request, Stream};
-use sandglass_core::session::{Command, Reply};
+use sandglass_core::session::{Command, Execute, Reply};
 use sandglass_core::stats::Outcomes;
 
 use crate::world::{World, guest_lost, limits, ok, output, raised};
@@ -198,11 +198,11 @@ fn code_that_is_too_long_never_reaches_the_guest() {
 #[test]
 fn an_execution_may_have_a_timeout_of_its_own() {
     let mut world = World::ready();
-    let ticket = world.command(Command::Execute {
+    let ticket = world.command(Command::Execute(Execute {
         code: "1".to_owned(),
         timeout_ms: Some(50.0),
         budget: BudgetLimits::default(),
-    });
+    }));
     let guest = world.guest.as_ref().expect("it lives");
     assert!(matches!(
         guest.inbox.last(),

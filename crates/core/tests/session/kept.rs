@@ -4,7 +4,7 @@ use sandglass_core::Error;
 use sandglass_core::execution::StateStatus;
 use sandglass_core::limits::Limits;
 use sandglass_core::protocol::Request;
-use sandglass_core::session::{Command, Input, Kept, Reply, Series, Session, Settings};
+use sandglass_core::session::{Command, Input, Kept, Reply, Series, Session, Settings, StateCommand};
 
 use crate::world::{Bytes, World, add, assign, assign_context, guest_lost, limits, ok};
 
@@ -59,7 +59,7 @@ fn a_later_session_goes_on_from_the_newest_checkpoint() {
 
     let mut later = resumed(kept(&first));
     assert_eq!(later.session.history(), first.session.history());
-    let ready = later.command(Command::Checkpoint);
+    let ready = later.command(Command::State(StateCommand::Checkpoint));
     later.boot();
     assert_eq!(later.asked_for(), format!("restore {newest}"));
     later.restored(&[]);
@@ -77,7 +77,7 @@ fn a_later_session_goes_on_from_the_newest_checkpoint() {
     later.ends_well(&["context", "x", "y"]);
     let execution = later.execution(next);
     assert_eq!((execution.id, execution.state.status), (3, StateStatus::Kept));
-    let undone = later.command(Command::Undo);
+    let undone = later.command(Command::State(StateCommand::Undo));
     while later.is_pending(undone) {
         if later.guest.as_ref().is_some_and(|guest| guest.saving.is_some()) {
             later.saves(true);
@@ -157,7 +157,7 @@ fn going_back_to_the_same_state_takes_newer_contexts_back() {
     world.command(assign_context("newer"));
     world.done();
     let before = world.keeps;
-    world.command(Command::Restore(None));
+    world.command(Command::State(StateCommand::Restore(None)));
     world.boot();
     world.restored(&[]);
     assert!(world.keeps > before);
@@ -175,7 +175,7 @@ fn what_is_kept_at_the_end_is_what_was_there_before_it() {
     run(&mut world, &["context", "x"]);
     world.feed(Input::Destroy);
     let mut later = resumed(kept(&world));
-    let ready = later.command(Command::Checkpoint);
+    let ready = later.command(Command::State(StateCommand::Checkpoint));
     later.boot();
     later.restored(&[]);
     later.done();
@@ -187,7 +187,7 @@ fn a_state_that_cannot_be_restored_stays_kept() {
     let mut first = ready();
     run(&mut first, &["context", "x"]);
     let mut later = resumed(kept(&first));
-    let ready = later.command(Command::Checkpoint);
+    let ready = later.command(Command::State(StateCommand::Checkpoint));
     later.boot();
     later.feed(guest_lost(Error::GuestLost("it crashed".to_owned())));
     let Err(Error::NoCheckpoint(why)) = later.answer(ready) else {

@@ -3,7 +3,7 @@
 use sandglass_core::Error;
 use sandglass_core::packages::Wheel;
 use sandglass_core::protocol::{Event, Request};
-use sandglass_core::session::{Command, Input, Package, Reply, Wanted};
+use sandglass_core::session::{Command, Input, Package, Reply, StateCommand, Wanted};
 
 use crate::world::{Bytes, World, assign_context, guest_lost, limits};
 
@@ -138,7 +138,7 @@ fn a_checkpoint_is_restored_where_its_packages_are() {
     world.execute("x = 1");
     world.ends_well(&["x"]);
     assert!(world.saves(true));
-    let fork = world.command(Command::Fork);
+    let fork = world.command(Command::State(StateCommand::Fork));
     let Ok(Reply::Fork(fork)) = world.answer(fork).clone() else {
         panic!("no fork")
     };

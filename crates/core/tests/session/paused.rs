@@ -4,7 +4,7 @@ use sandglass_core::Error;
 use sandglass_core::execution::StateStatus;
 use sandglass_core::limits::Limits;
 use sandglass_core::protocol::{Event, Request};
-use sandglass_core::session::{Command, Input, Reply, Session};
+use sandglass_core::session::{Command, Input, Reply, Session, StateCommand};
 
 use crate::world::{World, assign, guest_lost, guest_says, limits, ok};
 
@@ -73,11 +73,11 @@ fn executions_are_undone_one_after_the_other() {
         run(&mut world, names);
     }
     for wanted in [2, 1, 0] {
-        let undo = world.command(Command::Undo);
+        let undo = world.command(Command::State(StateCommand::Undo));
         assert_eq!(comes_back(&mut world), format!("restore {}", wanted + 1));
         assert_eq!(world.answer(undo), &Ok(Reply::State(wanted)));
     }
-    let undo = world.command(Command::Undo);
+    let undo = world.command(Command::State(StateCommand::Undo));
     assert_eq!(world.code_of(undo), "no_checkpoint");
 }
 
@@ -87,9 +87,9 @@ fn the_oldest_goes_first() {
     for _ in 0..3 {
         run(&mut world, &["x"]);
     }
-    let restore = world.command(Command::Restore(Some(1)));
+    let restore = world.command(Command::State(StateCommand::Restore(Some(1))));
     assert_eq!(world.code_of(restore), "no_checkpoint");
-    let restore = world.command(Command::Restore(Some(2)));
+    let restore = world.command(Command::State(StateCommand::Restore(Some(2))));
     assert_eq!(comes_back(&mut world), "restore 3");
     assert_eq!(world.answer(restore), &Ok(Reply::State(2)));
 }
@@ -154,7 +154,7 @@ fn an_undo_whose_copy_ends_meanwhile_is_refused_and_nothing_else_goes() {
     let mut world = ready(3);
     run(&mut world, &["a"]);
     run(&mut world, &["a", "b"]);
-    let undo = world.command(Command::Undo);
+    let undo = world.command(Command::State(StateCommand::Undo));
     world.boot();
     assert_eq!(world.asked_for(), "restore 2");
     world.feed(Input::CheckpointGone(2, "it ended".to_owned()));
@@ -225,7 +225,7 @@ fn an_undo_that_fails_keeps_the_state_as_far_as_it_can() {
     let mut world = ready(3);
     run(&mut world, &["a"]);
     run(&mut world, &["a", "b"]);
-    let undo = world.command(Command::Undo);
+    let undo = world.command(Command::State(StateCommand::Undo));
     world.feed(crash());
     assert_eq!(world.code_of(undo), "no_checkpoint");
     assert_eq!(comes_back(&mut world), "restore 3", "it was saved");
@@ -260,7 +260,7 @@ fn a_checkpoint_that_is_gone_twice_or_never_was_changes_nothing() {
         world.feed(Input::CheckpointGone(number, "it ended".to_owned()));
     }
     run(&mut world, &["x"]);
-    let undo = world.command(Command::Undo);
+    let undo = world.command(Command::State(StateCommand::Undo));
     assert_eq!(comes_back(&mut world), "restore 2");
     assert_eq!(world.answer(undo), &Ok(Reply::State(1)));
     let asked = world.guest.as_ref().expect("a guest").inbox.iter();

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use sandglass_core::Error;
-use sandglass_core::budget::BudgetLimits;
 use sandglass_core::execution::Outcome;
 use sandglass_core::limits::{Limits, MAX_FORKS};
 use sandglass_core::predictions::{Prediction, Source, Tally};
 use sandglass_core::protocol::{Encoding, Event, GuestInfo, PROTOCOL_VERSION, Request, Stream};
 use sandglass_core::session::{
-    Command, Effect, GuestEffect, GuestInput, HostEffect, Input, Reply, Session, Slot, Ticket,
+    Command, Effect, Execute, GuestEffect, GuestInput, HostEffect, Input, Reply, Session, Slot, Ticket,
 };
 
 use crate::world::{World, assign_context, guest_lost, limits, list, ok, output};
@@ -517,11 +516,7 @@ impl Model {
                 self.feed(Input::Hint(predictions.collect()));
             }
             Step::Executes(code) => {
-                self.command(Command::Execute {
-                    code: CODES[*code].to_owned(),
-                    timeout_ms: None,
-                    budget: BudgetLimits::default(),
-                });
+                self.command(Command::Execute(Execute::of(CODES[*code])));
                 self.settle();
             }
             Step::Proceeds(at) => {

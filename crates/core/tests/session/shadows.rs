@@ -8,7 +8,7 @@ use sandglass_core::execution::{CodeExecution, Outcome};
 use sandglass_core::limits::Limits;
 use sandglass_core::predictions::{Source, Tally};
 use sandglass_core::protocol::{Encoding, Event, GuestInfo, PROTOCOL_VERSION, Request, Stream};
-use sandglass_core::session::{Command, GuestInput, Input, Reply, Session, Slot, Ticket};
+use sandglass_core::session::{Command, Execute, GuestInput, Input, Reply, Session, Slot, StateCommand, Ticket};
 
 use crate::world::{World, assign, assign_context, get, limits, list, ok, output, raised};
 
@@ -117,7 +117,7 @@ fn what_ran_ahead_is_what_the_code_comes_to() {
     let saving = world.guest.as_ref().and_then(|guest| guest.saving);
     assert_eq!(saving, Some((2, true)));
     assert!(world.saves(true));
-    let ticket = world.command(Command::Undo);
+    let ticket = world.command(Command::State(StateCommand::Undo));
     world.boot();
     assert_eq!(world.asked_for(), "restore 1");
     world.restored(&[]);
@@ -235,11 +235,7 @@ fn whatever_may_change_the_state_ends_it() {
         || assign("y", "1"),
         || assign_context("another"),
         || get("y"), // runs the user's code, perhaps
-        || Command::Execute {
-            code: "y = 1".to_owned(),
-            timeout_ms: None,
-            budget: BudgetLimits::default(),
-        },
+        || Command::Execute(Execute::of("y = 1")),
     ];
     for change in changes {
         for mut world in [running("x = 1"), finished("x = 1")] {
@@ -261,7 +257,7 @@ fn going_back_ends_it() {
     world.hint(&["x"]);
     world.shadow_begins();
     world.shadow_ends(ok());
-    let ticket = world.command(Command::Undo);
+    let ticket = world.command(Command::State(StateCommand::Undo));
     assert!(world.shadow().is_none());
     world.boot();
     world.restored(&[]);
@@ -498,25 +494,25 @@ fn what_is_taken_back_while_it_is_asked_never_runs() {
 fn an_execution_with_less_time_takes_only_what_was_quicker() {
     for (timeout, taken) in [(40.0, true), (20.0, false)] {
         let mut world = finished("x = 1");
-        let ticket = world.command(Command::Execute {
+        let ticket = world.command(Command::Execute(Execute {
             code: "x = 1".to_owned(),
             timeout_ms: Some(timeout),
             budget: BudgetLimits::default(),
-        });
+        }));
         assert_eq!(!world.is_pending(ticket), taken);
     }
 }
 
 /// Executes code that may take so long.
 fn within(world: &mut World, code: &str, max_time: f64) -> Ticket {
-    world.command(Command::Execute {
+    world.command(Command::Execute(Execute {
         code: code.to_owned(),
         timeout_ms: None,
         budget: BudgetLimits {
             max_time: Some(max_time),
             ..BudgetLimits::default()
         },
-    })
+    }))
 }
 
 #[test]
@@ -621,7 +617,7 @@ fn a_look_at_the_state_does_not_keep_from_going_back() {
         }
         world.execute("x = 2");
         world.ends_well(&["context", "x"]);
-        let ticket = world.command(Command::Undo);
+        let ticket = world.command(Command::State(StateCommand::Undo));
         world.boot();
         assert_eq!(world.asked_for(), "restore 2");
         world.restored(&[]);
@@ -1135,11 +1131,11 @@ fn what_lies_about_code_that_is_being_written_is_thrown_away() {
 #[test]
 fn less_time_than_it_began_with_is_another_execution() {
     let mut world = written("a");
-    let ticket = world.command(Command::Execute {
+    let ticket = world.command(Command::Execute(Execute {
         code: "a\nb".to_owned(),
         timeout_ms: Some(500.0),
         budget: BudgetLimits::default(),
-    });
+    }));
     assert_eq!(world.asked_for(), "execute a\nb");
     world.ends(ok());
     assert_eq!(world.execution(ticket).id, 1);

@@ -8,7 +8,7 @@ use sandglass_core::Error;
 use sandglass_core::execution::StateStatus;
 use sandglass_core::limits::Limits;
 use sandglass_core::protocol::{Encoding, Event, ExecutionReport, Request, Step};
-use sandglass_core::session::{Command, Reply, Session};
+use sandglass_core::session::{Command, Reply, Session, StateCommand};
 
 use crate::world::{World, assign, guest_lost, guest_says, limits, list, ok};
 
@@ -123,7 +123,7 @@ impl Bench {
     }
 
     fn undoes(&mut self) -> Result<u32, Error> {
-        let undo = self.world.command(Command::Undo);
+        let undo = self.world.command(Command::State(StateCommand::Undo));
         self.works();
         match self.world.answer(undo) {
             Ok(Reply::State(execution)) => Ok(*execution),
@@ -277,7 +277,7 @@ fn undo_after_a_crash_brings_all_back_that_ran_before_it() {
 fn a_large_state_holds_no_execution_up() {
     let mut bench = Bench::new();
     bench.runs(false);
-    let checkpoint = bench.world.command(Command::Checkpoint);
+    let checkpoint = bench.world.command(Command::State(StateCommand::Checkpoint));
     let event = Event::Saved {
         checkpoint: 1,
         full: true,
@@ -362,11 +362,11 @@ proptest! {
                     bench.rests(60.0);
                 }
                 Act::Saves => {
-                    bench.world.command(Command::Checkpoint);
+                    bench.world.command(Command::State(StateCommand::Checkpoint));
                     bench.works();
                 }
                 Act::Restores => {
-                    let restore = bench.world.command(Command::Restore(None));
+                    let restore = bench.world.command(Command::State(StateCommand::Restore(None)));
                     bench.works();
                     if bench.world.answer(restore).is_ok() {
                         let newest = bench.saved.values().any(|state| *state == bench.state);

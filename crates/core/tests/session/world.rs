@@ -11,8 +11,8 @@ use sandglass_core::protocol::{
     SurveyedVariable,
 };
 use sandglass_core::session::{
-    Command, Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Kept, Reply, Series, Session, ShadowId, Slot,
-    Target, Ticket, VariableCommand,
+    Call, Command, Effect, Encoded, Execute, GuestEffect, GuestInput, HostEffect, Input, Kept, Reply, Series, Session,
+    ShadowId, Slot, Target, Ticket, VariableCommand,
 };
 use sandglass_core::{Error, Profile};
 
@@ -183,11 +183,7 @@ impl World {
     }
 
     pub(crate) fn execute(&mut self, code: &str) -> Ticket {
-        self.command(Command::Execute {
-            code: code.to_owned(),
-            timeout_ms: None,
-            budget: BudgetLimits::default(),
-        })
+        self.command(Command::Execute(Execute::of(code)))
     }
 
     pub(crate) fn get(&mut self, name: &str) -> Ticket {
@@ -692,13 +688,13 @@ impl World {
                 assert!(self.is_pending(ticket), "fetches for a command that is over");
                 self.fetching.insert(ticket);
             }
-            HostEffect::CallHost {
+            HostEffect::CallHost(Call {
                 call,
                 ticket,
                 name,
                 ahead: true,
                 ..
-            } => {
+            }) => {
                 assert_eq!((ticket, name.as_str()), (None, "llm_query"), "begun ahead");
                 assert!(!self.shadows.is_empty(), "nothing runs ahead that could call");
                 assert!(call > self.last_begun, "a call's number is used twice");
@@ -711,7 +707,7 @@ impl World {
                     self.calls.insert(call, ("llm_query".to_owned(), Bytes::new()));
                 }
             }
-            HostEffect::CallHost { call, name, args, .. } => {
+            HostEffect::CallHost(Call { call, name, args, .. }) => {
                 assert!(call > self.last_call, "a call's number is used twice");
                 self.last_call = call;
                 self.calls.insert(call, (name, args.body));

@@ -3,6 +3,8 @@
 //! Each supervisor has a group `sandglass.<random>` below the group it runs in, and in that one a group per guest. The
 //! supervisor holds a lock on its group as long as it lives. A starting supervisor removes groups without a lock, with all
 //! processes in them, because their supervisors are dead.
+//!
+//! Decisions: `docs/internals/guests-on-hosts.md`.
 
 mod path;
 

@@ -137,10 +137,12 @@ for number in range(4000):
     spread.append([bytes(60) for _ in range(40)])  # objects of this size share pages with modules
 from sandglass.native import zygote
 from sandglass.runtime.guards import Guards
+from sandglass.runtime.warning_origin import WarningOrigin
 zygote.become_quiet()
 if (copy := os.fork()) == 0:
     before = own()
     Guards().install()
+    WarningOrigin()
     grown = own() - before
     print(grown, flush=True)
     os._exit(0)
@@ -152,3 +154,40 @@ def test_a_copy_does_not_write_to_the_pages_of_all_modules() -> None:
     env = {"PYTHONPATH": str(Path(sandglass.__file__).parents[1])}
     grown = subprocess.run([sys.executable, "-c", COPY], env=env, check=True, capture_output=True, text=True).stdout
     assert int(grown) < 1000, "kB"
+
+
+MEMORY = """
+from sandglass.native import zygote_memory as memory
+
+def huge():
+    with open("/proc/self/smaps_rollup") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith("AnonHugePages"))
+
+def resident():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+
+arenas = memory.Arenas()
+arenas.make_room()
+objects = [bytes(100) for _ in range(200_000)]
+before, size = huge(), resident()
+memory.use_huge_pages()
+assert [bytes(100)] * len(objects) == objects
+collapsed, moved = huge() - before, resident() - size
+reserved = memory.reserve()
+unused = resident()
+memory.take(reserved)
+print(collapsed, moved, len(reserved), resident() - unused)
+"""
+
+
+def test_a_zygote_has_huge_pages_and_reserves_memory_that_only_a_guest_takes() -> None:
+    env = {"PYTHONPATH": str(Path(sandglass.__file__).parents[1])}
+    told = subprocess.run([sys.executable, "-c", MEMORY], env=env, check=True, capture_output=True, text=True).stdout
+    collapsed, moved, reserved, taken = map(int, told.split())
+    release = tuple(map(int, os.uname().release.split(".")[:2]))
+    if release >= (6, 1):
+        assert collapsed > 8 << 10, "kB"
+    assert moved < 16 << 10, "kB"  # half-empty pages become whole ones
+    assert reserved >= 2
+    assert 0 < taken <= reserved * (2 << 10) + 256, "kB"

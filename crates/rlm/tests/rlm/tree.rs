@@ -169,7 +169,7 @@ fn a_call_in_vain_is_charged_once() {
         (0.0, 10.0),
         "the sandbox counts the call itself"
     );
-    run.answered(3.0, call, Came::Wasted(Reply::default()));
+    assert!(run.answered(3.0, call, Came::Wasted(Reply::default())).0.is_err());
     assert_eq!(run.budget().spent().input_tokens, 14.0);
 }
 

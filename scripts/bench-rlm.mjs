@@ -128,12 +128,13 @@ const facts = [...started].map(([name, { running, start, scratch, seen }]) => ({
   left: leftBehind(scratch, seen),
 }));
 
+const plain = facts.filter((fact) => fact.plain);
 const tables = [
   mainTable(rows, facts),
   kindTable(rows, facts),
   ...(sizes.length > 1 ? [sizeTable(rows, facts)] : []),
-  ...(faults.length ? [faultTable(rows, facts)] : []),
-  ...(values.limits ? [limitTable(rows, facts, LIMITS, (name) => CONTESTANTS[name] ?? {})] : []),
+  ...(faults.length ? [faultTable(rows, plain)] : []),
+  ...(values.limits ? [limitTable(rows, plain, LIMITS, (name) => CONTESTANTS[name] ?? {})] : []),
 ];
 const versions = facts.map(({ name, version, isolation }) => `${name}: ${version}; code is isolated by: ${isolation}`);
 writeFileSync(join(values.out, "tables.md"), `${[...tables, versions.join("\n\n")].join("\n\n")}\n`);

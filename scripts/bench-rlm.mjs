@@ -1,6 +1,6 @@
 // npm run bench:rlm: the same model and tasks for Sandglass and other controllers of Recursive Language Models. Linux.
 //   node scripts/bench-rlm.mjs [--quick] [--full] [--write] [--seeds 20] [--sizes 13,16,20] [--kinds count,pairs] [--contestants sandglass-host,rlms]
-//     [--faults busy,cut] [--no-limits] [--out target/bench-rlm]
+//     [--faults busy,cut] [--no-limits] [--writes 400] [--out target/bench-rlm]
 //   OPENAI_BASE_URL=… OPENAI_API_KEY=… node scripts/bench-rlm.mjs --model large --sub-model small
 //     asks a real endpoint instead of the scripted model
 import {
@@ -48,12 +48,15 @@ const { values } = parseArgs({
     faults: { type: "string", default: Object.keys(FAULTS).join(",") },
     limits: { type: "boolean", default: true },
     out: { type: "string", default: join(root, "target/bench-rlm") },
+    /** Tokens that the model writes per second. Large models write 30 to 100. */
+    writes: { type: "string", default: "400" },
     model: { type: "string", default: "root" },
     "sub-model": { type: "string", default: "sub" },
   },
 });
 const list = (/** @type {string} */ text) => text.split(",").filter(Boolean);
 const { quick } = values;
+if (values.write && real) throw new Error("--write is for the scripted model: leave it out, or unset OPENAI_BASE_URL");
 const full = quick || values.full;
 const real = process.env.OPENAI_BASE_URL;
 const seeds = Number(values.seeds ?? (quick ? 1 : 20));
@@ -61,7 +64,7 @@ const sizes = list(values.sizes ?? (quick ? "13,16" : "13,16,20")).map((power) =
 const faults = real ? [] : /** @type {(keyof typeof FAULTS)[]} */ (list(values.faults));
 const names = { model: values.model, subModel: values["sub-model"] };
 /** A fast model, so that much of the time is the contestants'. @type {Behaviour} */
-const STANDARD = { firstToken: 150, readsPerSecond: 100_000, writesPerSecond: 400, errorRate: 0.02 };
+const STANDARD = { firstToken: 150, readsPerSecond: 100_000, writesPerSecond: Number(values.writes), errorRate: 0.02 };
 const FAULT_RATE = 0.25;
 /** Seeds of the runs with faults and limits. */
 const faultSeeds = full ? Math.ceil(seeds / 2) : Math.min(2, seeds);
@@ -125,12 +128,13 @@ const facts = [...started].map(([name, { running, start, scratch, seen }]) => ({
   left: leftBehind(scratch, seen),
 }));
 
+const plain = facts.filter((fact) => fact.plain);
 const tables = [
   mainTable(rows, facts),
   kindTable(rows, facts),
   ...(sizes.length > 1 ? [sizeTable(rows, facts)] : []),
-  ...(faults.length ? [faultTable(rows, facts)] : []),
-  ...(values.limits ? [limitTable(rows, facts, LIMITS, (name) => CONTESTANTS[name] ?? {})] : []),
+  ...(faults.length ? [faultTable(rows, plain)] : []),
+  ...(values.limits ? [limitTable(rows, plain, LIMITS, (name) => CONTESTANTS[name] ?? {})] : []),
 ];
 const versions = facts.map(({ name, version, isolation }) => `${name}: ${version}; code is isolated by: ${isolation}`);
 writeFileSync(join(values.out, "tables.md"), `${[...tables, versions.join("\n\n")].join("\n\n")}\n`);

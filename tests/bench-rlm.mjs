@@ -154,6 +154,7 @@ await test("tables and picture name all contestants", () => {
     late: 0,
     memory: 7,
     begun: 0,
+    first: 0.2,
     wasted: 0,
   };
   const rows = ["a", "b"].map((contestant) => ({ ...row, ...counts, contestant }));
@@ -172,7 +173,7 @@ await test("tables and picture name all contestants", () => {
   for (const part of [
     "2 January 2026",
     "1 runs of each",
-    "| the b | 100 % | 0.50; 0.50 | 250 | 4 | 0; 1 | – | 7 |",
+    "| the b | 100 % | 0.50; 0.50 | 250 | 0.20 | 4 | 0; 1 | – | 7 |",
     "| the a | 100 %, 1.5 s | no such",
   ])
     ok(page.includes(part), `${part} is not in\n${page}`);

@@ -19,6 +19,7 @@ export async function rightly(): Promise<void> {
       return signal.aborted ? "" : { text: "x", usage: { inputTokens: 1 } };
     },
     draft: async (_messages, { purpose, signal }) => (signal.aborted ? "" : { text: purpose }),
+    aheadCalls: true,
     maxDepth: 2,
     budget: { maxCalls: 10, maxTime: 60_000 },
     answerSchema: { type: "integer" },
@@ -27,6 +28,8 @@ export async function rightly(): Promise<void> {
       event.run satisfies string;
       if (event.type === "executionEnded") event.execution.outcome satisfies string;
       if (event.type === "callEnded") event.usage?.cost satisfies number | undefined;
+      if (event.type === "callEnded") event.wasted satisfies boolean | undefined;
+      if (event.type === "callStarted") event.ahead satisfies boolean | undefined;
     },
     signal: new AbortController().signal,
   });

@@ -253,7 +253,8 @@ const APPLY = {
     const call = { revision: 1, number, name, prompt, promptChars, model, child, status: "waiting", retries: [] };
     const turn = lastTurn(run);
     const block = turn?.blocks.at(-1);
-    if (ahead) turn?.ahead.push(call); // its block begins later
+    if (ahead)
+      turn?.ahead.push(call); // its block begins later
     else block?.calls.push(call);
     run.calls.set(number, { call, block, turn });
     for (const node of [block, turn]) if (node) node.revision++;

@@ -27,6 +27,7 @@ import { family, ownMegabytes } from "../../processes.mjs";
  * @property {number} lost  sub-calls that never got an answer
  * @property {number} doubled  sub-calls that got more than one
  * @property {number} late  calls after the outcome
+ * @property {number} first  seconds until the first call; NaN if there was none
  * @property {number} begun  calls that began before their code was asked for
  * @property {number} wasted  those of them that no code made
  * @property {number} memory  MB at most, without pages of files
@@ -102,6 +103,7 @@ export async function measure({
       lost: delivered.filter((times) => times === 0).length,
       doubled: delivered.filter((times) => times > 1).length,
       late: after,
+      first: (Math.min(...calls.map(({ start }) => start)) - begin) / 1000,
       begun: outcome.ahead?.begun ?? 0,
       wasted: (outcome.ahead?.begun ?? 0) - (outcome.ahead?.used ?? 0),
       memory,

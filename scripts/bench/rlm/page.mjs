@@ -49,6 +49,12 @@ function main(standard, facts) {
       own.length ? percent(mean(own.map(({ score }) => score))) : "–",
       added.length ? `${quantile(added, 0.5).toFixed(2)}; ${spread(added, 2)}` : "–",
       spread(turns, 0),
+      good.length
+        ? quantile(
+            good.map(({ first }) => first),
+            0.5,
+          ).toFixed(2)
+        : "–",
       spread(
         good.map(({ rootTokens }) => rootTokens),
         0,
@@ -61,7 +67,14 @@ function main(standard, facts) {
   });
   return markdown(
     [
-      ...["", "right answers", "added, s: median; mean", "added per turn, ms", "tokens of the code's model"],
+      ...[
+        "",
+        "right answers",
+        "added, s: median; mean",
+        "added per turn, ms",
+        "first call after, s",
+        "tokens of the code's model",
+      ],
       ...["sub-calls lost; doubled", "begun ahead; in vain", "memory, MB", "code is isolated by"],
     ],
     lines,

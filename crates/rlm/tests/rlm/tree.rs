@@ -166,10 +166,10 @@ fn a_call_in_vain_is_charged_once() {
     let spent = run.budget().spent();
     assert_eq!(
         (spent.calls, spent.input_tokens),
-        (0.0, 10.0),
-        "the sandbox counts the call itself"
+        (1.0, 14.0),
+        "the call of the turn, and the prompt"
     );
-    run.answered(3.0, call, Came::Wasted(Reply::default()));
+    assert!(run.answered(3.0, call, Came::Wasted(Reply::default())).0.is_err());
     assert_eq!(run.budget().spent().input_tokens, 14.0);
 }
 

@@ -30,7 +30,8 @@ export async function rightly(): Promise<void> {
     maxAheadShare: 0.1,
     maxShadows: 2,
     onProgress: (progress) => {
-      progress.stage satisfies "assets" | "backend" | "python" | "ready" | "cold" | "calls" | "packages" | "kept" | "unkept";
+      progress.stage satisfies
+        "assets" | "backend" | "python" | "ready" | "cold" | "calls" | "packages" | "kept" | "unkept";
       if (progress.stage === "calls") progress.total satisfies number;
     },
     budget: { maxCalls: 10, maxTokens: 1e6, maxCost: 1.5, maxTime: 60_000, maxDepth: 1 },

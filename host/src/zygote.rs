@@ -335,19 +335,20 @@ impl Zygote {
             }
         };
         std::mem::forget(waits); // the guest's end is still to come
-        let group = match group {
-            Some(group) if !is_born_in_group => add(group, &pidfd).await,
-            group => group,
-        };
         let pidfd =
             watched(pidfd, Interest::READABLE).map_err(|error| failed(format!("cannot watch its guest: {error}")))?;
-        let process = ForkedProcess {
+        // From here on, dropping the process kills it.
+        let mut process = ForkedProcess {
             pidfd,
             number,
             ended,
-            group,
+            group: None,
             zygote: Arc::clone(self),
             exit: None,
+        };
+        process.group = match group {
+            Some(group) if !is_born_in_group => add(group, process.pidfd.get_ref()).await,
+            group => group,
         };
         Ok(Guest::new(channel, epoch, Box::new(process)).keep(user))
     }
@@ -543,7 +544,12 @@ async fn group(resources: &Resources) -> (Option<Arc<Cgroup>>, Vec<OwnedFd>) {
 /// Adds a guest to its control group, for which the kernel waits for all processors.
 async fn add(group: Arc<Cgroup>, pidfd: &OwnedFd) -> Option<Arc<Cgroup>> {
     let process = process_of(pidfd)?;
-    let added = tokio::task::spawn_blocking(move || group.add(process).is_ok().then_some(group));
+    // Meanwhile the process may have ended, and another one may have its number.
+    let same = pidfd.try_clone().ok()?;
+    let added = tokio::task::spawn_blocking(move || {
+        let is_added = process_of(&same) == Some(process) && group.add(process).is_ok();
+        is_added.then_some(group)
+    });
     added.await.ok().flatten()
 }
 

@@ -261,6 +261,23 @@ impl Budget {
         Ok(())
     }
 
+    /// Counts a call that the budgets above this one have counted already.
+    ///
+    /// # Errors
+    /// [`Exhausted`] if this budget has no call left, or time, tokens or cost are used up by now.
+    pub fn admit_here(&self, now: f64) -> Result<(), Exhausted> {
+        self.go_on(now)?;
+        let mut spent = self.lock();
+        let made = spent.calls;
+        match self.0.limits.max_calls {
+            Some(most) if made + 1.0 > most => Err(Exhausted::Calls { made, more: 1.0, most }),
+            _ => {
+                spent.calls += 1.0;
+                Ok(())
+            }
+        }
+    }
+
     /// Checks that a counted call may still begin.
     ///
     /// # Errors
@@ -412,6 +429,17 @@ mod tests {
         assert_eq!(root.admit(0.0), Ok(()));
         assert_eq!(child.admit(0.0), Err(one_beyond(1.0)));
         assert_eq!(child.spent().calls, 0.0);
+    }
+
+    #[test]
+    fn a_call_that_is_counted_above_is_counted_once_in_all() {
+        let root = Budget::new(limits(5.0), 0.0);
+        let own = root.scope(limits(1.0), 0.0);
+        root.admit(0.0).unwrap();
+        own.admit_here(0.0).unwrap();
+        assert_eq!((root.spent().calls, own.spent().calls), (1.0, 1.0));
+        assert_eq!(own.admit_here(0.0), Err(one_beyond(1.0)));
+        assert_eq!((root.spent().calls, own.spent().calls), (1.0, 1.0));
     }
 
     #[test]

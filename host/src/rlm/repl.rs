@@ -113,6 +113,7 @@ impl Repl {
 
     /// Ends the sandbox. Nothing of it is left when this returns.
     pub(super) async fn close(self, run: &Run) {
+        self.nothing_is_written(); // no call begins ahead any more
         if let Ok(stats) = self.sandbox.stats().await {
             run.tree.count(&stats);
         }

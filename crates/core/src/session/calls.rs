@@ -238,10 +238,11 @@ impl<B: Body> Exchange<B> {
         {
             calls.waiting_bytes = calls.waiting_bytes.saturating_sub(call.args.body.size());
             let budget = &call.budget;
-            let begun = calls.begun.contains_key(&guest_call); // then the budget has counted the call, too
+            let begun = calls.begun.contains_key(&guest_call); // then the session's budget has counted the call
             let allowed = match QUERIES.iter().position(|query| *query == call.name) {
                 None => Ok(()),
-                Some(_) if is_counted || begun => budget.go_on(now),
+                Some(_) if is_counted => budget.go_on(now),
+                Some(_) if begun => budget.admit_here(now),
                 Some(0) => budget.admit(now),
                 Some(_) => budget.may_recurse().and_then(|()| budget.admit(now)),
             };
@@ -275,10 +276,11 @@ impl<B: Body> Exchange<B> {
 impl<B: Body> Interpreter<B> {
     /// Takes the return of the user's function.
     pub(super) fn host_returned(&mut self, now: f64, call: u32, result: Result<Encoded<B>, String>) {
-        if let Some(exchange) = &mut self.exchange
-            && let Some(running) = exchange.calls.running.remove(&call)
-        {
-            let calls = &mut exchange.calls;
+        let Some(exchange) = &mut self.exchange else { return };
+        let calls = &mut exchange.calls;
+        if let Some(begun) = calls.begun_ahead(call) {
+            begun.returned(result);
+        } else if let Some(running) = calls.running.remove(&call) {
             calls.reply(running.guest_call, ReplyStatus::Error, result, &mut self.effects);
             exchange.start_calls(now, &self.config, &mut self.effects);
         }
@@ -294,9 +296,11 @@ impl<B: Body> Interpreter<B> {
     }
 
     /// Records the use of the budget by a running call.
-    pub(super) fn host_used(&self, call: u32, usage: &Usage) {
-        if let Some(exchange) = &self.exchange
-            && let Job::Execute(execution) = &exchange.job
+    pub(super) fn host_used(&mut self, call: u32, usage: &Usage) {
+        let Some(exchange) = &mut self.exchange else { return };
+        if let Some(begun) = exchange.calls.begun_ahead(call) {
+            begun.used(usage);
+        } else if let Job::Execute(execution) = &exchange.job
             && exchange.calls.running.contains_key(&call)
         {
             execution.budget.charge(usage);

@@ -42,6 +42,16 @@ impl<B> Begun<B> {
         self.usage.iter().for_each(|usage| budget.charge(usage));
     }
 
+    /// Keeps the result until the call is claimed.
+    pub(super) fn returned(&mut self, result: Result<Encoded<B>, String>) {
+        self.result = Some(result);
+    }
+
+    /// Keeps the use of the budget until the call is claimed or wasted.
+    pub(super) fn used(&mut self, usage: &Usage) {
+        self.usage.push(*usage);
+    }
+
     /// Gives the call up. Returns the number that the driver has to abort, if the call is still under way.
     fn waste(self, tally: &mut CallsAhead) -> u32 {
         self.charge(&self.budget);
@@ -82,8 +92,9 @@ impl<B: Body> Session<B> {
 }
 
 impl<B: Body> Shadow<B> {
-    /// Calls of this name that the guest has made and that are not begun, at most so many: the guest's numbers and the arguments.
-    fn calls_to_begin(&self, name: &str, most: usize) -> Vec<(u32, Encoded<B>)> {
+    /// Calls of this name that the guest has made and that are not begun, at most so many, and with arguments of at most so many bytes
+    /// together: the guest's numbers and the arguments.
+    fn calls_to_begin(&self, name: &str, most: usize, most_bytes: f64) -> Vec<(u32, Encoded<B>)> {
         let made = self.said.iter().filter_map(|(_, event, body)| match (event, body) {
             (
                 Event::HostCall {
@@ -93,19 +104,27 @@ impl<B: Body> Shadow<B> {
                     ..
                 },
                 Some(body),
-            ) if its == name => Some((*call, *encoding, body)),
+            ) => Some((*call, its, *encoding, body)),
             _ => None,
         });
         // The guest is not trusted: of two calls with the same number, the promotion will hear the first one only.
-        let mut last = self.begun.last().map_or(0, |begun| begun.guest_call);
+        let (mut highest, mut bytes) = (0, 0.0);
+        let begun = self.begun.last().map_or(0, |begun| begun.guest_call);
         let fresh = made.filter(|(call, ..)| {
-            let is_fresh = *call > last;
-            last = last.max(*call);
-            is_fresh
+            let is_first = *call > highest;
+            highest = highest.max(*call);
+            is_first
         });
         fresh
+            .filter(|(call, its, ..)| *its == name && *call > begun)
             .take(most.saturating_sub(self.begun.len()))
-            .map(|(call, encoding, body)| {
+            .take_while(|(.., body)| {
+                #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+                let more = body.size() as f64;
+                bytes += more;
+                bytes <= most_bytes
+            })
+            .map(|(call, _, encoding, body)| {
                 let body = body.clone();
                 (call, Encoded { encoding, body })
             })
@@ -132,7 +151,8 @@ impl<B: Body> Shadows<B> {
         let Some(shadow) = self.shadows.iter_mut().find(|shadow| shadow.is_written()) else {
             return;
         };
-        for (guest_call, args) in shadow.calls_to_begin(name, most as usize) {
+        let most_bytes = config.limits.max_value_bytes;
+        for (guest_call, args) in shadow.calls_to_begin(name, most as usize, most_bytes) {
             let budget = interpreter.budget.clone();
             if budget.admit(now).is_err() {
                 return; // the code that comes is told so
@@ -177,7 +197,7 @@ impl<B: Body> Shadows<B> {
     ) -> Option<Result<Encoded<B>, String>> {
         match self.begun(call) {
             Some(begun) => {
-                begun.result = Some(result);
+                begun.returned(result);
                 None
             }
             None => Some(result),
@@ -186,7 +206,7 @@ impl<B: Body> Shadows<B> {
 
     /// Keeps the usage that a call has reported which nobody has claimed yet. Returns false if there is no such call.
     pub(super) fn host_used(&mut self, call: u32, usage: &Usage) -> bool {
-        self.begun(call).map(|begun| begun.usage.push(*usage)).is_some()
+        self.begun(call).map(|begun| begun.used(usage)).is_some()
     }
 
     /// Gives up the begun calls of a shadow that has ended.
@@ -222,6 +242,13 @@ impl<B: Body> Interpreter<B> {
 
 /// The calls that a guest's code has begun ahead, by the guest's numbers.
 pub(super) type BegunCalls<B> = BTreeMap<u32, Begun<B>>;
+
+impl<B> Calls<B> {
+    /// The call with this number of the host's, if it was begun ahead and waits to be claimed.
+    pub(super) fn begun_ahead(&mut self, call: u32) -> Option<&mut Begun<B>> {
+        self.begun.values_mut().find(|begun| begun.call == call)
+    }
+}
 
 impl<B: Body> Calls<B> {
     /// Has a call of the guest claim the one that was begun ahead for it. Returns the call's result, if it has returned already.

@@ -98,6 +98,62 @@ fn a_call_begins_while_its_code_is_written_and_answers_it() {
 }
 
 #[test]
+fn an_answer_that_comes_while_its_call_waits_for_room_is_kept() {
+    let mut world = ready_within(None);
+    world.writes("a");
+    world.shadow_begins();
+    let others = [calls(&mut world, "ask"), calls(&mut world, "ask")];
+    let call = calls(&mut world, "llm_query");
+    let early = begun(&world)[0];
+    let ticket = asked_for(&mut world, "a\nb");
+    assert_eq!(
+        world.under_way().len(),
+        others.len(),
+        "as many as may run at the same time"
+    );
+    world.feed(Input::Used(early, tokens(7.0)));
+    world.returns(early, "one");
+    assert_eq!(world.reply(call), None);
+    let other = world.under_way()[0];
+    world.returns(other, "it");
+    assert_eq!(world.reply(call), Some((ReplyStatus::Ok, "one")));
+    let other = world.under_way()[0];
+    world.returns(other, "it");
+    world.ends(ok());
+    let usage = world.execution(ticket).usage.expect("a model was asked");
+    assert_eq!((usage.calls, usage.tokens()), (1.0, 7.0), "the execution's own");
+    assert_eq!(counts(&world), (1, 1, 0));
+}
+
+#[test]
+fn of_two_calls_with_one_number_the_second_does_not_begin() {
+    let mut world = ready_within(None);
+    world.writes("a");
+    world.shadow_begins();
+    let number = calls(&mut world, "ask");
+    calls_as(&mut world, "llm_query", number);
+    assert!(begun(&world).is_empty());
+}
+
+#[test]
+fn arguments_that_are_too_large_together_do_not_begin() {
+    let mut world = ready_within(None);
+    world.writes("a");
+    world.shadow_begins();
+    let call = world.fresh_call();
+    let event = Event::HostCall {
+        exchange: world.shadow_turn(),
+        call,
+        batch: 1,
+        name: "llm_query".to_owned(),
+        encoding: Encoding::Marshal,
+        blocking: false,
+    };
+    world.shadow_says(event, Some(&[b'x'; 1_001]));
+    assert!(begun(&world).is_empty());
+}
+
+#[test]
 fn a_failure_is_told_when_the_code_is_asked_for() {
     let mut world = ready_within(None);
     world.writes("a");

@@ -83,9 +83,9 @@ def reserve() -> list[int]:
 
 
 def take(reserved: list[int]) -> None:
-    """Takes the reserved memory. Free memory of the heap that was never used is zero, and stays so."""
+    """Takes the reserved memory. Its bytes stay as they are, because part of it may be in use by now."""
     for address in reserved:
-        ctypes.memset(address, 0, 1)
+        ctypes.memmove(address, address, 1)
 
 
 def _aligned(begin: int, end: int) -> tuple[int, int]:

@@ -8,7 +8,8 @@
 
 import { SandboxError } from "./sandbox-error.js";
 
-/** A body as the supervisor holds it. @typedef {string | Uint8Array | Blob} Body */
+/** @import { EncryptionKey } from "../pkg/sandglass.js" */
+/** A body as the supervisor holds it. @typedef {string | Uint8Array | Blob} StoredBody */
 /** An encrypted text or body. `kind` is that of the body. @typedef {{ kind: "string" | "bytes" | "blob", iv: Uint8Array, data: ArrayBuffer }} Sealed */
 /**
  * The description of a session. `description` is the supervisor's JSON.
@@ -27,7 +28,7 @@ const LOCK_WAIT_MS = 1000;
 /**
  * Opens a session that is kept, or will be. Rejects with `persist_in_use` when another sandbox has it.
  * @param {string} name
- * @param {CryptoKey | undefined} key
+ * @param {EncryptionKey | undefined} key
  * @param {string} build  the release's guests; a state of others means nothing to them
  */
 export async function openSession(name, key, build) {
@@ -45,7 +46,7 @@ export async function openSession(name, key, build) {
       throw failed(name, `it was kept ${entry.encrypted ? "encrypted" : "without a key"}: ${advice}`);
     }
     const description = entry && String(await seal.open(0, entry.description));
-    /** @type {Map<number, Body>} */
+    /** @type {Map<number, StoredBody>} */
     const found = new Map();
     for (const [id, body] of bodies) found.set(id, await seal.open(id, body));
     return {
@@ -61,11 +62,11 @@ export async function openSession(name, key, build) {
       /**
        * Replaces what is kept. `added` are bodies and their numbers; those whose numbers are not among `all` are removed.
        * @param {string} description @param {number} execution @param {number} bytes
-       * @param {[number, Body][]} added @param {number[]} all
+       * @param {[number, StoredBody][]} added @param {number[]} all
        */
       async write(description, execution, bytes, added, all) {
         try {
-          /** @type {[number, Body | Sealed][]} */
+          /** @type {[number, StoredBody | Sealed][]} */
           const sealed = [];
           for (const [id, body] of added) sealed.push([id, await seal.close(id, body)]);
           const text = /** @type {string | Sealed} */ (await seal.close(0, description));
@@ -130,7 +131,7 @@ export async function deletePersisted(name) {
   }
 }
 
-/** @param {CryptoKey | undefined} key */
+/** @param {EncryptionKey | undefined} key */
 function needKey(key) {
   const needs = /** @type {const} */ (["encrypt", "decrypt"]);
   if (!key || (key.algorithm.name === "AES-GCM" && needs.every((use) => key.usages.includes(use)))) return;
@@ -177,13 +178,13 @@ async function read(database, name) {
   const [entry, keys, values] = await Promise.all([
     result(/** @type {IDBRequest<Entry | undefined>} */ (transaction.objectStore(SESSIONS).get(name))),
     result(bodies.getAllKeys(bodiesOf(name))),
-    result(/** @type {IDBRequest<(Body | Sealed)[]>} */ (bodies.getAll(bodiesOf(name)))),
+    result(/** @type {IDBRequest<(StoredBody | Sealed)[]>} */ (bodies.getAll(bodiesOf(name)))),
   ]);
   const pairs = keys.map((key, index) => /** @type {const} */ ([Number(/** @type {any} */ (key)[1]), values[index]]));
-  return { entry, bodies: /** @type {[number, Body | Sealed][]} */ (/** @type {unknown} */ (pairs)) };
+  return { entry, bodies: /** @type {[number, StoredBody | Sealed][]} */ (/** @type {unknown} */ (pairs)) };
 }
 
-/** @param {IDBDatabase} database @param {string} name @param {Entry} entry @param {[number, Body | Sealed][]} added @param {Set<number>} all */
+/** @param {IDBDatabase} database @param {string} name @param {Entry} entry @param {[number, StoredBody | Sealed][]} added @param {Set<number>} all */
 const write = (database, name, entry, added, all) =>
   inTransaction(database, (sessions, bodies) => {
     for (const [id, body] of added) bodies.put(body, [name, id]);
@@ -232,7 +233,7 @@ function done(transaction) {
 
 /**
  * Encrypts and decrypts by AES-GCM, if there is a key. Each text is bound to the session's name and its own number; 0 is the description's.
- * @param {string} name @param {CryptoKey | undefined} key
+ * @param {string} name @param {EncryptionKey | undefined} key
  */
 function createSeal(name, key) {
   /** @param {number} id @param {Uint8Array<ArrayBuffer>} iv */
@@ -240,7 +241,7 @@ function createSeal(name, key) {
     return { name: "AES-GCM", iv, additionalData: new TextEncoder().encode(`sandglass ${id} ${name}`) };
   };
   return {
-    /** @param {number} id @param {Body} body @returns {Promise<Body | Sealed>} */
+    /** @param {number} id @param {StoredBody} body @returns {Promise<StoredBody | Sealed>} */
     async close(id, body) {
       if (!key) return body;
       const iv = crypto.getRandomValues(new Uint8Array(12));
@@ -250,20 +251,16 @@ function createSeal(name, key) {
           : body instanceof Blob
             ? /** @type {const} */ (["blob", await body.arrayBuffer()])
             : /** @type {const} */ (["bytes", /** @type {BufferSource} */ (body)]);
-      return { kind, iv, data: await crypto.subtle.encrypt(algorithm(id, iv), key, data) };
+      return { kind, iv, data: await crypto.subtle.encrypt(algorithm(id, iv), /** @type {any} */ (key), data) };
     },
-    /** @param {number} id @param {Body | Sealed} body @returns {Promise<Body>} */
+    /** @param {number} id @param {StoredBody | Sealed} body @returns {Promise<StoredBody>} */
     async open(id, body) {
       const isPlain = typeof body === "string" || body instanceof Blob || body instanceof Uint8Array;
       if (!key && isPlain) return body;
       try {
         if (isPlain) throw new Error("it is not encrypted");
         const { kind, iv, data } = body;
-        const plain = await crypto.subtle.decrypt(
-          algorithm(id, new Uint8Array(iv)),
-          /** @type {CryptoKey} */ (key),
-          data,
-        );
+        const plain = await crypto.subtle.decrypt(algorithm(id, new Uint8Array(iv)), /** @type {any} */ (key), data);
         if (kind === "string") return textOf(plain);
         return kind === "blob" ? new Blob([plain]) : new Uint8Array(plain);
       } catch {

@@ -26,10 +26,16 @@ const MOST_NAME_CHARS: usize = 200;
 
 #[wasm_bindgen(typescript_custom_section)]
 const TYPES: &str = r#"
-/** The session that a sandbox continues, and is kept as: its name, and a key (AES-GCM) with which all of it is encrypted. */
+/** The session that a sandbox continues, and is kept as: its name, and a key with which its contents are encrypted. */
 export interface PersistOptions {
   name: string;
-  key?: CryptoKey;
+  key?: EncryptionKey;
+}
+
+/** A `CryptoKey` of AES-GCM that encrypts and decrypts. */
+export interface EncryptionKey {
+  readonly algorithm: { readonly name: string };
+  readonly usages: readonly string[];
 }
 
 /** A state to which `restore` can go back. */

@@ -114,16 +114,31 @@ impl Run {
             let (repl, facts) = opening.await?;
             return Ok((repl, Input::Ready(facts)));
         };
+        let used = RefCell::new(None);
         let asking = async {
             match self.next_step(Input::Ready(known)).await {
-                Step::Ask(turn, messages) => Ok::<_, Waited>(self.ask(&messages, turn).await),
+                Step::Ask(turn, messages) => {
+                    let input = self.ask(&messages, turn).await;
+                    if let Input::Replied(Ok(reply)) = &input {
+                        used.replace(Some(reply.used(&messages)));
+                    }
+                    Ok::<_, Waited>(input)
+                }
                 over => {
                     self.step.replace(Some(over)); // the budget has no room for the first reply
                     Ok(Input::Stopped)
                 }
             }
         };
-        let ((repl, _), input) = try_join(opening, asking).await?;
+        let begun = try_join(opening, asking).await;
+        // Without a sandbox nobody takes the reply, which is paid all the same.
+        if begun.is_err()
+            && let Some(mut usage) = used.take()
+        {
+            usage.calls = 0.0; // it was counted when the model was asked
+            self.budget().charge(&usage);
+        }
+        let ((repl, _), input) = begun?;
         Ok((repl, input))
     }
 

@@ -199,13 +199,28 @@ impl Run {
         let Some(known) = known else {
             return opening.await.map(Input::Ready);
         };
+        let used = Mutex::new(None);
         let asking = async {
             match self.next_step(Input::Ready(known)).await {
-                Step::Ask(turn, messages) => Ok(Ok(self.ask(place, &messages, turn).await)),
+                Step::Ask(turn, messages) => {
+                    let input = self.ask(place, &messages, turn).await;
+                    if let Input::Replied(Ok(reply)) = &input {
+                        *used.lock().unwrap_or_else(PoisonError::into_inner) = Some(reply.used(&messages));
+                    }
+                    Ok(Ok(input))
+                }
                 over => Ok(Err(over)),
             }
         };
-        match try_join(opening, asking).await?.1 {
+        let begun = try_join(opening, asking).await;
+        // Without a sandbox nobody takes the reply, which is paid all the same.
+        if begun.is_err()
+            && let Some(mut usage) = used.into_inner().unwrap_or_else(PoisonError::into_inner)
+        {
+            usage.calls = 0.0; // it was counted when the model was asked
+            self.budget().charge(&usage);
+        }
+        match begun?.1 {
             Ok(input) => Ok(input),
             // The budget has no room for the first reply.
             Err(over) => {

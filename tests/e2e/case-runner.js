@@ -439,14 +439,13 @@ async function act(step, world) {
     options.onDisplay = (/** @type {any} */ display) => streamed.displays.push(display);
   }
   if ("timeout" in step) options.timeout = step.timeout;
-  if (step.abort === "before") options.signal = AbortSignal.abort();
-  else if (step.abort !== undefined) {
-    const controller = new AbortController();
-    options.signal = controller.signal;
-    setTimeout(() => controller.abort(), step.abort);
-  }
+  const controller = new AbortController();
+  if (step.abort !== undefined) options.signal = controller.signal;
+  if (step.abort === "before") controller.abort();
+  else if (typeof step.abort === "number") setTimeout(() => controller.abort(), step.abort);
   if (step.interrupt_after_ms !== undefined) setTimeout(() => sandbox.interrupt(), step.interrupt_after_ms);
   const run = await sandbox.execute(decode(step.execute), options);
+  if (step.abort === "after") controller.abort();
   world.last = run;
   return { ...run, streamed, aborted: world.log.splice(0).length };
 }

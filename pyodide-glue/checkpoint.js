@@ -18,7 +18,6 @@
  * @property {string} snapshot  the name of the snapshot that the guest started from
  * @property {number} [values]  the length of the state that Python's `save_state` made; with it, there is no memory
  * @property {number} length  bytes of memory
- * @property {number} [sum]  a checksum of the whole memory
  * @property {boolean} usedJavaScript  true when code has used JavaScript, in this guest or in one that its state comes
  * from
  * @property {[first: number, count: number][]} pages  runs of pages, whose contents follow the header
@@ -70,7 +69,6 @@ const { Blob, DataView, Float64Array, Map, MessageChannel, Promise, Set, TextDec
 const { Uint32Array, Uint8Array } = self;
 const { parse, stringify } = JSON;
 const { assign, freeze } = Object;
-const { imul } = Math;
 const now = performance.now.bind(performance);
 
 /** The sizes of blocks that `clean` takes of the free memory, in bytes. */
@@ -283,7 +281,7 @@ export function createCheckpoints({
         pages = changes(hashes, before ?? original);
       }
       const memory = pages.map(([first, count]) => module.HEAPU8.subarray(first * PAGE, (first + count) * PAGE));
-      const blob = pack({ pages, references: slots, sum: sumOf(hashes) }, gather(memory), !before);
+      const blob = pack({ pages, references: slots }, gather(memory), !before);
       last = hashes;
       const spent = most - used > WORTH_CLEANING && used < most / 2;
       return { blob, full: !before, lost, spent };
@@ -333,8 +331,6 @@ export function createCheckpoints({
         stale.forEach((page, index) =>
           module.HEAPU8.set(pages.subarray(index * PAGE, (index + 1) * PAGE), page * PAGE),
         );
-        if (sumOf(/** @type {Float64Array} */ (await hashAll({ cancelled: false }))) !== header.sum)
-          throw new Error(DAMAGED);
         putStrings(header.strings);
         putReferences(header.references);
         if (isUsed) {
@@ -380,7 +376,7 @@ export function createCheckpoints({
 
   /**
    * Makes a checkpoint of these parts and of the files.
-   * @param {Pick<Header, "pages" | "values" | "references" | "sum">} head
+   * @param {Pick<Header, "pages" | "values" | "references">} head
    * @param {Uint8Array[]} parts
    * @param {boolean} full
    */
@@ -615,20 +611,6 @@ export function createCheckpoints({
 
 /** The bytes of a checkpoint's files. @param {Header} header */
 const filesOf = ({ files }) => (files ?? []).reduce((sum, { size }) => sum + (size ?? 0), 0);
-
-/**
- * A checksum of a memory (FNV-1a over the hashes of its pages). Pages of zeros have no part in it, so memory may be longer.
- * @param {Float64Array} hashes
- */
-function sumOf(hashes) {
-  const words = new Uint32Array(hashes.buffer, hashes.byteOffset, 2 * hashes.length);
-  let sum = 0x811c9dc5;
-  for (let page = 0; page < hashes.length; page++) {
-    if (hashes[page] === 0) continue;
-    for (const word of [page, words[2 * page], words[2 * page + 1]]) sum = imul(sum ^ word, 0x01000193) >>> 0;
-  }
-  return sum;
-}
 
 /** Counts the pages in use. @param {Float64Array} hashes */
 function count(hashes) {

@@ -8,6 +8,7 @@
 
 import { SandboxError } from "./sandbox-error.js";
 
+/** A checkpoint without encryption: the browser stores its bytes as a file. @typedef {{ blob: Blob, sha256: ArrayBuffer }} Checked */
 /** @import { EncryptionKey } from "../pkg/sandglass.js" */
 /** A body as the supervisor holds it. @typedef {string | Uint8Array | Blob} StoredBody */
 /** An encrypted text or body. `kind` is that of the body. @typedef {{ kind: "string" | "bytes" | "blob", iv: Uint8Array, data: ArrayBuffer }} Sealed */
@@ -66,7 +67,7 @@ export async function openSession(name, key, build) {
        */
       async write(description, execution, bytes, added, all) {
         try {
-          /** @type {[number, StoredBody | Sealed][]} */
+          /** @type {[number, StoredBody | Sealed | Checked][]} */
           const sealed = [];
           for (const [id, body] of added) sealed.push([id, await seal.close(id, body)]);
           const text = /** @type {string | Sealed} */ (await seal.close(0, description));
@@ -178,13 +179,13 @@ async function read(database, name) {
   const [entry, keys, values] = await Promise.all([
     result(/** @type {IDBRequest<Entry | undefined>} */ (transaction.objectStore(SESSIONS).get(name))),
     result(bodies.getAllKeys(bodiesOf(name))),
-    result(/** @type {IDBRequest<(StoredBody | Sealed)[]>} */ (bodies.getAll(bodiesOf(name)))),
+    result(/** @type {IDBRequest<(StoredBody | Sealed | Checked)[]>} */ (bodies.getAll(bodiesOf(name)))),
   ]);
   const pairs = keys.map((key, index) => /** @type {const} */ ([Number(/** @type {any} */ (key)[1]), values[index]]));
-  return { entry, bodies: /** @type {[number, StoredBody | Sealed][]} */ (/** @type {unknown} */ (pairs)) };
+  return { entry, bodies: /** @type {[number, StoredBody | Sealed | Checked][]} */ (/** @type {unknown} */ (pairs)) };
 }
 
-/** @param {IDBDatabase} database @param {string} name @param {Entry} entry @param {[number, StoredBody | Sealed][]} added @param {Set<number>} all */
+/** @param {IDBDatabase} database @param {string} name @param {Entry} entry @param {[number, StoredBody | Sealed | Checked][]} added @param {Set<number>} all */
 const write = (database, name, entry, added, all) =>
   inTransaction(database, (sessions, bodies) => {
     for (const [id, body] of added) bodies.put(body, [name, id]);
@@ -241,9 +242,9 @@ function createSeal(name, key) {
     return { name: "AES-GCM", iv, additionalData: new TextEncoder().encode(`sandglass ${id} ${name}`) };
   };
   return {
-    /** @param {number} id @param {StoredBody} body @returns {Promise<StoredBody | Sealed>} */
+    /** @param {number} id @param {StoredBody} body @returns {Promise<StoredBody | Sealed | Checked>} */
     async close(id, body) {
-      if (!key) return body;
+      if (!key) return body instanceof Blob ? { blob: body, sha256: await sha256(body) } : body;
       const iv = crypto.getRandomValues(new Uint8Array(12));
       const [kind, data] =
         typeof body === "string"
@@ -253,21 +254,31 @@ function createSeal(name, key) {
             : /** @type {const} */ (["bytes", /** @type {BufferSource} */ (body)]);
       return { kind, iv, data: await crypto.subtle.encrypt(algorithm(id, iv), /** @type {any} */ (key), data) };
     },
-    /** @param {number} id @param {StoredBody | Sealed} body @returns {Promise<StoredBody>} */
+    /** @param {number} id @param {StoredBody | Sealed | Checked} body @returns {Promise<StoredBody>} */
     async open(id, body) {
-      const isPlain = typeof body === "string" || body instanceof Blob || body instanceof Uint8Array;
-      if (!key && isPlain) return body;
       try {
-        if (isPlain) throw new Error("it is not encrypted");
-        const { kind, iv, data } = body;
+        if (!key && (typeof body === "string" || body instanceof Uint8Array)) return body;
+        if (!key && typeof body === "object" && "blob" in body && isSame(body.sha256, await sha256(body.blob)))
+          return body.blob;
+        const { kind, iv, data } = /** @type {Sealed} */ (body);
         const plain = await crypto.subtle.decrypt(algorithm(id, new Uint8Array(iv)), /** @type {any} */ (key), data);
         if (kind === "string") return textOf(plain);
         return kind === "blob" ? new Blob([plain]) : new Uint8Array(plain);
       } catch {
-        throw failed(name, "its key is another one, or what was kept is damaged; deletePersisted removes it");
+        const what = key ? "its key is another one, or it is damaged" : "it is damaged";
+        throw failed(name, `${what}; it stays as it is, deletePersisted removes it`);
       }
     },
   };
+}
+
+/** @param {Blob} blob */
+const sha256 = async (blob) => crypto.subtle.digest("SHA-256", await blob.arrayBuffer());
+
+/** @param {ArrayBuffer} one @param {ArrayBuffer} other */
+function isSame(one, other) {
+  const [bytes, others] = [new Uint8Array(one), new Uint8Array(other)];
+  return bytes.length === others.length && bytes.every((byte, index) => byte === others[index]);
 }
 
 /** The UTF-16 units of a string, which need not be well-formed. @param {string} text */

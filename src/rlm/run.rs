@@ -110,7 +110,9 @@ impl Run {
             repl.opened();
             Ok((repl, facts))
         };
-        let Some(known) = known_facts(contexts) else {
+        // A draft runs in the sandbox, and would be over before there is one.
+        let known = known_facts(contexts).filter(|_| self.tree.options.draft.is_none());
+        let Some(known) = known else {
             let (repl, facts) = opening.await?;
             return Ok((repl, Input::Ready(facts)));
         };

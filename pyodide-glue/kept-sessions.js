@@ -1,7 +1,7 @@
 // The sessions that the browser keeps (the option `persist`), in an IndexedDB of the page's origin.
 //
-// IndexedDB, because one transaction writes the description of a session together with the bodies that it names: a crash of the tab
-// leaves the session as it was before or as it is after. Bodies that were written before are not written again.
+// The store is IndexedDB, because one of its transactions writes the description of a session together with the bodies that it names. So a
+// crash of the tab leaves the session as it was before or as it is after. Bodies that were written before are not written again.
 //
 // One sandbox at a time has a session: it holds a Web Lock of the session's name.
 // Decisions: docs/internals/saving-and-restoring.md.

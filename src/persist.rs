@@ -141,7 +141,7 @@ impl Persist {
     }
 }
 
-/// What is written of a session, as JSON.
+/// The description of a session, written as JSON.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Description<K> {
@@ -271,7 +271,7 @@ impl Keeper {
         }
         let keeper = Rc::clone(self);
         spawn_local(async move {
-            while let Some(kept) = keeper.take_pending() {
+            while let Some(kept) = keeper.pending.take() {
                 let execution = kept.execution();
                 let result = keeper.write(kept).await;
                 let why = result.as_ref().err().map(|error| get(error, "message"));
@@ -281,10 +281,6 @@ impl Keeper {
             keeper.is_writing.set(false);
             keeper.rest();
         });
-    }
-
-    fn take_pending(&self) -> Option<Kept<JsBody>> {
-        self.pending.take()
     }
 
     async fn write(&self, kept: Kept<JsBody>) -> Result<(), JsValue> {

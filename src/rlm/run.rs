@@ -22,7 +22,7 @@ use crate::driver::Asked;
 use crate::endpoint::Listener;
 use crate::glue::{exact, now, readable};
 use crate::stop::{Stop, Waited};
-use sandglass_core::budget::{Budget, Usage};
+use sandglass_core::budget::Budget;
 use sandglass_rlm::Message;
 use sandglass_rlm::controller::Finish;
 use sandglass_rlm::event::{RlmEventKind, RunOutcome};
@@ -272,27 +272,12 @@ impl Run {
         if let (Some(fate), Ok(stop)) = (fate, &stop) {
             self.state.borrow_mut().came(now(), call);
             if !fate.is_made(stop).await {
-                came = self.in_vain(came);
+                came = came.in_vain(self.tree.options.sub_model.price());
             }
         }
         let (answer, next) = self.state.borrow_mut().answered(now(), call, came);
         self.follow(next);
         answer
-    }
-
-    /// The outcome of a call that no code has made: the part of the reply that is to be paid.
-    fn in_vain(&self, came: Came) -> Came {
-        Came::Wasted(match came {
-            Came::Reply(reply) => reply,
-            Came::Failed(_) => Reply {
-                usage: Some(Usage::default()), // a failed call costs nothing
-                ..Reply::default()
-            },
-            _ => Reply {
-                price: self.tree.options.sub_model.price(),
-                ..Reply::default()
-            },
-        })
     }
 
     /// Ended with the run, and when nobody waits for the call any more.

@@ -287,7 +287,7 @@ pub struct Session<B> {
     interpreter: Interpreter<B>,
     shadows: Shadows<B>,
     effects: Vec<Effect<B>>,
-    /// What was last kept, if the session is kept.
+    /// The mark of the state that was last kept, if the session is kept.
     kept: Option<KeptMark>,
 }
 

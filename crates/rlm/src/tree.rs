@@ -133,6 +133,24 @@ pub enum Came {
     Wasted(Reply),
 }
 
+impl Came {
+    /// The outcome of a call that no code has made: the part of the reply that is to be paid, by the sub-model's price.
+    #[must_use]
+    pub fn in_vain(self, price: Option<[f64; 2]>) -> Self {
+        Self::Wasted(match self {
+            Self::Reply(reply) => reply,
+            Self::Failed(_) => Reply {
+                usage: Some(Usage::default()), // a failed call costs nothing
+                ..Reply::default()
+            },
+            _ => Reply {
+                price,
+                ..Reply::default()
+            },
+        })
+    }
+}
+
 /// The answer for Python.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {

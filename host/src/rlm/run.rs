@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sandglass_core::budget::{Budget, BudgetLimits, Usage};
+use sandglass_core::budget::{Budget, BudgetLimits};
 use sandglass_core::stats::{Ahead, Stats};
 use sandglass_core::value::{ill_formed, lone_surrogate};
 use sandglass_rlm::controller::Finish;
@@ -398,7 +398,7 @@ impl Run {
                     None = stop.wait(std::future::pending::<()>()) => false,
                 };
                 if !is_used {
-                    came = self.in_vain(came);
+                    came = came.in_vain(self.tree.options.sub_model.price);
                 }
             }
             let (told, next) = self.state().answered(now(), query.call, came);
@@ -407,21 +407,6 @@ impl Run {
         });
         let tree::Answer { text, usage } = answered.await.unwrap_or_else(|_| Err("the run is over".to_owned()))?;
         Ok(Answer { text, usage })
-    }
-
-    /// The outcome of a call that no code has made: the part of the reply that is to be paid.
-    fn in_vain(&self, came: Came) -> Came {
-        Came::Wasted(match came {
-            Came::Reply(reply) => reply,
-            Came::Failed(_) => Reply {
-                usage: Some(Usage::default()), // a failed call costs nothing
-                ..Reply::default()
-            },
-            _ => Reply {
-                price: self.tree.options.sub_model.price,
-                ..Reply::default()
-            },
-        })
     }
 
     async fn work_for(&self, call: u32, work: Work, context: Value, stop: Stop) -> Came {

@@ -203,7 +203,7 @@ impl<B: Body> Interpreter<B> {
     }
 
     /// Continues from a kept session. The interpreter has done nothing yet. If its guests are of another kind than those of the kept session,
-    /// a `foreign` says why they cannot have its state. Then only contexts and packages are taken, and the next execution names what is lost.
+    /// `foreign` says why they cannot have its state. Then only contexts and packages are taken, and the next execution names what is lost.
     pub(super) fn resume(&mut self, kept: Kept<B>, foreign: Option<&str>) {
         self.last_execution = kept.last_execution;
         self.packages = kept.packages;

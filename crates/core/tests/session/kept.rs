@@ -31,7 +31,7 @@ fn run(world: &mut World, names: &[&str]) {
     assert!(world.saves(true));
 }
 
-/// What a later session reads of what this one has kept.
+/// The kept session, as a later one reads it.
 fn kept(world: &World) -> Kept<Bytes> {
     let mut bodies = Vec::new();
     let last = world.last_kept.clone().unwrap_or_else(|| world.session.kept());

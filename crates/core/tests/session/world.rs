@@ -77,7 +77,7 @@ pub(crate) struct World {
     pub(crate) fetching: BTreeSet<Ticket>,
     /// The number of times that the session was to be kept.
     pub(crate) keeps: usize,
-    /// What was last to be kept.
+    /// The session that was last to be kept.
     pub(crate) last_kept: Option<Kept<Bytes>>,
     limits: Limits,
     tickets: Ticket,

@@ -122,8 +122,13 @@ class BrowserBridge:
         if not in_user_code(frame):
             js.lookAgain()
             return
-        self.runtime.flush()  # output shows while Python computes, and survives the end of the guest
-        if js.overdue():
+        try:
+            self.runtime.flush()  # output shows while Python computes, and survives the end of the guest
+            overdue = js.overdue()
+        except Exception:  # JavaScript lacks memory or stack: no fault of the code, which would take it for its own
+            js.lookAgain()
+            return
+        if overdue:
             raise KeyboardInterrupt
         if not self._can_block and can_run_sync() and self.runtime.is_current and not _is_formatting(frame):
             try:

@@ -1,6 +1,8 @@
 // npm run bench:rlm: the same model and tasks for Sandglass and other controllers of Recursive Language Models. Linux.
 //   node scripts/bench-rlm.mjs [--quick] [--full] [--write] [--seeds 20] [--sizes 13,16,20] [--kinds count,pairs] [--contestants sandglass-host,rlms]
 //     [--faults busy,cut] [--no-limits] [--writes 400] [--out target/bench-rlm]
+//   node scripts/bench-rlm.mjs --local-sub-model [--write]
+//     sub-calls are answered by a real model of 135 million parameters on this machine, in a task that it can do
 //   OPENAI_BASE_URL=… OPENAI_API_KEY=… node scripts/bench-rlm.mjs --model large --sub-model small
 //     asks a real endpoint instead of the scripted model
 import {
@@ -20,11 +22,12 @@ import { parseArgs } from "node:util";
 import { CONTESTANTS } from "./bench/rlm/contestants.mjs";
 import { LATE, measure } from "./bench/rlm/measure.mjs";
 import { FAULTS, startModel } from "./bench/rlm/model.mjs";
-import { between, pageTables } from "./bench/rlm/page.mjs";
+import { MARK, SMALL_MARK, between, pageTables, smallTable } from "./bench/rlm/page.mjs";
 import { faultTable, kindTable, limitTable, mainTable, sizeTable } from "./bench/rlm/report.mjs";
 import { prepare } from "./bench/rlm/prepare.mjs";
+import { startSmallModel } from "./bench/rlm/small-model.mjs";
 import { picture } from "./bench/rlm/spread.mjs";
-import { KINDS, makeTask } from "./bench/rlm/tasks.mjs";
+import { KINDS, SMALL, makeTask } from "./bench/rlm/tasks.mjs";
 import { root } from "./project.mjs";
 import { findProcess } from "./processes.mjs";
 
@@ -43,7 +46,7 @@ const { values } = parseArgs({
     write: { type: "boolean", default: false },
     seeds: { type: "string" },
     sizes: { type: "string" },
-    kinds: { type: "string", default: KINDS.join(",") },
+    kinds: { type: "string" },
     contestants: { type: "string" },
     faults: { type: "string", default: Object.keys(FAULTS).join(",") },
     limits: { type: "boolean", default: true },
@@ -52,16 +55,20 @@ const { values } = parseArgs({
     writes: { type: "string", default: "400" },
     model: { type: "string", default: "root" },
     "sub-model": { type: "string", default: "sub" },
+    "local-sub-model": { type: "boolean", default: false },
   },
 });
 const list = (/** @type {string} */ text) => text.split(",").filter(Boolean);
 const { quick } = values;
-if (values.write && real) throw new Error("--write is for the scripted model: leave it out, or unset OPENAI_BASE_URL");
 const full = quick || values.full;
 const real = process.env.OPENAI_BASE_URL;
-const seeds = Number(values.seeds ?? (quick ? 1 : 20));
-const sizes = list(values.sizes ?? (quick ? "13,16" : "13,16,20")).map((power) => 2 ** Number(power));
-const faults = real ? [] : /** @type {(keyof typeof FAULTS)[]} */ (list(values.faults));
+if (values.write && real) throw new Error("--write is for the scripted model: leave it out, or unset OPENAI_BASE_URL");
+const isSmall = values["local-sub-model"];
+const seeds = Number(values.seeds ?? (quick ? 1 : isSmall ? 5 : 20));
+const sizes = list(values.sizes ?? (isSmall ? "13" : quick ? "13,16" : "13,16,20")).map((power) => 2 ** Number(power));
+const kinds = list(values.kinds ?? (isSmall ? SMALL : KINDS.join(",")));
+const withLimits = values.limits && !isSmall;
+const faults = real || isSmall ? [] : /** @type {(keyof typeof FAULTS)[]} */ (list(values.faults));
 const names = { model: values.model, subModel: values["sub-model"] };
 /** A fast model, so that much of the time is the contestants'. @type {Behaviour} */
 const STANDARD = { firstToken: 150, readsPerSecond: 100_000, writesPerSecond: Number(values.writes), errorRate: 0.02 };
@@ -74,14 +81,17 @@ const LIMITS = { calls: 10, seconds: 2 };
 const TIMEOUT = quick ? 60 : 300;
 
 const began = performance.now();
-const contestants = await prepare(values.contestants ? list(values.contestants) : Object.keys(CONTESTANTS));
+const usual = Object.entries(CONTESTANTS).filter(([, { plain }]) => !isSmall || plain !== false);
+const contestants = await prepare(values.contestants ? list(values.contestants) : usual.map(([name]) => name));
 mkdirSync(values.out, { recursive: true });
 const lines = join(values.out, "runs.jsonl");
 writeFileSync(lines, "");
 const data = mkdtempSync(join(tmpdir(), "bench-rlm-"));
-const model = await startModel(
-  real ? { endpoint: { url: real, key: process.env.OPENAI_API_KEY ?? "", subModel: values["sub-model"] } } : {},
-);
+const small = isSmall ? await startSmallModel() : undefined;
+const model = await startModel({
+  ...(real && { endpoint: { url: real, key: process.env.OPENAI_API_KEY ?? "", subModel: values["sub-model"] } }),
+  ...(small && { subModel: small.ask }),
+});
 /** @type {Row[]} */
 const rows = [];
 /** @type {Map<string, { running: Running, start: number, scratch: string, seen: Map<number, string> }>} */
@@ -106,7 +116,7 @@ try {
     for (const kind of faults)
       await compare(`fault ${kind}`, "count", seed, 2 ** 15, { ...STANDARD, fault: { kind, rate: FAULT_RATE } });
   }
-  for (let seed = 201; seed <= (values.limits ? 200 : 0) + faultSeeds; seed++) {
+  for (let seed = 201; seed <= (withLimits ? 200 : 0) + faultSeeds; seed++) {
     await compare("limit of calls", "count", seed, 2 ** 15, STANDARD, { calls: LIMITS.calls });
     await compare(
       "limit of time",
@@ -120,6 +130,7 @@ try {
 } finally {
   for (const { running } of started.values()) await running.end().catch(() => undefined);
   await model.close();
+  await small?.close();
 }
 /** @type {Facts[]} */
 const facts = [...started].map(([name, { running, start, scratch, seen }]) => ({
@@ -134,27 +145,29 @@ const tables = [
   kindTable(rows, facts),
   ...(sizes.length > 1 ? [sizeTable(rows, facts)] : []),
   ...(faults.length ? [faultTable(rows, plain)] : []),
-  ...(values.limits ? [limitTable(rows, plain, LIMITS, (name) => CONTESTANTS[name] ?? {})] : []),
+  ...(withLimits ? [limitTable(rows, plain, LIMITS, (name) => CONTESTANTS[name] ?? {})] : []),
 ];
 const versions = facts.map(({ name, version, isolation }) => `${name}: ${version}; code is isolated by: ${isolation}`);
 writeFileSync(join(values.out, "tables.md"), `${[...tables, versions.join("\n\n")].join("\n\n")}\n`);
 const shown = facts.map(({ name, title }) => ({ name, title: title.replaceAll("`", "") }));
 writeFileSync(join(values.out, "spread.svg"), picture(rows, shown));
 const spent = Math.round((performance.now() - began) / 60_000);
-const page = pageTables(rows, facts, LIMITS, (name) => CONTESTANTS[name] ?? {}, {
+const about = {
   ...{ date: new Date(), machine: `${cpus().length} × ${cpus()[0]?.model.trim()}`, load: loadavg()[1] ?? 0, spent },
-});
+};
+const page = isSmall
+  ? smallTable(rows, plain, about)
+  : pageTables(rows, facts, LIMITS, (name) => CONTESTANTS[name] ?? {}, about);
 writeFileSync(join(values.out, "page.md"), page);
 if (values.write) {
   const path = join(root, "BENCHMARKS.md");
-  writeFileSync(path, between(readFileSync(path, "utf8"), page));
-  writeFileSync(join(root, "docs/bench-rlm.svg"), picture(rows, shown));
+  writeFileSync(path, between(readFileSync(path, "utf8"), page, isSmall ? SMALL_MARK : MARK));
+  if (!isSmall) writeFileSync(join(root, "docs/bench-rlm.svg"), picture(rows, shown));
 }
 console.log(`\n${tables.join("\n\n")}\n\n${versions.join("\n")}\n\nTables, picture and raw lines: ${values.out}`);
 
 /** The kinds and sizes of tasks that a seed meets. Without `--full`, all kinds meet all sizes equally often. @param {number} seed @returns {[string, number][]} */
 function meets(seed) {
-  const kinds = list(values.kinds);
   if (full) return kinds.flatMap((kind) => sizes.map((size) => /** @type {[string, number]} */ ([kind, size])));
   const half = kinds.filter((_, index) => kinds.length === 1 || (index + seed) % 2 === 0);
   return half.map((kind, index) => [kind, sizes[(Math.floor((seed - 1) / 2) + index) % sizes.length] ?? 0]);

@@ -8,7 +8,7 @@ import { CONVENTIONS, codeOf, turnsDone } from "../scripts/bench/rlm/policies.mj
 import { between, pageTables } from "../scripts/bench/rlm/page.mjs";
 import { mainTable } from "../scripts/bench/rlm/report.mjs";
 import { picture } from "../scripts/bench/rlm/spread.mjs";
-import { BEGIN, END, KINDS, makeTask, oracle, readPrompt } from "../scripts/bench/rlm/tasks.mjs";
+import { BEGIN, END, KINDS, SMALL, makeTask, oracle, readPrompt } from "../scripts/bench/rlm/tasks.mjs";
 import { countAnswer } from "../scripts/bench/rlm/tasks/count.mjs";
 import { Score } from "./e2e/harness.mjs";
 
@@ -38,7 +38,7 @@ const model = await startModel();
 const task = makeTask("count", 1, 2 ** 13);
 
 await test("the code for each task finds the right answer when the oracle never errs", async () => {
-  for (const kind of KINDS) {
+  for (const kind of [...KINDS, SMALL]) {
     for (const [seed, tokens] of /** @type {const} */ ([
       [1, 2 ** 13],
       [2, 2 ** 15],

@@ -83,10 +83,18 @@ const CORS = {
   "Cross-Origin-Resource-Policy": "cross-origin",
 };
 
-/** A real endpoint. @typedef {{ url: string, key: string, subModel: string }} Endpoint */
+/**
+ * A real endpoint.
+ * @typedef {{ url: string, key: string, subModel: string }} Endpoint
+ * @typedef {(text: string) => Promise<string>} SubModel  answers the question about a text
+ */
 
-/** Starts the server. @param {{ endpoint?: Endpoint }} [options]  `endpoint`: a real one, which answers */
-export async function startModel({ endpoint } = {}) {
+/**
+ * Starts the server.
+ * @param {{ endpoint?: Endpoint, subModel?: SubModel }} [options]  `endpoint`: a real one, which answers all; `subModel`: a real model, which
+ * answers sub-calls
+ */
+export async function startModel({ endpoint, subModel } = {}) {
   /** @type {Map<string, Run>} */
   const runs = new Map();
   let made = 0;
@@ -94,7 +102,7 @@ export async function startModel({ endpoint } = {}) {
     if (request.method === "OPTIONS") return void response.writeHead(204, CORS).end();
     const run = runs.get(/^\/run\/(\d+)\/v1\/chat\/completions$/.exec(request.url ?? "")?.[1] ?? "");
     if (!run) return send(response, 404, { error: { message: "there is no such run" } });
-    (endpoint ? forward(run, endpoint, request, response) : answer(run, request, response)).catch((error) => {
+    (endpoint ? forward(run, endpoint, request, response) : answer(run, subModel, request, response)).catch((error) => {
       if (!response.headersSent) send(response, 500, { error: { message: String(error) } });
       else response.destroy();
     });
@@ -118,8 +126,11 @@ export async function startModel({ endpoint } = {}) {
   };
 }
 
-/** Answers by script. @param {Run} run @param {IncomingMessage} request @param {ServerResponse} response */
-async function answer(run, request, response) {
+/**
+ * Answers by script, or a sub-call by a real model.
+ * @param {Run} run @param {SubModel | undefined} subModel @param {IncomingMessage} request @param {ServerResponse} response
+ */
+async function answer(run, subModel, request, response) {
   const { texts, text, stream, usage: wantsUsage, length } = await read(request);
   const start = performance.now(); // the time that a prompt takes on its way is the contestant's
   const { behaviour } = run;
@@ -136,7 +147,7 @@ async function answer(run, request, response) {
   const kind = prompt ? "sub" : "root";
   const replies = run.calls.filter((call) => call.kind === "root" && call.delivered).length;
   const reply = prompt
-    ? oracle(prompt, behaviour.errorRate)
+    ? ((await subModel?.(prompt.text)) ?? oracle(prompt, behaviour.errorRate))
     : replies >= MAX_REPLIES
       ? "I give up."
       : (root?.text ?? "");

@@ -5,14 +5,38 @@ import { markdown, mean, overhead, percent, spread, sum } from "./report.mjs";
 /** @import { Row } from "./measure.mjs" */
 /** @import { Facts } from "./report.mjs" */
 
-const [BEGIN, END] = ["<!-- npm run bench:rlm -- --write -->", "<!-- end of it -->"];
+/** The marks of a run's part: its command. */
+export const MARK = "<!-- npm run bench:rlm -- --write -->";
+export const SMALL_MARK = "<!-- npm run bench:rlm -- --local-sub-model --write -->";
+const END = "<!-- end of it -->";
 
-/** The document with the new part between its two marks. @param {string} document @param {string} part */
-export function between(document, part) {
-  const [begin, end] = [document.indexOf(BEGIN), document.indexOf(END)];
-  if (begin < 0 || end < begin) throw new Error(`BENCHMARKS.md lacks the marks ${BEGIN} and ${END}`);
-  return `${document.slice(0, begin + BEGIN.length)}\n\n${part.trim()}\n\n${document.slice(end)}`;
+/** The document with the new part between its two marks. @param {string} document @param {string} part @param {string} [mark] */
+export function between(document, part, mark = MARK) {
+  const begin = document.indexOf(mark);
+  const end = document.indexOf(END, Math.max(0, begin));
+  if (begin < 0 || end < 0) throw new Error(`BENCHMARKS.md lacks the marks ${mark} and ${END}`);
+  return `${document.slice(0, begin + mark.length)}\n\n${part.trim()}\n\n${document.slice(end)}`;
 }
+
+/** The table of a run with the small model. @param {Row[]} rows @param {Facts[]} facts @param {{ date: Date, machine: string, load: number, spent: number }} run */
+export function smallTable(rows, facts, { date, machine, load, spent }) {
+  const distinct = new Set(rows.map(({ seed }) => seed)).size;
+  const head = `A run on ${dayOf(date)}: ${machine}, a load of ${load.toFixed(1)}, ${spent} minutes. ${distinct} seeds, 12 sentences each:`;
+  const lines = facts.map(({ name, title }) => {
+    const own = rows.filter(({ contestant }) => contestant === name);
+    const good = own.filter(({ error }) => error === undefined);
+    return [
+      title,
+      own.length ? percent(mean(own.map(({ score }) => score))) : "–",
+      spread(good.map(({ model }) => model)),
+      spread(good.map(overhead), 2),
+    ];
+  });
+  return `${head}\n\n${markdown(["", "right answers", "the models' time, s", "added, s"], lines)}\n`;
+}
+
+/** @param {Date} date */
+const dayOf = (date) => date.toLocaleDateString("en-GB", { day: "numeric", month: "long", year: "numeric" });
 
 /**
  * @param {Row[]} rows @param {Facts[]} facts @param {{ calls: number, seconds: number }} limits
@@ -23,9 +47,8 @@ export function pageTables(rows, facts, limits, has, { date, machine, load, spen
   const standard = rows.filter(({ scenario }) => scenario === "standard");
   const runs = standard.filter(({ contestant }) => contestant === facts[0]?.name);
   const distinct = (/** @type {keyof Row} */ key) => new Set(runs.map((row) => row[key])).size;
-  const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "long", year: "numeric" });
   const head =
-    `A run on ${day}: ${machine}, a load of ${load.toFixed(1)}, ${spent} minutes. ${runs.length} runs of each contestant: ` +
+    `A run on ${dayOf(date)}: ${machine}, a load of ${load.toFixed(1)}, ${spent} minutes. ${runs.length} runs of each contestant: ` +
     `${distinct("seed")} seeds, ${distinct("kind")} kinds of tasks, ${distinct("tokens")} sizes. "±" is the standard deviation of all of them.`;
   const parts = [head, picture(), main(standard, facts), sizes(standard, facts)];
   const plain = facts.filter((fact) => fact.plain);

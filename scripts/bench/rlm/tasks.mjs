@@ -6,6 +6,7 @@ import { hopAnswers, hops } from "./tasks/hops.mjs";
 import { needle } from "./tasks/needle.mjs";
 import { needles, needlesAnswer } from "./tasks/needles.mjs";
 import { pairs, pairsAnswer } from "./tasks/pairs.mjs";
+import { phrase, phraseAnswer } from "./tasks/phrase.mjs";
 
 /** @import { Answer, Made, Make } from "./tasks/parts.mjs" */
 /** @typedef {Made & { kind: string, seed: number, tokens: number }} Task */
@@ -14,16 +15,18 @@ import { pairs, pairsAnswer } from "./tasks/pairs.mjs";
 export const [BEGIN, END] = ["<<<\n", "\n>>>"];
 
 /** @type {Record<string, Make>} */
-const MAKERS = { needle, needles, count, pairs, hops, code };
-export const KINDS = Object.keys(MAKERS);
+const MAKERS = { needle, needles, count, pairs, hops, code, phrase };
+/** The task for a very small sub-model. */
+export const SMALL = "phrase";
+export const KINDS = Object.keys(MAKERS).filter((kind) => kind !== SMALL);
 
 /** @type {Answer[]} */
-const ANSWERS = [countAnswer, needlesAnswer, pairsAnswer, ...hopAnswers, codeAnswer];
+const ANSWERS = [countAnswer, needlesAnswer, pairsAnswer, ...hopAnswers, codeAnswer, phraseAnswer];
 
 /** Makes a task. @param {string} kind @param {number} seed @param {number} tokens  of four characters @returns {Task} */
 export function makeTask(kind, seed, tokens) {
   const make = MAKERS[kind];
-  if (!make) throw new Error(`unknown task ${kind}: ${KINDS.join(", ")}`);
+  if (!make) throw new Error(`unknown task ${kind}: ${Object.keys(MAKERS).join(", ")}`);
   return { ...make(new Dice(kind, seed, tokens), tokens * 4), kind, seed, tokens };
 }
 

@@ -97,6 +97,17 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, restart, run,
       check("the variable is as it was", (await text(cell(3, ".result"))).includes("'over a reload'"));
       await restart();
       await page.waitForFunction(() => !document.querySelector('#variable-rows button[title="Show kept"]'));
+      await run(3, "kept = 1");
+      await page.click("#shut-down");
+      await state("destroyed");
+      await page.waitForFunction(async () => {
+        const { listPersisted } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+        return (await listPersisted()).length === 0;
+      });
+      await page.reload();
+      await state("ready");
+      const { value: names } = await run(3, "'kept' in globals()");
+      check(`what was shut down is gone: ${names}`, names === "False");
       await page.evaluate(() => {
         for (let size = 4_000_000; size >= 100; size = Math.floor(size / 2)) {
           try {

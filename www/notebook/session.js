@@ -197,9 +197,11 @@ export class Session extends EventTarget {
     return this.start("restarting");
   }
 
-  /** Ends the sandbox. */
+  /** Ends the sandbox. The browser forgets its variables, too. */
   shutDown() {
     this.#dismiss();
+    // What is kept is another tab's if this one could not keep its own.
+    if (!this.unkept) this.#ended = this.#ended.then(() => deletePersisted(KEPT)).catch(() => {});
     this.#become("destroyed");
   }
 

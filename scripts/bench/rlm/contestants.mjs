@@ -20,6 +20,7 @@ import { serve } from "../../serve.mjs";
  * @property {keyof typeof import("./policies.mjs").CONVENTIONS} convention
  * @property {"all calls" | "sub-calls"} [calls]  the limit that `calls` sets
  * @property {boolean} [seconds]  has a limit of time
+ * @property {boolean} [isPage]  asks the model from a page
  * @property {boolean} [plain]  false: a form of another contestant, which takes no part in faults and limits
  * @property {string} title  for readers
  * @property {string} isolation  of the code that the model writes
@@ -49,11 +50,13 @@ export const CONTESTANTS = {
   },
   "sandglass-browser": {
     ...{ title: "`runRlm` in Chromium", convention: "sandglass", calls: "all calls", seconds: true },
+    isPage: true,
     isolation: "WebAssembly in a worker of an opaque origin",
     start: (scratch) => browser(scratch, false),
   },
   "sandglass-browser-ahead": {
     ...{ title: "– with `aheadCalls`", convention: "sandglass", plain: false },
+    isPage: true,
     isolation: "WebAssembly in a worker of an opaque origin",
     start: (scratch) => browser(scratch, true),
   },
@@ -154,7 +157,8 @@ async function host(scratch, callsAhead) {
 /** `runRlm` in a page of Chromium. @param {string} scratch @param {boolean} callsAhead @returns {Promise<Running>} */
 async function browser(scratch, callsAhead) {
   const site = await serve(root, { folders: { data: scratch, node_modules: join(root, "node_modules") } });
-  const chromium = await launch("chromium", { env: { TMPDIR: scratch } });
+  // The model's certificate is made for this run.
+  const chromium = await launch("chromium", { args: ["--ignore-certificate-errors"], env: { TMPDIR: scratch } });
   const page = await chromium.newPage();
   await page.goto(`${site.url}/tests/e2e/page.html`);
   await page.evaluate(async () => {

@@ -71,7 +71,7 @@ export async function measure({
   /** @type {Outcome} */
   const outcome = await Promise.race([
     running
-      .ask({ task: task.task, file, url: run.url, code, ...names, ...limits })
+      .ask({ task: task.task, file, url: contestant.isPage ? run.pageUrl : run.url, code, ...names, ...limits })
       .catch((error) => ({ error: String(error) })),
     late.then(() => ({ error: LATE })),
   ]);

@@ -1,7 +1,9 @@
 // A model server that speaks OpenAI's `/chat/completions`, and records every call. Its replies are scripted, or those of a real
 // endpoint behind it. Loopback only.
 import { createServer } from "node:http";
+import { createSecureServer } from "node:http2";
 import { listen } from "../../serve.mjs";
+import { makeCertificate } from "./certificate.mjs";
 import { CONVENTIONS, replyAfter, turnsDone } from "./policies.mjs";
 import { Dice, drawn } from "./seeded.mjs";
 import { oracle, readPrompt } from "./tasks.mjs";
@@ -98,7 +100,8 @@ export async function startModel({ endpoint, subModel } = {}) {
   /** @type {Map<string, Run>} */
   const runs = new Map();
   let made = 0;
-  const server = createServer((request, response) => {
+  /** @param {IncomingMessage} request @param {ServerResponse} response */
+  const handle = (request, response) => {
     if (request.method === "OPTIONS") return void response.writeHead(204, CORS).end();
     const run = runs.get(/^\/run\/(\d+)\/v1\/chat\/completions$/.exec(request.url ?? "")?.[1] ?? "");
     if (!run) return send(response, 404, { error: { message: "there is no such run" } });
@@ -106,10 +109,16 @@ export async function startModel({ endpoint, subModel } = {}) {
       if (!response.headersSent) send(response, 500, { error: { message: String(error) } });
       else response.destroy();
     });
-  });
-  const { url, close } = await listen(server);
+  };
+  const { url, close } = await listen(createServer(handle));
+  const certificate = makeCertificate();
+  // The answers of HTTP/2 have the methods of HTTP/1.1's that are used here.
+  const secure = certificate && (await listen(createSecureServer(certificate, /** @type {any} */ (handle))));
   return {
-    close,
+    async close() {
+      await secure?.close();
+      await close();
+    },
     /** Begins a run. Its address is its own, so that calls after its end are known as such. @param {Pick<Run, "task" | "convention" | "behaviour">} of */
     begin(of) {
       made += 1;
@@ -119,6 +128,8 @@ export async function startModel({ endpoint, subModel } = {}) {
       runs.set(id, run);
       return {
         url: `${url}/run/${id}/v1`,
+        /** For pages, which hold six connections to a server at most, but may have many requests in one of HTTP/2. */
+        pageUrl: `${secure?.url.replace("http:", "https:") ?? url}/run/${id}/v1`,
         calls: run.calls,
         end: () => void runs.delete(id),
       };
@@ -198,7 +209,7 @@ async function answer(run, subModel, request, response) {
     });
   for (let at = 0; at < reply.length; at += 16) {
     await until(due + first + ((at + 16) / 4 / behaviour.writesPerSecond) * 1000);
-    if (response.destroyed) return;
+    if (!Number.isNaN(call.end)) return; // nobody hears it any more
     response.write(chunk({ role: "assistant", content: reply.slice(at, at + 16) }, null));
   }
   await until(due + latency);

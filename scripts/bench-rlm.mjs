@@ -101,7 +101,13 @@ process.on("exit", () => {
   const folders = [data, ...[...started.values()].map(({ scratch }) => scratch)];
   for (const folder of folders) rmSync(folder, { recursive: true, force: true });
 });
-process.once("SIGINT", () => process.exit(130));
+for (const signal of /** @type {const} */ (["SIGINT", "SIGTERM"])) {
+  process.once(signal, async () => {
+    await Promise.allSettled([...started.values()].map(({ running }) => running.end()));
+    await small?.close();
+    process.exit(130);
+  });
+}
 
 console.log(
   `The same model and tasks, side by side: ${cpus().length} × ${cpus()[0]?.model}, load ${loadavg()[0]?.toFixed(1)}`,

@@ -1,6 +1,7 @@
 // Fetches the contestants, and says which cannot take part here, and why.
 import { execFileSync } from "node:child_process";
-import { existsSync, mkdirSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { mustRun, root, run } from "../../project.mjs";
@@ -9,6 +10,9 @@ import { DENO_CACHE, RIVALS } from "./contestants.mjs";
 const logOf = (/** @type {string} */ name) => join(root, ".setup/logs", `bench-rlm-${name}.log`);
 /** The image of rlms' container, by its own default. */
 const RLMS_IMAGE = "python:3.11-slim";
+/** What host/image/debian-base.sh makes of Debian's packages, and the image for rlms that is made of it. */
+const BASE_IMAGE = "sandglass-base";
+const OWN_IMAGE = "sandglass-bench-rlms";
 
 /** Returns those of the contestants that can take part. @param {string[]} wanted */
 export async function prepare(wanted) {
@@ -28,7 +32,7 @@ export async function prepare(wanted) {
   /** @type {string[]} */
   const here = [];
   for (const name of wanted) {
-    const problem = name === "dspy" ? await dspy() : name === "rlms-docker" ? docker() : undefined;
+    const problem = name === "dspy" ? await dspy() : name === "rlms-docker" ? await docker() : undefined;
     if (problem) console.log(`${name} does not take part: ${problem}`);
     else here.push(name);
   }
@@ -55,12 +59,38 @@ async function dspy() {
   return undefined;
 }
 
-/** The reason for which containers cannot be had. */
-function docker() {
+/** Sees to the image of the container. Returns the reason why it cannot be had. */
+async function docker() {
+  if (hasImage(RLMS_IMAGE)) return undefined;
+  // Without a registry: Debian's Python with the two packages that rlms asks for in any other image.
+  if (!hasImage(BASE_IMAGE)) return `there is no Docker engine here with the image ${RLMS_IMAGE} or ${BASE_IMAGE}`;
+  const packages = mkdtempSync(join(tmpdir(), "bench-rlm-image-"));
+  const pip = [join(RIVALS, "bin/python"), "-m", "pip", "install", "-q", "--target", packages, "dill", "requests"];
+  const docker = (/** @type {string[]} */ ...args) => execFileSync("docker", args, { encoding: "utf8" }).trim();
+  const link = "ln -sf /usr/bin/python3 /usr/local/bin/python && cp -r /tmp/packages/. /usr/lib/python3/dist-packages/";
+  let container = "";
   try {
-    execFileSync("docker", ["image", "inspect", RLMS_IMAGE], { stdio: "ignore" });
-    return undefined;
+    await mustRun(pip, { log: logOf("image"), timeoutSeconds: 120 });
+    container = docker("run", "-d", BASE_IMAGE, "sleep", "300");
+    docker("cp", packages, `${container}:/tmp/packages`);
+    docker("exec", container, "sh", "-c", link);
+    docker("commit", container, OWN_IMAGE);
+  } catch (error) {
+    return `its image could not be made: ${/** @type {Error} */ (error).message}`;
+  } finally {
+    if (container) docker("rm", "-f", container);
+    rmSync(packages, { recursive: true, force: true });
+  }
+  process.env.RLMS_IMAGE = OWN_IMAGE;
+  return undefined;
+}
+
+/** @param {string} name */
+function hasImage(name) {
+  try {
+    execFileSync("docker", ["image", "inspect", name], { stdio: "ignore" });
+    return true;
   } catch {
-    return `there is no Docker engine here with the image ${RLMS_IMAGE}`;
+    return false;
   }
 }

@@ -12,7 +12,7 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +58,7 @@ class Rlms:
 
     package = "rlms"
     environment = "local"
+    environment_options: ClassVar[dict[str, str]] = {}
 
     def __init__(self) -> None:
         from rlm import RLM
@@ -72,6 +73,7 @@ class Rlms:
             other_backends=["openai"],
             other_backend_kwargs=[{"model_name": order["subModel"], **endpoint}],
             environment=self.environment,
+            environment_kwargs=self.environment_options,
             **given(max_timeout=order.get("seconds")),
         )
         return str(rlm.completion(order["context"], root_prompt=order["task"]).response)
@@ -81,6 +83,8 @@ class RlmsInDocker(Rlms):
     """The same with its REPL in a container."""
 
     environment = "docker"
+    image = os.environ.get("RLMS_IMAGE")
+    environment_options: ClassVar[dict[str, str]] = {"image": image} if image else {}
 
 
 class Dspy:

@@ -5,6 +5,7 @@ import { load } from "./supervisor.js";
 
 /** @import { RlmEvent, RlmModelFunction, RlmOptions, RlmRun } from "../pkg/sandglass.js" */
 
+export { readPersistedRun } from "./kept-runs.js";
 export { SandboxError } from "./sandbox-error.js";
 
 /**

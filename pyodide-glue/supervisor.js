@@ -4,6 +4,7 @@ import init from "../pkg/sandglass.js";
 import { build, integrity, platform } from "../dist/assets.js";
 import { assetUrl, failedRequest, wrongAnswer } from "./assets.js";
 import { findKept, forgetModule, keep, keepModule } from "./kept-files.js";
+import { openRun } from "./kept-runs.js";
 import { openSession } from "./kept-sessions.js";
 import { openFrame, takeRequest } from "./prefetch.js";
 import { SandboxError } from "./sandbox-error.js";
@@ -25,6 +26,7 @@ const glue = {
   keep,
   keepModule,
   forgetModule,
+  openRun,
   openSession,
   startWorker,
   readMetadata,

@@ -43,6 +43,15 @@ extern "C" {
     /// A promise of the session of this name in the browser's store.
     #[wasm_bindgen(method, catch, js_name = openSession)]
     fn open_session_of(this: &Glue, name: &str, key: &JsValue, build: &str) -> Result<Promise, JsValue>;
+    /// A promise of the run of this name in the browser's store.
+    #[wasm_bindgen(method, catch, js_name = openRun)]
+    pub(super) fn open_run(
+        this: &Glue,
+        name: &str,
+        key: &JsValue,
+        task: &str,
+        contexts: &js_sys::Array,
+    ) -> Result<Promise, JsValue>;
     /// The hash of the files that guests are made of.
     #[wasm_bindgen(method, getter)]
     fn build(this: &Glue) -> String;

@@ -132,6 +132,12 @@ impl Persist {
         Ok((Rc::new(keeper), kept, foreign))
     }
 
+    /// A promise of the run of this name in the browser's store.
+    pub(super) fn open_run(&self, glue: &Glue, task: &str, contexts: &Array) -> Result<Promise, JsValue> {
+        let key = self.key.as_ref().map_or(JsValue::UNDEFINED, JsValue::from);
+        glue.open_run(&self.name, &key, task, contexts)
+    }
+
     fn unreadable(&self, glue: &Glue, error: &str) -> JsValue {
         let name = &self.name;
         let what = format!(

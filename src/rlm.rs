@@ -8,9 +8,11 @@
 //! | [`model`] | asks a model for an answer: an endpoint (`crate::endpoint`), or a function |
 //! | [`writing`] | uses a reply while it comes |
 //! | [`tree`] | the state that all runs of a tree share |
+//! | [`kept`] | the replies of a run that the browser keeps |
 //! | [`options`] | reads the options |
 
 mod draft;
+mod kept;
 mod model;
 mod options;
 mod repl;
@@ -21,8 +23,9 @@ mod writing;
 use js_sys::{Array, BigInt, Function, JSON, Object, Promise};
 use serde_json::Value;
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::future_to_promise;
+use wasm_bindgen_futures::{JsFuture, future_to_promise};
 
+use self::kept::Kept;
 use self::model::NOT_RECORDED;
 use self::options::Options;
 use self::tree::Tree;
@@ -128,6 +131,12 @@ export interface RlmOptions {
   instructions?: string;
   /** Options of the sandboxes. */
   sandbox?: Omit<SandboxOptions, "onLLMQuery" | "onRLMQuery" | "budget">;
+  /**
+   * The name under which the browser keeps the run, or the name and a key with which it is encrypted. Each reply is kept before Python
+   * gets it. A run that is begun again with this name, task and contexts gets the replies that it had, and goes on from there. Contexts
+   * have to be texts, Files, `Uint8Array`s or JSON values. Default: it is not kept.
+   */
+  persist?: string | PersistOptions;
   /** Hears every step of every run. */
   onEvent?: (event: RlmEvent) => void;
   /** Ends all runs when it is aborted. */
@@ -159,6 +168,8 @@ export interface RlmRun {
   usage: Usage;
   /** The trajectory: every event except the live ones. */
   events: RlmEvent[];
+  /** With `persist`: the number of replies that came from an earlier visit, and the reason why the newest are not kept, if so. */
+  kept?: { replies: number; problem?: string };
 }
 "#;
 
@@ -191,7 +202,15 @@ pub fn start_rlm(glue: Glue, options: RlmOptionsValue) -> RlmRunPromise {
         let stop = Stop::on(&signals)?;
         let budget = Budget::new(options.budget, now());
         let (most, contexts) = (options.budget.max_time, options.contexts.clone());
-        let tree = Tree::new(glue, options, stop);
+        let kept = match &options.persist {
+            Some(persist) => {
+                let contexts: js_sys::Array = options.contexts.iter().collect();
+                let store = persist.open_run(&glue, &options.task, &contexts)?;
+                Some(Kept::new(JsFuture::from(store).await?.unchecked_into()))
+            }
+            None => None,
+        };
+        let tree = Tree::new(glue, options, stop, kept);
         let _timer = budget.expires_at().zip(most).map(|(at, most)| {
             let tree = tree.clone();
             let why = sandglass_core::budget::Exhausted::Time(most).to_string();
@@ -199,12 +218,22 @@ pub fn start_rlm(glue: Glue, options: RlmOptionsValue) -> RlmRunPromise {
         });
         let finish = tree.root(budget.clone()).work(contexts).await;
         tree.end(RunOutcome::Aborted, "the run is over");
-        Ok(show(&finish, &budget, &tree).into())
+        let kept = match &tree.kept {
+            Some(kept) => Some(kept.close(&outcome_name(finish.outcome)).await),
+            None => None,
+        };
+        Ok(show(&finish, &budget, &tree, kept).into())
     };
     future_to_promise(run).unchecked_into()
 }
 
-fn show(finish: &Finish, budget: &Budget, tree: &Tree) -> Object {
+/// The name of an outcome in JSON.
+fn outcome_name(outcome: RunOutcome) -> String {
+    let name = serde_json::to_value(outcome).ok();
+    name.and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+fn show(finish: &Finish, budget: &Budget, tree: &Tree, kept: Option<(u32, Option<String>)>) -> Object {
     let json = |value: &dyn Fn() -> serde_json::Result<String>| {
         value()
             .ok()
@@ -214,13 +243,20 @@ fn show(finish: &Finish, budget: &Budget, tree: &Tree) -> Object {
     let answer = finish.answer.as_ref().map_or(JsValue::UNDEFINED, answer_of_json);
     let run = object(&[
         ("answer", &answer),
-        ("outcome", &json(&|| serde_json::to_string(&finish.outcome))),
+        ("outcome", &outcome_name(finish.outcome).into()),
         ("iterations", &finish.iterations.into()),
         ("usage", &json(&|| serde_json::to_string(&budget.spent()))),
         ("events", &tree.events()),
     ]);
     if let Some(error) = &finish.error {
         let _ = js_sys::Reflect::set(&run, &"error".into(), &error.into());
+    }
+    if let Some((replies, problem)) = kept {
+        let kept = object(&[("replies", &replies.into())]);
+        if let Some(problem) = problem {
+            let _ = js_sys::Reflect::set(&kept, &"problem".into(), &problem.into());
+        }
+        let _ = js_sys::Reflect::set(&run, &"kept".into(), &kept);
     }
     run
 }

@@ -12,6 +12,7 @@ use crate::budget;
 use crate::endpoint::Endpoint;
 use crate::glue::get;
 use crate::options as sandbox_options;
+use crate::persist::Persist;
 use sandglass_core::budget::BudgetLimits;
 use sandglass_core::error::Error;
 use sandglass_rlm::limits::{
@@ -43,6 +44,7 @@ pub(super) struct Options {
     /// The option `packages` of the sandboxes.
     pub(super) packages: Vec<String>,
     sandbox: JsValue,
+    pub(super) persist: Option<Persist>,
     pub(super) on_event: Option<Function>,
     pub(super) signal: Option<AbortSignal>,
 }
@@ -68,6 +70,7 @@ impl Options {
             instructions: None,
             packages: Vec::new(),
             sandbox: JsValue::UNDEFINED,
+            persist: None,
             on_event: None,
             signal: None,
         };
@@ -97,6 +100,7 @@ impl Options {
                 "answerSchema" => options.schema = Some(Schema::new(json(&name, &value)?)?),
                 "instructions" => options.instructions = Some(text(&name, &value)?),
                 "sandbox" => options.sandbox = value,
+                "persist" => options.persist = Some(Persist::parse(&name, &value)?),
                 "onEvent" => {
                     let function = value
                         .dyn_into()
@@ -174,7 +178,7 @@ impl Options {
             let instead = match name.as_str() {
                 "onLLMQuery" => "is answered by subModel",
                 "onRLMQuery" => "is answered by runs of their own",
-                "budget" => "is an option of runRlm itself",
+                "budget" | "persist" => "is an option of runRlm itself",
                 "profile" if !value.is_undefined() && value != "default" => {
                     "must be \"default\": the controller's prompts are written for that"
                 }

@@ -173,9 +173,21 @@ impl Run {
             _ => &self.tree.options.sub_model,
         };
         self.writes(Writing::begin);
-        self.draft.replace(self.draft(model, messages, turn));
+        // A reply that is known needs no draft.
+        let purpose = Purpose::Turn(turn);
+        let is_known = self.tree.kept.as_ref().is_some_and(|kept| {
+            kept.has(&Question {
+                messages,
+                run: &self.id(),
+                depth: self.depth(),
+                purpose,
+                model: None,
+            })
+        });
+        let draft = if is_known { None } else { self.draft(model, messages, turn) };
+        self.draft.replace(draft);
         let answered = self
-            .ask_model(model, messages, Purpose::Turn(turn), None, &self.stop)
+            .ask_model(model, messages, purpose, None, &self.stop)
             .await;
         self.end_draft();
         match answered {
@@ -204,7 +216,19 @@ impl Run {
             purpose,
             model: named,
         };
-        match model.ask(&question, stop, &listener).await {
+        let kept = self.tree.kept.as_ref();
+        if let Some(reply) = kept.and_then(|kept| kept.take(&question)) {
+            listener.text(&reply.text);
+            return Ok(Reply {
+                price: model.price(),
+                ..reply
+            });
+        }
+        let answered = model.ask(&question, stop, &listener).await;
+        if let (Some(kept), Ok(reply)) = (kept, &answered) {
+            kept.add(&question, reply).await;
+        }
+        match answered {
             // Ends all runs: whatever code made of a failed call would differ from the recording.
             Err(NoAnswer::NotRecorded(error)) => {
                 self.tree.end(RunOutcome::Failed, error);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use js_sys::{Array, JSON};
 use wasm_bindgen::prelude::*;
 
+use super::kept::Kept;
 use super::options::Options;
 use super::run::Run;
 use crate::driver::notify;
@@ -27,10 +28,12 @@ pub(super) struct Tree {
     permits: Vec<Rc<Semaphore>>,
     /// The trajectory.
     events: Array,
+    /// The replies that the browser keeps.
+    pub(super) kept: Option<Kept>,
 }
 
 impl Tree {
-    pub(super) fn new(glue: Glue, options: Options, stop: Stop) -> Rc<Self> {
+    pub(super) fn new(glue: Glue, options: Options, stop: Stop, kept: Option<Kept>) -> Rc<Self> {
         let count = options.max_concurrent_runs;
         Rc::new(Self {
             glue,
@@ -39,6 +42,7 @@ impl Tree {
             options,
             stop,
             events: Array::new(),
+            kept,
         })
     }
 

@@ -2,6 +2,7 @@
 //   node tests/e2e/persist.mjs --browser chromium|firefox [--rounds 100]   tabs that are closed at random moments
 import { parseArgs } from "node:util";
 import { openBrowser, Score } from "./harness.mjs";
+import { keptRuns } from "./kept-runs.mjs";
 
 const { values } = parseArgs({
   options: {
@@ -493,6 +494,7 @@ try {
     await page.close();
     return problems;
   });
+  await keptRuns(score, openPage, expect);
   await score.test("no page has complained", () => uncaught);
 } catch (error) {
   score.fail("the tests could not be run", [String(/** @type {Error} */ (error).stack ?? error)]);

@@ -139,6 +139,30 @@ const STEPS = {
     );
   },
 
+  "goes on after a reload in the middle of the question": async (check) => {
+    await ask("How was the lamp of the third lighthouse mended?");
+    await page.waitForSelector("#turns .turn");
+    await page.waitForFunction(async () => {
+      const { listPersisted } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+      return (await listPersisted()).length === 1;
+    });
+    await page.reload();
+    await page.waitForSelector("#ask-run:disabled");
+    check(`the question: ${await value("#question")}`, (await value("#question")).includes("third lighthouse"));
+    check(`its file: ${await text("#sources")}`, (await text("#sources")).includes("lighthouses.txt"));
+    await answered();
+    check(
+      `the answer: ${await text("#answer-text")}`,
+      (await text("#answer-text")).includes("mended with copper wire"),
+    );
+    const isForgotten = await page.waitForFunction(async () => {
+      const { listPersisted } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+      return localStorage.length === 0 && (await listPersisted()).length === 0;
+    });
+    check("nothing of it is kept after its end", isForgotten);
+    await page.waitForSelector('.run-row[data-run="0.1"]');
+  },
+
   "shows a child's turns, its calls with prompt and answer": async (check) => {
     await page.click('.run-row[data-run="0.1"]');
     await includes("#selected-run", "Run 0.1");

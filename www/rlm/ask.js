@@ -5,10 +5,11 @@ import { replayRlm, runRlm } from "../../pyodide-glue/rlm.js";
 import { byId } from "../dom.js";
 import { STAGES, setPython } from "../python-status.js";
 import { Composer } from "./composer.js";
+import { KEPT, forgetQuestion, noteQuestion, unfinishedQuestion } from "./kept-question.js";
 import { Live, Player } from "./player.js";
 import { PlayerControls } from "./player-controls.js";
 import { builtInPolicy } from "./policy.js";
-import { SAMPLE, contextOf } from "./sources.js";
+import { SAMPLE, contextOf, sourcesOf } from "./sources.js";
 import { Recorder, readTrajectory, toBlob } from "./trajectory.js";
 import { MAX_TITLE_CHARS, RunView } from "./view.js";
 
@@ -64,8 +65,22 @@ export class Ask {
 
   /** Prepares the view when it is opened for the first time. */
   open() {
-    void this.#showSample("sample shown");
+    void this.#goOn();
     void warmUp();
+  }
+
+  /** Goes on with the question that a reload has cut off. Shows the sample if there is none. */
+  async #goOn() {
+    const unfinished = await unfinishedQuestion();
+    if (!unfinished || this.#abort) return void this.#showSample("sample shown");
+    const { options, endpoint, isSample, context } = unfinished;
+    this.#composer.restore(options, isSample ? [SAMPLE] : sourcesOf(context));
+    if (endpoint === (this.#endpoint()?.baseUrl ?? "")) return void this.run();
+    // The page does not keep keys.
+    this.#composer.problem(
+      "model",
+      `Choose the model at ${endpoint} again and ask: the question goes on where it was.`,
+    );
   }
 
   /** Answers the question. */
@@ -76,11 +91,18 @@ export class Ask {
     const endpoint = this.#endpoint();
     const kind = endpoint ? `Live, driven by ${endpoint.model || "a model"}` : `Live, ${BUILT_IN}`;
     const model = endpoint ?? builtInPolicy;
-    await this.#live(kind, { ...asked.options, model }, asked.context);
+    const isSample = this.#composer.sources[0] === SAMPLE;
+    noteQuestion({ options: asked.options, endpoint: endpoint?.baseUrl ?? "", isSample });
+    await this.#live(kind, { ...asked.options, model }, asked.context, KEPT);
+    await forgetQuestion();
   }
 
-  /** Runs a question now and shows it as it goes. @param {string} kind @param {RlmOptions} options @param {() => Promise<unknown>} context */
-  async #live(kind, options, context) {
+  /**
+   * Runs a question now and shows it as it goes.
+   * @param {string} kind @param {RlmOptions} options @param {() => Promise<unknown>} context
+   * @param {string} [persist]  the name under which the browser keeps it, if it can
+   */
+  async #live(kind, options, context, persist) {
     const abort = (this.#abort = new AbortController());
     const [live, recorder] = [new Live(), new Recorder()];
     this.#present(kind, options.task, { events: recorder.events, context });
@@ -98,7 +120,7 @@ export class Ask {
         onProgress: (/** @type {{ stage: string }} */ { stage }) => this.#progress(stage, recorder.events),
       };
       const run = { ...options, context: value, sandbox, signal: abort.signal };
-      return await runRlm({ ...run, onEvent: /** @type {any} */ (onEvent) });
+      return await runKept({ ...run, persist, onEvent: /** @type {any} */ (onEvent) });
     } catch (error) {
       if (abort.signal.aborted && recorder.events.length === 0)
         this.#composer.problem("run", "Stopped before it began.");
@@ -236,6 +258,17 @@ export class Ask {
       stop.hidden = !isRunning;
     }
     this.#export.hidden = this.#again.hidden = isRunning || !this.#recording?.events.length;
+  }
+}
+
+/** Runs a question, which another tab or a browser without a store cannot keep. @param {RlmOptions} options */
+async function runKept(options) {
+  try {
+    return await runRlm(options);
+  } catch (error) {
+    const { code, message } = /** @type {{ code?: string, message: string }} */ (error);
+    if (!code?.startsWith("persist") && !message.startsWith("persist:")) throw error;
+    return runRlm({ ...options, persist: undefined });
   }
 }
 

@@ -95,6 +95,25 @@ export class Composer {
     return { options, context: () => contextOf(sources) };
   }
 
+  /** Fills the form in again. @param {Omit<RlmOptions, "model">} options @param {Source[]} sources */
+  restore({ task, maxDepth, maxIterations, budget = {}, answerSchema }, sources) {
+    const { maxCalls, maxTokens, maxCost, maxTime } = budget;
+    const seconds = maxTime === undefined ? undefined : maxTime / 1000;
+    const limits = { "max-depth": maxDepth, "max-iterations": maxIterations, "max-calls": maxCalls };
+    for (const [name, value] of Object.entries({
+      ...limits,
+      "max-tokens": maxTokens,
+      "max-cost": maxCost,
+      "max-time": seconds,
+    })) {
+      const field = /** @type {HTMLInputElement} */ (this.#limits.elements.namedItem(name));
+      field.value = value === undefined ? "" : String(value);
+    }
+    this.#question.value = task;
+    this.#schema.value = answerSchema === undefined ? "" : JSON.stringify(answerSchema, null, 2);
+    this.#use(sources);
+  }
+
   /** Shows the problem of an option. @param {string} message  the message of runRlm: `name: problem` */
   refused(message) {
     const place = PLACES.find(([name]) => name.test(message))?.[1] ?? "run";

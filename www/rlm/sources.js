@@ -53,6 +53,17 @@ export async function contextOf(sources) {
   return Object.fromEntries(named);
 }
 
+/** The sources of a value of `context`: the opposite of `contextOf`. @param {unknown} context */
+export function sourcesOf(context) {
+  const sourceOf = (/** @type {unknown} */ value, name = "") =>
+    value instanceof Blob ? fileSource(new File([value], nameOf(value) || name || "file")) : textSource(String(value));
+  if (typeof context === "string" || context instanceof Blob) return [sourceOf(context)];
+  return Object.entries(/** @type {object} */ (context ?? {})).map(([name, value]) => sourceOf(value, name));
+}
+
+/** @param {Blob} blob */
+const nameOf = (blob) => (blob instanceof File ? blob.name : "");
+
 /** @param {number} size */
 function bytes(size) {
   if (size < 1e3) return count(size, "byte");

@@ -2,6 +2,7 @@
 //   node tests/bench-rlm.mjs
 import { deepStrictEqual, ok, rejects, throws } from "node:assert";
 import { spawn } from "node:child_process";
+import { connect, constants } from "node:http2";
 import { criticalPath } from "../scripts/bench/rlm/measure.mjs";
 import { startModel } from "../scripts/bench/rlm/model.mjs";
 import { CONVENTIONS, codeOf, turnsDone } from "../scripts/bench/rlm/policies.mjs";
@@ -55,6 +56,45 @@ await test("the code for each task finds the right answer when the oracle never 
       run.end();
     }
   }
+});
+
+await test("the code for each task ends without an error when the oracle always errs", async () => {
+  for (const kind of [...KINDS, SMALL]) {
+    const made = makeTask(kind, 3, 2 ** 13);
+    const run = model.begin({ task: made, convention: "sandglass", behaviour: { ...QUICK, errorRate: 1 } });
+    await python(run.url, { context: made.context, code: codeOf(made.turns, CONVENTIONS.sandglass) });
+    run.end();
+  }
+});
+
+await test("a page speaks HTTP/2, and what was given up or broken off was not delivered", async () => {
+  ok(model.hasHttp2, "openssl is missing");
+  const cut = { kind: /** @type {const} */ ("cut"), rate: 1 };
+  const run = model.begin({ task, convention: "sandglass", behaviour: { ...QUICK, firstToken: 200, fault: cut } });
+  const session = connect(run.pageUrl, { rejectUnauthorized: false });
+  /** @param {boolean} [givesUp] @returns {Promise<string>} */
+  const ask = (givesUp) =>
+    new Promise((resolve, reject) => {
+      const stream = session.request({
+        ":method": "POST",
+        ":path": `${new URL(run.pageUrl).pathname}/chat/completions`,
+      });
+      let text = "";
+      stream.setEncoding("utf8").on("data", (piece) => (text += piece));
+      stream.on("error", reject).on("end", () => resolve(text));
+      stream.end(JSON.stringify({ model: "sub", messages: [{ role: "user", content: PROMPT }] }));
+      if (givesUp) setTimeout(() => stream.close(constants.NGHTTP2_CANCEL), 20);
+    });
+  await rejects(ask(), /INTERNAL_ERROR/);
+  ok((await ask()).includes("billing=1"));
+  await ask(true).catch(() => undefined);
+  session.close();
+  await new Promise((resolve) => session.once("close", resolve));
+  deepStrictEqual(
+    run.calls.map(({ delivered }) => delivered),
+    [false, true, false],
+  );
+  run.end();
 });
 
 await test("the oracle errs as often as it shall, and always on the same prompts", () => {
@@ -167,11 +207,18 @@ await test("tables and picture name all contestants", () => {
   deepStrictEqual(svg.match(/<circle/g)?.length, 2);
   ok(svg.includes(">the a</text>") && svg.includes(">0.50 s</text>"), svg);
   const faulty = { ...rows[0], scenario: "fault busy", wall: 3, contestant: "a" };
-  const run = { date: new Date(Date.UTC(2026, 0, 2)), machine: "m", load: 0.5, spent: 3 };
+  const run = {
+    date: new Date(Date.UTC(2026, 0, 2)),
+    machine: "m",
+    load: 0.5,
+    spent: 3,
+    revision: "abc1234",
+    notes: ["A note."],
+  };
   const has = (/** @type {string} */ name) => (name === "a" ? { seconds: true } : {});
   const page = pageTables([...rows, faulty], facts, { calls: 10, seconds: 2 }, has, run);
   for (const part of [
-    "2 January 2026",
+    ...["2 January 2026", "abc1234", "A note.", "Left processes or files behind: nobody."],
     "1 runs of each",
     "| the b | 100 % | 0.50; 0.50 | 250 | 0.20 | 4 | 0; 1 | – | 7 |",
     "| the a | 100 %, 1.5 s | no such",

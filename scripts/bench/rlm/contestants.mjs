@@ -6,6 +6,7 @@ import { createInterface } from "node:readline";
 import { launch } from "../../browsers.mjs";
 import { root } from "../../project.mjs";
 import { serve } from "../../serve.mjs";
+import { endContainers } from "./containers.mjs";
 
 /**
  * A task for a contestant. A limit that it does not have is not given to it.
@@ -120,6 +121,8 @@ function python(name) {
         const timer = setTimeout(() => child.kill("SIGKILL"), 5000);
         await ended;
         clearTimeout(timer);
+        // A controller that was killed leaves its container.
+        if (name === "rlms-docker") endContainers();
       },
     };
   };
@@ -138,7 +141,21 @@ async function host(scratch, callsAhead) {
         ...(seconds ? ["--budget-time", `${seconds}`] : []),
         ...(callsAhead ? ["--ahead-calls"] : []),
       ];
-      const args = ["rlm", file, "--task", task, "--url", url, "--model", model, "--sub-model", subModel, ...limits];
+      const args = [
+        "rlm",
+        file,
+        "--backend",
+        "bubblewrap",
+        "--task",
+        task,
+        "--url",
+        url,
+        "--model",
+        model,
+        "--sub-model",
+        subModel,
+        ...limits,
+      ];
       let [answer, said] = ["", ""];
       child = spawn(program, args, { env: environment(scratch), cwd: scratch, stdio: ["ignore", "pipe", "pipe"] });
       child.stdout?.setEncoding("utf8").on("data", (text) => (answer += text));
@@ -158,7 +175,9 @@ async function host(scratch, callsAhead) {
 async function browser(scratch, callsAhead) {
   const site = await serve(root, { folders: { data: scratch, node_modules: join(root, "node_modules") } });
   // The model's certificate is made for this run.
-  const chromium = await launch("chromium", { args: ["--ignore-certificate-errors"], env: { TMPDIR: scratch } });
+  const homes = { HOME: scratch, XDG_CONFIG_HOME: join(scratch, "config"), XDG_CACHE_HOME: join(scratch, "cache") };
+  const env = { TMPDIR: scratch, ...homes };
+  const chromium = await launch("chromium", { args: ["--ignore-certificate-errors"], env });
   const page = await chromium.newPage();
   await page.goto(`${site.url}/tests/e2e/page.html`);
   await page.evaluate(async () => {
@@ -187,7 +206,7 @@ async function browser(scratch, callsAhead) {
             run.events.filter((/** @type {any} */ event) => event.type === type && event[key]).length;
           const begun = count("callStarted", "ahead");
           const ahead = { begun, used: begun - count("callEnded", "wasted") };
-          return run.answer === undefined
+          return run.outcome !== "answered"
             ? { error: `${run.outcome}: ${run.error}` }
             : { answer: String(run.answer), ahead };
         },

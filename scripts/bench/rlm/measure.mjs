@@ -27,7 +27,7 @@ import { family, ownMegabytes } from "../../processes.mjs";
  * @property {number} lost  sub-calls that never got an answer
  * @property {number} doubled  sub-calls that got more than one
  * @property {number} late  calls after the outcome
- * @property {number} first  seconds until the first call; NaN if there was none
+ * @property {number} first  seconds until the first call; infinite if there was none
  * @property {number} begun  calls that began before their code was asked for
  * @property {number} wasted  those of them that no code made
  * @property {number} memory  MB at most, without pages of files
@@ -36,11 +36,11 @@ import { family, ownMegabytes } from "../../processes.mjs";
 const SAMPLE_MS = 250;
 
 /**
- * Runs a task. `outcome.error` is "no answer in time" when the contestant has to be started again.
+ * Runs a task. `hasFailed`: the contestant gave no outcome at all, and has to be started again.
  * @param {{ name: string, contestant: Contestant, running: Running, task: Task, file: string, behaviour: Behaviour, scenario: string,
  *   model: Awaited<ReturnType<typeof import("./model.mjs").startModel>>, limits?: Pick<Order, "calls" | "seconds">, names: { model: string, subModel: string },
  *   timeout: number, seen: Map<number, string> }} how  `seen`: the processes of the contestant, filled in
- * @returns {Promise<{ row: Row, calls: Call[] }>} times of `calls` count from the run's beginning
+ * @returns {Promise<{ row: Row, calls: Call[], hasFailed: boolean }>} times of `calls` count from the run's beginning
  */
 export async function measure({
   name,
@@ -68,18 +68,24 @@ export async function measure({
   /** @type {NodeJS.Timeout | undefined} */
   let timer;
   const late = new Promise((resolve) => (timer = setTimeout(resolve, timeout * 1000)));
+  let hasFailed = false;
+  const fail = (/** @type {string} */ error) => {
+    hasFailed = true;
+    return { error };
+  };
   /** @type {Outcome} */
   const outcome = await Promise.race([
     running
       .ask({ task: task.task, file, url: contestant.isPage ? run.pageUrl : run.url, code, ...names, ...limits })
-      .catch((error) => ({ error: String(error) })),
-    late.then(() => ({ error: LATE })),
+      .catch((error) => fail(String(error))),
+    late.then(() => fail("no answer in time")),
   ]);
+  if (outcome.error?.startsWith("it has ended")) hasFailed = true;
   const end = performance.now();
   clearTimeout(timer);
   sample();
   clearInterval(sampling);
-  const calls = [...run.calls];
+  const calls = run.calls.map((call) => ({ ...call }));
   // A call that comes later than this was not worth making.
   await new Promise((resolve) => setTimeout(resolve, 100));
   const after = run.calls.length - calls.length;
@@ -90,6 +96,7 @@ export async function measure({
   const prompts = grouped(of("sub"), ({ prompt }) => prompt);
   const delivered = [...prompts.values()].map((attempts) => attempts.filter((call) => call.delivered).length);
   return {
+    hasFailed,
     calls: run.calls.map((call) => ({ ...call, start: call.start - begin, end: call.end - begin })),
     row: {
       ...{ contestant: name, scenario, kind: task.kind, seed: task.seed, tokens: task.tokens },
@@ -111,8 +118,6 @@ export async function measure({
   };
 }
 
-export const LATE = "no answer in time";
-
 /**
  * The time that the model alone would have needed, if nothing else took any and all calls of a batch were made at once: replies one
  * after the other, and for each the longest of its sub-calls. Faults and pauses are not in it.
@@ -121,10 +126,15 @@ export const LATE = "no answer in time";
 export function criticalPath(calls) {
   const good = calls.filter(({ delivered }) => delivered);
   const replies = good.filter(({ kind }) => kind === "root").reduce((sum, { latency }) => sum + latency, 0);
-  const batches = grouped(
-    good.filter(({ kind }) => kind === "sub"),
-    ({ turn, question }) => `${turn} ${question}`,
-  );
+  // Calls of unknown code are a batch if they overlap.
+  let [cluster, until] = [0, -Infinity];
+  const sub = good.filter(({ kind }) => kind === "sub").sort((one, other) => one.start - other.start);
+  const batches = grouped(sub, ({ turn, question, start, end }) => {
+    if (question !== undefined) return `${turn} ${question}`;
+    if (start > until) cluster += 1;
+    until = Math.max(until, end);
+    return `cluster ${cluster}`;
+  });
   const longest = [...batches.values()].map((batch) => {
     // A prompt that was answered twice had to be answered once.
     const latencies = [...new Map(batch.map(({ prompt, latency }) => [prompt, latency])).values()];

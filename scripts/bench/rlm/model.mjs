@@ -1,7 +1,7 @@
 // A model server that speaks OpenAI's `/chat/completions`, and records every call. Its replies are scripted, or those of a real
 // endpoint behind it. Loopback only.
 import { createServer } from "node:http";
-import { createSecureServer } from "node:http2";
+import { constants, createSecureServer } from "node:http2";
 import { listen } from "../../serve.mjs";
 import { makeCertificate } from "./certificate.mjs";
 import { CONVENTIONS, replyAfter, turnsDone } from "./policies.mjs";
@@ -18,6 +18,8 @@ import { oracle, readPrompt } from "./tasks.mjs";
  * @property {number} readsPerSecond  tokens of prompts
  * @property {number} writesPerSecond  tokens of replies
  * @property {number} errorRate  of the oracle's answers, those that are wrong
+ * @property {boolean} [talks]  it goes on in words behind its code
+ * @property {number} [brokenRate]  of all turns, those whose first reply has code that ends in the middle
  * @property {{ kind: keyof typeof FAULTS, rate: number }} [fault]  of all calls, those that meet a fault in their first attempt
  *
  * One request, as it was recorded. Times are those of `performance.now()`. `latency` is the model's own time: a late timer of this server is in it.
@@ -66,7 +68,7 @@ export const FAULTS = {
     response.write(
       stream ? event({ choices: [{ index: 0, delta: { content: "I" }, finish_reason: null }] }) : '{"choices": [',
     );
-    setImmediate(() => response.destroy());
+    setImmediate(() => breakOff(response));
   },
   malformed: (/** @type {ServerResponse} */ response, /** @type {boolean} */ stream) => {
     if (!stream) return send(response, 200, '{"choices": [{"message": ');
@@ -76,6 +78,15 @@ export const FAULTS = {
   },
   slow: undefined,
 };
+
+/** Ends an answer in the middle: the connection, or over HTTP/2 its stream, with an error. @param {ServerResponse} response */
+function breakOff(response) {
+  const { stream } = /** @type {{ stream?: import("node:http2").ServerHttp2Stream }} */ (
+    /** @type {unknown} */ (response)
+  );
+  if (stream) stream.close(constants.NGHTTP2_INTERNAL_ERROR);
+  else response.destroy();
+}
 
 const CORS = {
   "Access-Control-Allow-Origin": "*",
@@ -107,7 +118,7 @@ export async function startModel({ endpoint, subModel } = {}) {
     if (!run) return send(response, 404, { error: { message: "there is no such run" } });
     (endpoint ? forward(run, endpoint, request, response) : answer(run, subModel, request, response)).catch((error) => {
       if (!response.headersSent) send(response, 500, { error: { message: String(error) } });
-      else response.destroy();
+      else breakOff(response);
     });
   };
   const { url, close } = await listen(createServer(handle));
@@ -115,6 +126,8 @@ export async function startModel({ endpoint, subModel } = {}) {
   // The answers of HTTP/2 have the methods of HTTP/1.1's that are used here.
   const secure = certificate && (await listen(createSecureServer(certificate, /** @type {any} */ (handle))));
   return {
+    /** False without `openssl`: pages get HTTP/1.1 then. */
+    hasHttp2: secure !== undefined,
     async close() {
       await secure?.close();
       await close();
@@ -150,6 +163,7 @@ async function answer(run, subModel, request, response) {
   const name = drawn(prompt ? `${prompt.answer.question}\n${prompt.text}` : text).toString(36);
   const root = prompt ? undefined : replyAfter(run.task.turns, CONVENTIONS[run.convention], turnsDone(texts));
   if (root) run.turn = root.turn;
+  const isBroken = root && drawn("broken", run.task.kind, run.task.seed, root.turn) < (behaviour.brokenRate ?? 0);
   // Prompts for code differ from controller to controller, and yet all shall meet the same luck.
   const chance = root ? `turn ${root.turn}` : name;
   const attempt = (run.attempts.get(chance) ?? 0) + 1;
@@ -161,7 +175,7 @@ async function answer(run, subModel, request, response) {
     ? ((await subModel?.(prompt.text)) ?? oracle(prompt, behaviour.errorRate))
     : replies >= MAX_REPLIES
       ? "I give up."
-      : (root?.text ?? "");
+      : written(root?.text ?? "", behaviour.talks, isBroken && attempt === 1);
   const usage = { prompt_tokens: tokens(length), completion_tokens: tokens(reply.length), total_tokens: 0 };
   usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
 
@@ -177,18 +191,17 @@ async function answer(run, subModel, request, response) {
     ...{ question: prompt?.answer.question, chain: prompt?.answer.chain },
   };
   run.calls.push(call);
-  response.once("close", () => (call.end = performance.now()));
-  response.once("finish", () => (call.latency = performance.now() - start));
+  watch(response, call, start);
   const due = start + (meets === "slow" ? SLOW_MS : 0);
   const broken = meets && FAULTS[meets];
   if (broken) {
     await until(start + behaviour.firstToken / 2);
     return void broken(response, stream);
   }
-  response.once("finish", () => (call.delivered = true));
   if (!stream) {
     await until(due + latency);
     const choices = [{ index: 0, finish_reason: "stop", message: { role: "assistant", content: reply } }];
+    call.delivered = true;
     return send(response, 200, {
       id: `chat-${name}`,
       object: "chat.completion",
@@ -215,7 +228,23 @@ async function answer(run, subModel, request, response) {
   await until(due + latency);
   response.write(chunk({}, "stop"));
   if (wantsUsage) response.write(event({ id: name, object: "chat.completion.chunk", choices: [], usage }));
+  call.delivered = true;
   response.end("data: [DONE]\n\n");
+}
+
+/**
+ * Records the end of an answer. `delivered` is set just before the answer ends; HTTP/2 reports the end of answers that were given up, too.
+ * @param {ServerResponse} response @param {Call} call @param {number} start
+ */
+function watch(response, call, start) {
+  response.once("finish", () => (call.latency = performance.now() - start));
+  response.once("close", () => {
+    call.end = performance.now();
+    const { stream } = /** @type {{ stream?: import("node:http2").ServerHttp2Stream }} */ (
+      /** @type {unknown} */ (response)
+    );
+    if (stream ? stream.aborted || stream.rstCode !== 0 : !response.writableFinished) call.delivered = false;
+  });
 }
 
 /** Hands a request on to a real endpoint. @param {Run} run @param {Endpoint} endpoint @param {IncomingMessage} request @param {ServerResponse} response */
@@ -232,14 +261,8 @@ async function forward(run, endpoint, request, response) {
   };
   run.calls.push(call);
   const stop = new AbortController();
-  response.once("close", () => {
-    call.end = performance.now();
-    stop.abort();
-  });
-  response.once("finish", () => {
-    call.latency = performance.now() - start;
-    call.delivered = response.statusCode < 300;
-  });
+  watch(response, call, start);
+  response.once("close", () => stop.abort());
   const answered = await fetch(`${endpoint.url.replace(/\/$/, "")}/chat/completions`, {
     method: "POST",
     headers: { "Content-Type": "application/json", Authorization: `Bearer ${endpoint.key}` },
@@ -255,10 +278,22 @@ async function forward(run, endpoint, request, response) {
     said += decoder.decode(bytes, { stream: true });
     response.write(bytes);
   }
+  call.delivered = answered.status < 300;
   response.end();
   const counted = [...said.matchAll(/"(prompt|completion)_tokens"\s*:\s*(\d+)/g)];
   for (const [, which, number] of counted) call[which === "prompt" ? "promptTokens" : "replyTokens"] = Number(number);
   if (counted.length === 0) call.replyTokens = tokens(stream ? said.length / 10 : said.length);
+}
+
+/** Words behind the code of a reply. @type {string} */
+const TALK =
+  "\n\nThe code above does the next step of the plan. When its output is there, I check whether the answers fit together, " +
+  "and decide whether another look at the data is needed before I give the result. ".repeat(3);
+
+/** A reply as the model writes it: with words behind its code, or with code that ends in the middle. @param {string} text @param {boolean} [talks] @param {boolean} [isBroken] */
+function written(text, talks, isBroken) {
+  const whole = isBroken ? text.replace(/\n```$/, "\nprint('the end',\n```") : text;
+  return talks ? `${whole}${TALK}` : whole;
 }
 
 /** @param {IncomingMessage} request */

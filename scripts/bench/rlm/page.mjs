@@ -1,9 +1,11 @@
 // The part of BENCHMARKS.md that a run of `npm run bench:rlm -- --write` makes.
 import { quantile } from "../quantile.mjs";
-import { markdown, mean, overhead, percent, spread, sum } from "./report.mjs";
+import { answeredByAll, markdown, mean, overhead, percent, spread, sum } from "./report.mjs";
 
 /** @import { Row } from "./measure.mjs" */
 /** @import { Facts } from "./report.mjs" */
+
+/** What a table says of its run. @typedef {{ date: Date, machine: string, load: number, spent: number, revision: string, notes: string[] }} About */
 
 /** The marks of a run's part: its command. */
 export const MARK = "<!-- npm run bench:rlm -- --write -->";
@@ -18,10 +20,11 @@ export function between(document, part, mark = MARK) {
   return `${document.slice(0, begin + mark.length)}\n\n${part.trim()}\n\n${document.slice(end)}`;
 }
 
-/** The table of a run with the small model. @param {Row[]} rows @param {Facts[]} facts @param {{ date: Date, machine: string, load: number, spent: number }} run */
-export function smallTable(rows, facts, { date, machine, load, spent }) {
+/** The table of a run with the small model. @param {Row[]} rows @param {Facts[]} facts @param {About} about */
+export function smallTable(rows, facts, { date, machine, load, spent, revision, notes }) {
   const distinct = new Set(rows.map(({ seed }) => seed)).size;
-  const head = `A run on ${dayOf(date)}: ${machine}, a load of ${load.toFixed(1)}, ${spent} minutes. ${distinct} seeds, 12 sentences each:`;
+  const run = `A run of ${revision} on ${dayOf(date)}: ${machine}, a load of ${load.toFixed(1)}, ${spent} minutes.`;
+  const head = [run, ...notes, `${distinct} seeds, 12 sentences each:`].join(" ");
   const lines = facts.map(({ name, title }) => {
     const own = rows.filter(({ contestant }) => contestant === name);
     const good = own.filter(({ error }) => error === undefined);
@@ -41,16 +44,21 @@ const dayOf = (date) => date.toLocaleDateString("en-GB", { day: "numeric", month
 /**
  * @param {Row[]} rows @param {Facts[]} facts @param {{ calls: number, seconds: number }} limits
  * @param {(name: string) => { calls?: string, seconds?: boolean }} has  the limits that a contestant has
- * @param {{ date: Date, machine: string, load: number, spent: number }} run
+ * @param {About} about
  */
-export function pageTables(rows, facts, limits, has, { date, machine, load, spent }) {
+export function pageTables(rows, facts, limits, has, { date, machine, load, spent, revision, notes }) {
   const standard = rows.filter(({ scenario }) => scenario === "standard");
   const runs = standard.filter(({ contestant }) => contestant === facts[0]?.name);
   const distinct = (/** @type {keyof Row} */ key) => new Set(runs.map((row) => row[key])).size;
-  const head =
-    `A run on ${dayOf(date)}: ${machine}, a load of ${load.toFixed(1)}, ${spent} minutes. ${runs.length} runs of each contestant: ` +
-    `${distinct("seed")} seeds, ${distinct("kind")} kinds of tasks, ${distinct("tokens")} sizes. "±" is the standard deviation of all of them.`;
-  const parts = [head, picture(), main(standard, facts), sizes(standard, facts)];
+  const compared = answeredByAll(rows).filter(({ contestant }) => contestant === facts[0]?.name).length;
+  const head = [
+    `A run of ${revision} on ${dayOf(date)}: ${machine}, a load of ${load.toFixed(1)}, ${spent} minutes. ${runs.length} runs of each contestant:`,
+    `${distinct("seed")} seeds, ${distinct("kind")} kinds of tasks, ${distinct("tokens")} sizes. Times and tokens are of the ${compared} that all of them answered.`,
+    ...['"±" is the standard deviation.', ...notes],
+  ].join("\n");
+  const slow = rows.filter(({ scenario }) => scenario === "slow writer");
+  const parts = [head, picture(), main(standard, facts), ends(standard, facts), sizes(rows, facts)];
+  if (slow.length > 0) parts.push(ahead(slow, facts));
   const plain = facts.filter((fact) => fact.plain);
   if (rows.some(({ scenario }) => scenario !== "standard")) parts.push(troubles(rows, plain, limits, has));
   return `${parts.join("\n\n")}\n`;
@@ -63,7 +71,8 @@ const picture = () =>
 function main(standard, facts) {
   const lines = facts.map(({ name, title, isolation }) => {
     const own = standard.filter(({ contestant }) => contestant === name);
-    const good = own.filter(({ error }) => error === undefined);
+    const good = answeredByAll(standard).filter(({ contestant }) => contestant === name);
+    const starts = good.map(({ first }) => first).filter(Number.isFinite);
     const added = good.map(overhead);
     const turns = good.filter(({ turns }) => turns > 0).map((row) => (overhead(row) / row.turns) * 1000);
     const total = (/** @type {"lost" | "doubled" | "begun" | "wasted"} */ key) => sum(own.map((row) => row[key]));
@@ -72,19 +81,19 @@ function main(standard, facts) {
       own.length ? percent(mean(own.map(({ score }) => score))) : "–",
       added.length ? `${quantile(added, 0.5).toFixed(2)}; ${spread(added, 2)}` : "–",
       spread(turns, 0),
-      good.length
-        ? quantile(
-            good.map(({ first }) => first),
-            0.5,
-          ).toFixed(2)
-        : "–",
+      starts.length ? quantile(starts, 0.5).toFixed(2) : "–",
       spread(
         good.map(({ rootTokens }) => rootTokens),
         0,
       ),
       `${total("lost")}; ${total("doubled")}`,
       total("begun") > 0 ? `${total("begun")}; ${total("wasted")}` : "–",
-      Math.max(0, ...own.map(({ memory }) => memory)).toFixed(0),
+      own.length
+        ? quantile(
+            own.map(({ memory }) => memory),
+            0.5,
+          ).toFixed(0)
+        : "–",
       isolation,
     ];
   });
@@ -104,13 +113,49 @@ function main(standard, facts) {
   );
 }
 
-/** @param {Row[]} standard @param {Facts[]} facts */
-function sizes(standard, facts) {
+/** What is there after the end. @param {Row[]} standard @param {Facts[]} facts */
+function ends(standard, facts) {
+  const left = facts.filter(({ left }) => left !== "nothing").map(({ title, left }) => `${title} ${left}`);
+  const late = facts.flatMap(({ name, title }) => {
+    const calls = sum(standard.filter(({ contestant }) => contestant === name).map(({ late }) => late));
+    return calls ? [`${title} ${calls}`] : [];
+  });
+  const silent = facts.flatMap(({ name, title }) => {
+    const runs = standard.filter(({ contestant, error }) => contestant === name && error !== undefined).length;
+    return runs ? [`${title} ${runs}`] : [];
+  });
+  const told = (/** @type {string[]} */ list) => list.join(", ") || "nobody";
+  return [
+    `Left processes or files behind: ${told(left)}.`,
+    `Made calls within 0.1 s after the end: ${told(late)}.`,
+    `Runs without an answer: ${told(silent)}.`,
+  ].join(" ");
+}
+
+/** Calls ahead, and the same without. @param {Row[]} slow @param {Facts[]} facts */
+function ahead(slow, facts) {
+  const own = (/** @type {string} */ name) => slow.filter(({ contestant }) => contestant === name);
+  const calls = sum(slow.map(({ subCalls }) => subCalls));
+  const wasted = sum(slow.map(({ wasted }) => wasted));
+  const shown = facts.filter(({ name }) => own(name).length > 0);
+  const table = markdown(
+    ["a model that writes 50 tokens a second", "added, s", "calls begun ahead", "of them in vain", "sub-calls in all"],
+    shown.map(({ name, title }) => {
+      const total = (/** @type {"begun" | "wasted" | "subCalls"} */ key) =>
+        String(sum(own(name).map((row) => row[key])));
+      const good = own(name).filter(({ error }) => error === undefined);
+      return [title, spread(good.map(overhead), 2), total("begun"), total("wasted"), total("subCalls")];
+    }),
+  );
+  return `${table}\n\nIn vain: ${wasted} of ${calls} calls.`;
+}
+
+/** @param {Row[]} rows @param {Facts[]} facts */
+function sizes(rows, facts) {
+  const standard = answeredByAll(rows);
   const all = [...new Set(standard.map(({ tokens }) => tokens))].sort((a, b) => a - b);
   const added = (/** @type {string} */ name, /** @type {number} */ size) =>
-    standard
-      .filter((row) => row.contestant === name && row.tokens === size && row.error === undefined)
-      .map((row) => overhead(row));
+    standard.filter((row) => row.contestant === name && row.tokens === size).map((row) => overhead(row));
   return markdown(
     ["added, s, with a context of", ...all.map((size) => `${size.toLocaleString("en")} tokens`)],
     facts.map(({ name, title }) => [title, ...all.map((size) => spread(added(name, size), 2))]),
@@ -128,11 +173,11 @@ function troubles(rows, facts, limits, has) {
     const own = of(name, `fault ${kind}`);
     const added = own.filter(({ error }) => error === undefined).map(overhead);
     if (own.length === 0) return "–";
-    return `${percent(mean(own.map(({ score }) => score)))}${added.length ? `, ${mean(added).toFixed(1)} s` : ""}`;
+    return `${percent(mean(own.map(({ score }) => score)))}${added.length ? `, ${spread(added)} s` : ""}`;
   };
   return markdown(
     [
-      "right answers to `count`, and time added",
+      `right answers to \`count\`, and time added (runs of each: ${of(facts[0]?.name ?? "", `fault ${faults[0]}`).length})`,
       ...faults.map((kind) => `\`${kind}\``),
       ...[`calls made, of ${limits.calls} allowed`, `ended at a limit of ${limits.seconds} s, after s`],
     ],
@@ -143,7 +188,7 @@ function troubles(rows, facts, limits, has) {
       return [
         title,
         ...faults.map((kind) => fault(name, kind)),
-        calls && made.length ? mean(made).toFixed(0) : "no such limit",
+        calls && made.length ? `${mean(made).toFixed(0)} ${calls}` : "no such limit",
         seconds && walls.length ? mean(walls).toFixed(1) : "no such limit",
       ];
     }),

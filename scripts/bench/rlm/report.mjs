@@ -20,6 +20,18 @@ export const percent = (part) => `${(part * 100).toFixed(part < 1 && part > 0.99
 /** Seconds of a run in which no model was at work that had to be. @param {Row} row */
 export const overhead = ({ wall, model }) => wall - model;
 
+/**
+ * The runs without faults of tasks that every contestant answered. Only these are compared by time and tokens: a controller that goes on until
+ * its limit after a wrong reply would otherwise change its mean, and one that reports no answer would not.
+ * @param {Row[]} rows @param {string} [scenario]
+ */
+export function answeredByAll(rows, scenario = "standard") {
+  const own = rows.filter((row) => row.scenario === scenario);
+  const taskOf = ({ kind, seed, tokens }) => `${kind} ${seed} ${tokens}`;
+  const without = new Set(own.filter(({ error }) => error !== undefined).map(taskOf));
+  return own.filter((row) => !without.has(taskOf(row)));
+}
+
 /** The main table. @param {Row[]} rows @param {Facts[]} all */
 export function mainTable(rows, all) {
   return markdown(
@@ -40,12 +52,12 @@ export function mainTable(rows, all) {
     ],
     all.map(({ name, start, left }) => {
       const own = rows.filter(({ contestant, scenario }) => contestant === name && scenario === "standard");
-      const good = own.filter(({ error }) => error === undefined);
+      const good = answeredByAll(rows).filter(({ contestant }) => contestant === name);
+      const silent = own.filter(({ error }) => error !== undefined).length;
       return [
         name,
         own.length
-          ? percent(mean(own.map(({ score }) => score))) +
-            (good.length < own.length ? `, ${own.length - good.length} without an answer` : "")
+          ? percent(mean(own.map(({ score }) => score))) + (silent ? `, ${silent} without an answer` : "")
           : "–",
         spread(good.map(({ wall }) => wall)),
         spread(good.map(({ model }) => model)),
@@ -66,7 +78,12 @@ export function mainTable(rows, all) {
           .map((key) => sum(own.map((row) => Number(row[/** @type {keyof Row} */ (key)]))))
           .join("; "),
         ["begun", "wasted"].map((key) => sum(own.map((row) => Number(row[/** @type {keyof Row} */ (key)])))).join("; "),
-        Math.max(0, ...own.map(({ memory }) => memory)).toFixed(0),
+        own.length
+          ? quantile(
+              own.map(({ memory }) => memory),
+              0.5,
+            ).toFixed(0)
+          : "–",
         start.toFixed(1),
         left,
       ];
@@ -76,12 +93,10 @@ export function mainTable(rows, all) {
 
 /** Time added, by the size of the context. @param {Row[]} rows @param {Facts[]} all */
 export function sizeTable(rows, all) {
-  const standard = rows.filter(({ scenario }) => scenario === "standard");
+  const standard = answeredByAll(rows);
   const sizes = [...new Set(standard.map(({ tokens }) => tokens))].sort((a, b) => a - b);
   const own = (/** @type {string} */ name, /** @type {number} */ size) =>
-    rows.filter(
-      (row) => row.scenario === "standard" && row.contestant === name && row.tokens === size && row.error === undefined,
-    );
+    standard.filter((row) => row.contestant === name && row.tokens === size);
   return markdown(
     ["added, s, with a context of", ...sizes.map((size) => `${size.toLocaleString("en")} tokens`)],
     all.map(({ name }) => [name, ...sizes.map((size) => spread(own(name, size).map(overhead), 2))]),

@@ -42,7 +42,7 @@ class MapReduce:
             except Exception as error:
                 return f"Error: {error}"
 
-        with client, ThreadPoolExecutor(16) as pool:
+        with client, ThreadPoolExecutor(32) as pool:
             space = {
                 "context": order["context"],
                 "llm_query_batched": lambda prompts: list(pool.map(query, prompts)),

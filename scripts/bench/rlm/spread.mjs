@@ -1,6 +1,6 @@
 // A picture of the spread: for each contestant, the time that every run took beyond the model's own.
 import { quantile } from "../quantile.mjs";
-import { overhead } from "./report.mjs";
+import { answeredByAll, overhead } from "./report.mjs";
 
 /** @import { Row } from "./measure.mjs" */
 
@@ -11,7 +11,7 @@ const [OURS, OTHERS] = ["#c2570c", "#3d5a80"];
 
 /** An SVG of all runs without faults. @param {Row[]} rows @param {{ name: string, title: string }[]} contestants */
 export function picture(rows, contestants) {
-  const own = rows.filter(({ scenario, error }) => scenario === "standard" && error === undefined);
+  const own = answeredByAll(rows);
   const most = Math.max(1, ...own.map(overhead));
   const x = (/** @type {number} */ seconds) =>
     LEFT + ((WIDTH - LEFT - RIGHT) * Math.log(Math.max(LEAST, seconds) / LEAST)) / Math.log(most / LEAST);

@@ -77,7 +77,8 @@ export function hops(dice, characters) {
       ...HOPS.map(({ question }, hop) => ({
         say: hop === 2 ? "The last hop is the answer." : "On to the next document.",
         code: [
-          `name = ask(${JSON.stringify(question)}, found[:1])[0].strip()`,
+          "if found:", // a wrong answer before may lead nowhere
+          `    name = ask(${JSON.stringify(question)}, found[:1])[0].strip()`,
           ...(hop === 2 ? ["result = name", "ANSWER(result)"] : [`found = ${find}`, "print(name, found)"]),
         ],
       })),

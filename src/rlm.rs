@@ -230,7 +230,8 @@ pub fn start_rlm(glue: Glue, options: RlmOptionsValue) -> RlmRunPromise {
 /// The name of an outcome in JSON.
 fn outcome_name(outcome: RunOutcome) -> String {
     let name = serde_json::to_value(outcome).ok();
-    name.and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+    name.and_then(|name| name.as_str().map(str::to_owned))
+        .unwrap_or_default()
 }
 
 fn show(finish: &Finish, budget: &Budget, tree: &Tree, kept: Option<(u32, Option<String>)>) -> Object {

@@ -17,6 +17,7 @@ use super::model::{Purpose, Question};
 use sandglass_core::budget::Usage;
 use sandglass_rlm::event::hash;
 use sandglass_rlm::openai::Reply;
+use sandglass_rlm::prompt::without_turn_line;
 
 #[wasm_bindgen]
 extern "C" {
@@ -104,7 +105,7 @@ impl Kept {
     }
 }
 
-/// The key of a question: its run, its purpose, and its length and hash.
+/// The key of a question: its run, its purpose, and its length and hash. What is left of the budget does not count, because time passes.
 fn key(question: &Question<'_>) -> String {
     let purpose = match question.purpose {
         Purpose::Turn(turn) => format!("turn {turn}"),
@@ -112,6 +113,10 @@ fn key(question: &Question<'_>) -> String {
         Purpose::Query(_) => "query".to_owned(), // calls of a batch are numbered as they come
     };
     let model = question.model.as_deref().unwrap_or_default();
-    let asked = serde_json::to_string(&(model, question.messages)).unwrap_or_default();
+    let messages = question.messages.iter();
+    let messages: Vec<_> = messages
+        .map(|message| (message.role, without_turn_line(&message.content)))
+        .collect();
+    let asked = serde_json::to_string(&(model, messages)).unwrap_or_default();
     format!("{} {purpose} {} {}", question.run, asked.len(), hash(&asked))
 }

@@ -184,11 +184,13 @@ impl Run {
                 model: None,
             })
         });
-        let draft = if is_known { None } else { self.draft(model, messages, turn) };
+        let draft = if is_known {
+            None
+        } else {
+            self.draft(model, messages, turn)
+        };
         self.draft.replace(draft);
-        let answered = self
-            .ask_model(model, messages, purpose, None, &self.stop)
-            .await;
+        let answered = self.ask_model(model, messages, purpose, None, &self.stop).await;
         self.end_draft();
         match answered {
             Ok(reply) => Input::Replied(Ok(reply)),

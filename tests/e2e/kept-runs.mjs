@@ -85,9 +85,9 @@ export async function keptRuns(score, openPage, expect) {
   await score.test("a run that ended at a limit goes on with a larger one", async () => {
     const problems = /** @type {string[]} */ ([]);
     const page = await openPage();
-    const first = await begin(page, { persist: "limit", more: { budget: { maxCalls: 4 } } });
-    expect(problems, "at the limit", first.run?.outcome, "limit");
-    const second = await begin(page, { persist: "limit" });
+    const first = await begin(page, { persist: "limit", more: { budget: { maxCalls: 2, maxTime: 60_000 } } });
+    expect(problems, "at the limit", [first.run?.outcome, first.asked], ["limit", ["turn 1", "first"]]);
+    const second = await begin(page, { persist: "limit", more: { budget: { maxTime: 50_000 } } });
     expect(problems, "the answer", second.run?.answer, ANSWER);
     expect(
       problems,
@@ -103,6 +103,7 @@ export async function keptRuns(score, openPage, expect) {
     const problems = /** @type {string[]} */ ([]);
     const page = await openPage();
     await begin(page, { persist: "other", context: { numbers: [1, 2.5, null], text: "t" }, hangs: ["first"] });
+    await page.reload(); // it gives the name up
     expect(problems, "data by name", (await read(page, "other"))?.contexts, [{ numbers: [1, 2.5, null], text: "t" }]);
     const other = await begin(page, { persist: "other", context: { numbers: [1, 2.5, null], text: "u" } });
     expect(problems, "all is asked", other.asked.length, 7);

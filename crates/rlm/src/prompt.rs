@@ -208,7 +208,19 @@ pub fn turn_line(turn: u32, of: u32, left: &BudgetLeft) -> String {
     } else {
         ""
     };
-    format!("Turn {turn} of {of}. Left for everything: {left}.{last}")
+    format!("Turn {turn} of {of}. {LEFT} {left}.{last}")
+}
+
+/// The words before the rest of the budget.
+const LEFT: &str = "Left for everything:";
+
+/// A message without its [`turn_line`], in which time and money count down.
+pub fn without_turn_line(message: &str) -> &str {
+    let start = message.rfind('\n').map_or(0, |at| at + 1);
+    match &message[start..] {
+        line if line.starts_with("Turn ") && line.contains(LEFT) => &message[..start],
+        _ => message,
+    }
 }
 
 /// The message that asks for the answer only, after the last turn.
@@ -326,6 +338,14 @@ mod tests {
             ..execution()
         };
         assert!(block_outcome(&huge, 1, 1).chars().count() < MAX_FEEDBACK_CHARS as usize + 200);
+    }
+
+    #[test]
+    fn the_turn_line_can_be_left_out() {
+        let line = turn_line(2, 2, &BudgetLeft::default());
+        assert_eq!(without_turn_line(&format!("output\n\n{line}")), "output\n\n");
+        assert_eq!(without_turn_line(&line), "");
+        assert_eq!(without_turn_line("Turn around\nor not"), "Turn around\nor not");
     }
 
     #[test]

@@ -104,10 +104,16 @@ export async function openRun(name, key, task, contexts) {
 export async function readPersistedRun(persist) {
   const { name, key } = typeof persist === "string" ? { name: persist, key: undefined } : persist;
   const { store, kept } = await open(name, key);
-  store.close();
+  /** @type {StoredBody[]} */
+  let own;
+  try {
+    own = await Promise.all((kept?.bodies ?? []).map(inMemory));
+  } finally {
+    store.close();
+  }
   if (!kept) return undefined;
   const { task, outcome, contexts: shapes } = kept.about;
-  const bodies = kept.bodies.values();
+  const bodies = own.values();
   const next = (/** @type {Form} */ form) => {
     const body = bodies.next().value;
     return form === "json" ? JSON.parse(String(body)) : body;
@@ -116,6 +122,13 @@ export async function readPersistedRun(persist) {
     "form" in shape ? next(shape.form) : Object.fromEntries(shape.named.map(([name, form]) => [name, next(form)])),
   );
   return { task, contexts, replies: kept.lines.length, outcome };
+}
+
+/** A copy of a file, because the store's own cannot be read any more once the run is deleted or replaced. @param {StoredBody} body */
+async function inMemory(body) {
+  if (!(body instanceof Blob)) return body;
+  const bytes = await body.arrayBuffer();
+  return body instanceof File ? new File([bytes], body.name, body) : new Blob([bytes], body);
 }
 
 /** @typedef {{ about: Description, bodies: StoredBody[], lines: string[] }} Kept */

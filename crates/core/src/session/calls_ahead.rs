@@ -92,8 +92,8 @@ impl<B: Body> Session<B> {
 }
 
 impl<B: Body> Shadow<B> {
-    /// Calls of this name that the guest has made and that are not begun, at most so many, and with arguments of at most so many bytes
-    /// together: the guest's numbers and the arguments.
+    /// Calls of this name that the guest has made and that are not begun: the guest's numbers and the arguments. With those that are begun, they
+    /// are at most so many, and have arguments of at most so many bytes together.
     fn calls_to_begin(&self, name: &str, most: usize, most_bytes: f64) -> Vec<(u32, Encoded<B>)> {
         let made = self.said.iter().filter_map(|(_, event, body)| match (event, body) {
             (
@@ -116,14 +116,15 @@ impl<B: Body> Shadow<B> {
             is_first
         });
         fresh
-            .filter(|(call, its, ..)| *its == name && *call > begun)
-            .take(most.saturating_sub(self.begun.len()))
+            .filter(|(_, its, ..)| *its == name)
+            .take(most)
             .take_while(|(.., body)| {
                 #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
                 let more = body.size() as f64;
                 bytes += more;
                 bytes <= most_bytes
             })
+            .filter(|(call, ..)| *call > begun)
             .map(|(call, _, encoding, body)| {
                 let body = body.clone();
                 (call, Encoded { encoding, body })

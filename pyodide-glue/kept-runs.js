@@ -10,8 +10,9 @@ import { SandboxError } from "./sandbox-error.js";
 /** @import { EncryptionKey } from "../pkg/sandglass.js" */
 /** @import { StoredBody } from "./kept-sessions.js" */
 /** How a value is stored. @typedef {"text" | "file" | "bytes" | "json"} Form */
-/** A value's form and its body. @typedef {[form: Form, body: StoredBody]} Stored */
-/** A context: one value, or several by name. @typedef {{ form: Form } | { named: [name: string, form: Form][] }} Shape */
+/** A value's place and its body. @typedef {[leaf: Leaf, body: StoredBody]} Stored */
+/** A value's place: the form, and a file's name and type, which encryption would lose. @typedef {{ form: Form, file?: { name: string, type: string } }} Leaf */
+/** A context: one value, or several by name. @typedef {Leaf | { named: [name: string, leaf: Leaf][] }} Shape */
 /**
  * The description of a run. `outcome` is there once it is over.
  * @typedef {{ run: 1, task: string, contexts: Shape[], parts: number[], outcome?: string }} Description
@@ -19,6 +20,10 @@ import { SandboxError } from "./sandbox-error.js";
 
 /** Replies mean the same to every release, because the text of a prompt finds them. */
 const BUILD = "run";
+/** The longest time that a run's end waits for the store, in milliseconds. */
+const CLOSE_MS = 10_000;
+/** The bytes of two files that are compared at once. */
+const SLICE = 4 << 20;
 
 /**
  * Opens the run of this name: the kept one if it is about the same, else a new one, which replaces it.
@@ -27,10 +32,18 @@ const BUILD = "run";
 export async function openRun(name, key, task, contexts) {
   const { shapes, bodies } = storedAs(contexts);
   const { store, kept } = await open(name, key);
-  const isSame = kept && (await isAbout(kept, task, shapes, bodies));
-  const replies = isSame ? kept.lines : [];
+  let isSame = false;
+  try {
+    isSame = kept !== undefined && (await isAbout(kept, task, shapes, bodies));
+  } catch (error) {
+    store.close();
+    const why = error instanceof Error ? error.message : String(error);
+    throw new SandboxError("persist_failed", `persist: a context cannot be read (${why}); choose the file again`);
+  }
+  let replies = isSame && kept ? kept.lines : [];
   /** @type {Description} */
-  const about = { run: 1, task, contexts: shapes, parts: isSame ? kept.about.parts : [] };
+  const about = { run: 1, task, contexts: shapes, parts: isSame && kept ? kept.about.parts : [] };
+  const contextBodies = bodies.length;
   let bytes = bodies.reduce((sum, body) => sum + sizeOf(body), 0);
   for (const line of replies) bytes += line.length;
   let count = replies.length;
@@ -43,24 +56,24 @@ export async function openRun(name, key, task, contexts) {
   /** The end of the last write. */
   let last = Promise.resolve();
   let isDue = false;
-  /** The reason for which the newest replies are not kept. */
+  /** The reason for which the newest replies are not kept. After it, only the end of the run tries again. */
   let problem = "";
 
   const write = async () => {
     isDue = false;
     if (waiting.length > 0) {
-      const part = (about.parts.at(-1) ?? bodies.length) + 1;
+      const part = (about.parts.at(-1) ?? contextBodies) + 1;
       about.parts.push(part);
       added.push([part, waiting.join("\n")]);
       waiting = [];
     }
     try {
-      const numbers = [...bodies.map((_, index) => index + 1), ...about.parts];
+      const numbers = [...Array.from({ length: contextBodies }, (_, index) => index + 1), ...about.parts];
       await store.write(JSON.stringify(about), count, bytes, added, numbers);
       added = [];
       problem = "";
     } catch (error) {
-      problem = error instanceof Error ? error.message : String(error); // the next write has these replies, too
+      problem = error instanceof Error ? error.message : String(error);
     }
   };
   /** Writes what waits. Replies that come during a write are written together. */
@@ -74,23 +87,28 @@ export async function openRun(name, key, task, contexts) {
   void written(); // the question and its contexts, so that a page that ends before the first reply can go on
 
   return {
-    /** The replies so far, each as the supervisor's JSON. */
-    replies,
+    /** Hands out the replies so far, each as the supervisor's JSON. */
+    takeReplies() {
+      const taken = replies;
+      replies = [];
+      return taken;
+    },
 
     /** Keeps a reply. Resolves when it is written, or cannot be. @param {string} line */
     add(line) {
       waiting.push(line);
       count += 1;
       bytes += line.length;
-      return written();
+      return problem ? Promise.resolve() : written();
     },
 
     /** Ends the run, and gives it up. Resolves to the reason for which its newest replies are not kept, if so. @param {string} outcome */
     async close(outcome) {
       about.outcome = outcome;
-      await written();
-      store.close();
-      return problem || undefined;
+      const late = new Promise((resolve) => setTimeout(resolve, CLOSE_MS));
+      const isLate = await Promise.race([written().then(() => false), late.then(() => true)]);
+      store.close(); // what is being written is written to its end
+      return isLate ? `it was not written within ${CLOSE_MS / 1000} s` : problem || undefined;
     },
   };
 }
@@ -104,31 +122,36 @@ export async function openRun(name, key, task, contexts) {
 export async function readPersistedRun(persist) {
   const { name, key } = typeof persist === "string" ? { name: persist, key: undefined } : persist;
   const { store, kept } = await open(name, key);
-  /** @type {StoredBody[]} */
-  let own;
   try {
-    own = await Promise.all((kept?.bodies ?? []).map(inMemory));
+    if (!kept) return undefined;
+    const { task, outcome, contexts: shapes } = kept.about;
+    const bodies = kept.bodies.values();
+    const next = (/** @type {Leaf} */ leaf) => valueOf(leaf, /** @type {StoredBody} */ (bodies.next().value));
+    const contexts = [];
+    for (const shape of shapes) {
+      if ("form" in shape) {
+        contexts.push(await next(shape));
+        continue;
+      }
+      const fields = [];
+      for (const [name, leaf] of shape.named) fields.push([name, await next(leaf)]);
+      contexts.push(Object.fromEntries(fields));
+    }
+    return { task, contexts, replies: kept.lines.length, outcome };
   } finally {
     store.close();
   }
-  if (!kept) return undefined;
-  const { task, outcome, contexts: shapes } = kept.about;
-  const bodies = own.values();
-  const next = (/** @type {Form} */ form) => {
-    const body = bodies.next().value;
-    return form === "json" ? JSON.parse(String(body)) : body;
-  };
-  const contexts = shapes.map((shape) =>
-    "form" in shape ? next(shape.form) : Object.fromEntries(shape.named.map(([name, form]) => [name, next(form)])),
-  );
-  return { task, contexts, replies: kept.lines.length, outcome };
 }
 
-/** A copy of a file, because the store's own cannot be read any more once the run is deleted or replaced. @param {StoredBody} body */
-async function inMemory(body) {
+/**
+ * The value of a stored body. A file is a copy, because the store's own cannot be read any more once the run is deleted or replaced.
+ * @param {Leaf} leaf @param {StoredBody} body
+ */
+async function valueOf({ form, file }, body) {
+  if (form === "json") return JSON.parse(String(body));
   if (!(body instanceof Blob)) return body;
   const bytes = await body.arrayBuffer();
-  return body instanceof File ? new File([bytes], body.name, body) : new Blob([bytes], body);
+  return file?.name ? new File([bytes], file.name, { type: file.type }) : new Blob([bytes], { type: file?.type });
 }
 
 /** @typedef {{ about: Description, bodies: StoredBody[], lines: string[] }} Kept */
@@ -166,18 +189,18 @@ const unreadable = (name, why) => new SandboxError("persist_failed", `persist: t
 function storedAs(contexts) {
   /** @type {StoredBody[]} */
   const bodies = [];
-  const add = (/** @type {Stored} */ [form, body]) => {
+  const add = (/** @type {Stored} */ [leaf, body]) => {
     bodies.push(body);
-    return form;
+    return leaf;
   };
   const shapes = contexts.map((context) => {
     const stored = storedValue(context);
-    if (stored) return { form: add(stored) };
+    if (stored) return add(stored);
     const fields = isObject(context)
       ? Object.entries(context).map(([name, value]) => ({ name, stored: storedValue(value) }))
       : [];
     const named = fields.flatMap(({ name, stored }) =>
-      stored ? [/** @type {[string, Form]} */ ([name, add(stored)])] : [],
+      stored ? [/** @type {[string, Leaf]} */ ([name, add(stored)])] : [],
     );
     if (fields.length > 0 && named.length === fields.length) return { named };
     throw new SandboxError(
@@ -190,10 +213,13 @@ function storedAs(contexts) {
 
 /** @param {unknown} value @returns {Stored | undefined} */
 function storedValue(value) {
-  if (typeof value === "string") return ["text", value];
-  if (value instanceof Blob) return ["file", value];
-  if (value instanceof Uint8Array) return ["bytes", value.slice()];
-  return isJson(value) ? ["json", JSON.stringify(value)] : undefined;
+  if (typeof value === "string") return [{ form: "text" }, value];
+  if (value instanceof Blob) {
+    const file = { name: value instanceof File ? value.name : "", type: value.type };
+    return [{ form: "file", file }, value];
+  }
+  if (value instanceof Uint8Array) return [{ form: "bytes" }, value.slice()];
+  return isJson(value) ? [{ form: "json" }, JSON.stringify(value)] : undefined;
 }
 
 /** True for values that JSON brings back as they were. @param {unknown} value @param {number} [depth] @returns {boolean} */
@@ -223,12 +249,18 @@ async function isAbout(kept, task, shapes, bodies) {
 async function isSame(one, other) {
   if (typeof one === "string" || typeof other === "string") return one === other;
   if (sizeOf(one) !== sizeOf(other)) return false;
-  const [bytes, others] = [await bytesOf(one), await bytesOf(other)];
-  return bytes.every((byte, index) => byte === others[index]);
+  for (let start = 0; start < sizeOf(one); start += SLICE) {
+    const [bytes, others] = [await bytesOf(one, start), await bytesOf(other, start)];
+    for (let index = 0; index < bytes.length; index++) if (bytes[index] !== others[index]) return false;
+  }
+  return true;
 }
 
-/** @param {Uint8Array | Blob} body */
-const bytesOf = async (body) => (body instanceof Blob ? new Uint8Array(await body.arrayBuffer()) : body);
+/** @param {Uint8Array | Blob} body @param {number} start */
+async function bytesOf(body, start) {
+  if (!(body instanceof Blob)) return body.subarray(start, start + SLICE);
+  return new Uint8Array(await body.slice(start, start + SLICE).arrayBuffer());
+}
 
 /** @param {StoredBody} body */
 const sizeOf = (body) => (body instanceof Blob ? body.size : body.length);

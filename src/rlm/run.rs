@@ -218,17 +218,22 @@ impl Run {
             purpose,
             model: named,
         };
-        let kept = self.tree.kept.as_ref();
-        if let Some(reply) = kept.and_then(|kept| kept.take(&question)) {
-            listener.text(&reply.text);
+        let kept = self.tree.kept.as_ref().map(|kept| (kept, kept.ask(&question)));
+        if let Some(reply) = kept.as_ref().and_then(|(kept, key)| kept.take(key)) {
+            // Shown, but nothing runs ahead of a reply that is here.
+            if let Purpose::Turn(_) = purpose {
+                self.emit(RlmEventKind::Text {
+                    text: reply.text.clone(),
+                });
+            }
             return Ok(Reply {
                 price: model.price(),
                 ..reply
             });
         }
         let answered = model.ask(&question, stop, &listener).await;
-        if let (Some(kept), Ok(reply)) = (kept, &answered) {
-            kept.add(&question, reply).await;
+        if let (Some((kept, key)), Ok(reply)) = (kept, &answered) {
+            kept.add(key, reply, stop).await;
         }
         match answered {
             // Ends all runs: whatever code made of a failed call would differ from the recording.

@@ -28,7 +28,7 @@ const begin = (page, { persist, task = TASK, context = CONTEXT, hangs = [], more
         asked.push(what);
         if (hangs.includes(what)) {
           open.add(what);
-          if (open.size === hangs.length) setTimeout(hanging.resolve, 200); // time for the other answers
+          if (open.size === hangs.length) hanging.resolve(undefined);
           return new Promise(() => {});
         }
         if (purpose === "turn") return `\`\`\`repl\n${turns[call - 1]}\n\`\`\``;
@@ -66,6 +66,11 @@ export async function keptRuns(score, openPage, expect) {
     const first = await begin(page, { persist: "question", hangs: ["part 2"] });
     const all = ["first", "part 0", "part 1", "part 2", "part 3", "turn 1", "turn 2"];
     expect(problems, "asked before", first.asked.toSorted(), all);
+    await page.waitForFunction(async () => {
+      const { listPersisted } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
+      const [run] = (await listPersisted()).filter((/** @type {any} */ { name }) => name === "question");
+      return run?.execution === 6; // the replies that are kept
+    });
     await page.reload();
     expect(problems, "what is kept", await read(page, "question"), { task: TASK, contexts: [CONTEXT], replies: 6 });
     const second = await begin(page, { persist: "question" });
@@ -78,6 +83,33 @@ export async function keptRuns(score, openPage, expect) {
     expect(problems, "a run that is over asks nothing", third.asked, []);
     expect(problems, "and answers again", third.run?.answer, ANSWER);
     expect(problems, "its outcome", (await read(page, "question"))?.outcome, "answered");
+    await page.close();
+    return problems;
+  });
+
+  await score.test("equal prompts get their own answers again, in whatever order they came", async () => {
+    const problems = /** @type {string[]} */ ([]);
+    const page = await openPage();
+    const visit = () =>
+      page.evaluate(async () => {
+        const { runRlm } = await import(/** @type {any} */ ("/pyodide-glue/rlm.js"));
+        let [asked, turns] = [0, 0];
+        const model = async (/** @type {any[]} */ _, /** @type {any} */ { purpose, call }) => {
+          if (purpose === "turn") {
+            turns += 1;
+            return `\`\`\`repl\n${call === 1 ? "votes = llm_query_batched(['same'] * 4)\nprint(votes)" : "FINAL(str(votes))"}\n\`\`\``;
+          }
+          const number = ++asked;
+          await new Promise((resolve) => setTimeout(resolve, 40 * (5 - number))); // the last is answered first
+          return `answer ${number}`;
+        };
+        const { answer, kept } = await runRlm({ task: "vote", context: "c", model, persist: "votes" });
+        return [answer, asked, turns, kept.replies];
+      });
+    const votes = "['answer 1', 'answer 2', 'answer 3', 'answer 4']";
+    expect(problems, "the first visit", await visit(), [votes, 4, 2, 0]);
+    await page.reload();
+    expect(problems, "the second visit", await visit(), [votes, 0, 0, 6]);
     await page.close();
     return problems;
   });

@@ -155,6 +155,7 @@ const STEPS = {
       `the answer: ${await text("#answer-text")}`,
       (await text("#answer-text")).includes("mended with copper wire"),
     );
+    await includes("#run-verdict", "It went on from");
     const isForgotten = await page.waitForFunction(async () => {
       const { listPersisted } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
       return localStorage.length === 0 && (await listPersisted()).length === 0;

@@ -320,7 +320,8 @@ export class Session extends EventTarget {
 
   /** Ends the current sandbox; returns the number of the next. */
   #dismiss() {
-    this.#ended = Promise.all(this.#branches.map(({ sandbox }) => sandbox.destroy()));
+    const starting = this.#started?.catch(() => {}); // a sandbox that still starts is destroyed then
+    this.#ended = Promise.all([starting, ...this.#branches.map(({ sandbox }) => sandbox.destroy())]);
     this.#branches = [];
     this.#sandbox = this.#started = undefined;
     this.#running = this.#forks = 0;

@@ -3,9 +3,10 @@
 import { createSandbox } from "../../pyodide-glue/index.js";
 import { replayRlm, runRlm } from "../../pyodide-glue/rlm.js";
 import { byId } from "../dom.js";
+import { count } from "../format.js";
 import { STAGES, setPython } from "../python-status.js";
 import { Composer } from "./composer.js";
-import { KEPT, forgetQuestion, noteQuestion, unfinishedQuestion } from "./kept-question.js";
+import { forgetQuestion, noteQuestion, unfinishedQuestion } from "./kept-question.js";
 import { Live, Player } from "./player.js";
 import { PlayerControls } from "./player-controls.js";
 import { builtInPolicy } from "./policy.js";
@@ -72,29 +73,32 @@ export class Ask {
   /** Goes on with the question that a reload has cut off. Shows the sample if there is none. */
   async #goOn() {
     const unfinished = await unfinishedQuestion();
-    if (!unfinished || this.#abort) return void this.#showSample("sample shown");
-    const { options, endpoint, isSample, context } = unfinished;
+    if (this.#abort) return; // somebody was faster
+    if (!unfinished) return void this.#showSample("sample shown");
+    const { options, by, isSample, context } = unfinished;
     this.#composer.restore(options, isSample ? [SAMPLE] : sourcesOf(context));
-    if (endpoint === (this.#endpoint()?.baseUrl ?? "")) return void this.run();
+    if (by === nameOf(this.#endpoint())) return void this.run();
     // The page does not keep keys.
-    this.#composer.problem(
-      "model",
-      `Choose the model at ${endpoint} again and ask: the question goes on where it was.`,
-    );
+    this.#composer.problem("model", `Choose the model ${by} again and ask: the question goes on where it was.`);
   }
 
   /** Answers the question. */
   async run() {
-    if (this.#abort) return;
+    if (this.#abort || this.#run.disabled) return;
     const asked = this.#composer.read();
     if (!asked) return;
     const endpoint = this.#endpoint();
     const kind = endpoint ? `Live, driven by ${endpoint.model || "a model"}` : `Live, ${BUILT_IN}`;
     const model = endpoint ?? builtInPolicy;
     const isSample = this.#composer.sources[0] === SAMPLE;
-    noteQuestion({ options: asked.options, endpoint: endpoint?.baseUrl ?? "", isSample });
-    await this.#live(kind, { ...asked.options, model }, asked.context, KEPT);
-    await forgetQuestion();
+    this.#run.disabled = true;
+    const persist = await noteQuestion({ options: asked.options, by: nameOf(endpoint), isSample });
+    const run = await this.#live(kind, { ...asked.options, model }, asked.context, persist);
+    const came = run?.kept?.replies ?? 0;
+    if (came > 0) this.#tell(`It went on from ${count(came, "reply", "replies")} of before.`, "same");
+    // One that was stopped, failed or met a limit goes on when it is asked again.
+    const isOver = run?.outcome === "answered" || run?.outcome === "exhausted";
+    if (persist && isOver) await forgetQuestion();
   }
 
   /**
@@ -120,7 +124,7 @@ export class Ask {
         onProgress: (/** @type {{ stage: string }} */ { stage }) => this.#progress(stage, recorder.events),
       };
       const run = { ...options, context: value, sandbox, signal: abort.signal };
-      return await runKept({ ...run, persist, onEvent: /** @type {any} */ (onEvent) });
+      return await runRlm({ ...run, persist, onEvent: /** @type {any} */ (onEvent) });
     } catch (error) {
       if (abort.signal.aborted && recorder.events.length === 0)
         this.#composer.problem("run", "Stopped before it began.");
@@ -170,8 +174,13 @@ export class Ask {
     const isOther = contextsOf(before) !== contextsOf(now);
     const words = [isSame ? "Same answer as in the recording." : "Not the answer of the recording."];
     if (isOther) words.push("What it was given is not what the recording was about: choose the same files first.");
-    this.#verdict.textContent = words.join(" ");
-    this.#verdict.dataset.state = isSame ? "same" : "other";
+    this.#tell(words.join(" "), isSame ? "same" : "other");
+  }
+
+  /** Says something about the run that is over. @param {string} words @param {"same" | "other"} state */
+  #tell(words, state) {
+    this.#verdict.textContent = words;
+    this.#verdict.dataset.state = state;
     this.#verdict.hidden = false;
   }
 
@@ -261,16 +270,8 @@ export class Ask {
   }
 }
 
-/** Runs a question, which another tab or a browser without a store cannot keep. @param {RlmOptions} options */
-async function runKept(options) {
-  try {
-    return await runRlm(options);
-  } catch (error) {
-    const { code, message } = /** @type {{ code?: string, message: string }} */ (error);
-    if (!code?.startsWith("persist") && !message.startsWith("persist:")) throw error;
-    return runRlm({ ...options, persist: undefined });
-  }
-}
+/** The model's address and name; empty for the built-in policy. @param {RlmEndpoint | undefined} endpoint */
+const nameOf = (endpoint) => (endpoint ? `${endpoint.model} at ${endpoint.baseUrl}` : "");
 
 /** @param {string} stage @returns {stage is Stage} */
 const isStage = (stage) => stage in STAGES;

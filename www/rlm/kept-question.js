@@ -4,35 +4,51 @@ import { deletePersisted } from "../../pyodide-glue/index.js";
 import { readPersistedRun } from "../../pyodide-glue/rlm.js";
 
 /** @import { RlmOptions } from "../../pkg/sandglass.js" */
-/** The settings of a question, without the model's key. @typedef {{ options: Omit<RlmOptions, "model">, endpoint: string, isSample: boolean }} Settings */
+/** The settings of a question, without the model's key. `by`: the model's address and name. @typedef {{ options: Omit<RlmOptions, "model">, by: string, isSample: boolean }} Settings */
 
 /** The name under which the browser keeps the question. */
-export const KEPT = "playground question";
+const KEPT = "playground question";
 const SETTINGS = "sandglass.question";
 
-/** Notes the settings of a question that begins. @param {Settings} settings */
-export function noteQuestion(settings) {
+/**
+ * Notes the settings of a question that begins. Returns the name under which the browser keeps it; undefined if it cannot, or if another tab
+ * has a question under way. Replies of another model are forgotten.
+ * @param {Settings} settings
+ */
+export async function noteQuestion(settings) {
   try {
+    const { held = [] } = await navigator.locks.query();
+    if (held.some(({ name }) => name === `sandglass ${KEPT}`)) return undefined;
+    if (noted()?.by !== settings.by) await deletePersisted(KEPT);
     localStorage.setItem(SETTINGS, JSON.stringify(settings));
+    return KEPT;
   } catch {
-    // no room, or no leave: the question does not survive a reload
+    return undefined; // no room, no leave, or no store
   }
 }
 
 /** Forgets the question. */
 export async function forgetQuestion() {
-  localStorage.removeItem(SETTINGS);
-  await deletePersisted(KEPT).catch(() => {}); // another tab has it, or there is no store
+  try {
+    localStorage.removeItem(SETTINGS);
+    await deletePersisted(KEPT);
+  } catch {
+    // it is not there
+  }
+}
+
+/** @returns {Settings | undefined} */
+function noted() {
+  const text = localStorage.getItem(SETTINGS);
+  return text ? JSON.parse(text) : undefined;
 }
 
 /** The question that an earlier visit has left unfinished, and what it is about. */
 export async function unfinishedQuestion() {
   try {
-    const noted = localStorage.getItem(SETTINGS);
-    if (!noted) return undefined;
+    const settings = noted();
+    if (!settings) return undefined;
     const kept = await readPersistedRun(KEPT);
-    /** @type {Settings} */
-    const settings = JSON.parse(noted);
     if (kept && kept.outcome === undefined && kept.task === settings.options.task)
       return { ...settings, context: kept.contexts[0] };
   } catch {

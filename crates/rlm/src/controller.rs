@@ -217,7 +217,7 @@ impl Controller {
             models: &self.task.models,
             instructions: self.task.instructions.as_deref(),
         });
-        let mut opening = prompt::task(&self.task.task, &contexts, self.task.schema.as_ref());
+        let opening = prompt::task(&self.task.task, &contexts, self.task.schema.as_ref());
         self.emit(RlmEventKind::RunStarted {
             version: TRAJECTORY_VERSION,
             task: self.task.task.clone(),
@@ -226,9 +226,8 @@ impl Controller {
             max_depth: self.task.max_depth,
             answer_schema: self.task.schema.as_ref().map(|schema| schema.value().clone()),
         });
-        opening.push('\n');
-        opening.push_str(&self.turn_line(now, 1));
-        let history = MessageHistory::new(rules, opening, self.task.max_prompt_tokens);
+        let line = self.turn_line(now, 1);
+        let history = MessageHistory::new(rules, opening, line, self.task.max_prompt_tokens);
         let (fixed, most) = (history.fixed_tokens(), self.task.max_prompt_tokens);
         if fixed > most / 2 {
             let error = format!(
@@ -420,15 +419,13 @@ impl Controller {
     }
 
     fn next_turn(&mut self, now: f64, running: Running) {
-        let mut feedback = running.feedback.join("\n\n");
-        feedback.push_str("\n\n");
-        if self.turn >= self.task.max_iterations {
-            feedback.push_str(&prompt::last_words(self.task.schema.as_ref()));
+        let line = if self.turn >= self.task.max_iterations {
+            prompt::last_words(self.task.schema.as_ref())
         } else {
-            feedback.push_str(&self.turn_line(now, self.turn + 1));
-        }
+            self.turn_line(now, self.turn + 1)
+        };
         if let Some(history) = &mut self.history {
-            history.add(running.reply, running.blocks, feedback);
+            history.add(running.reply, running.blocks, running.feedback.join("\n\n"), line);
         }
         self.ask(now);
     }

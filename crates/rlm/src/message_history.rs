@@ -12,6 +12,8 @@ use super::{Message, Role, estimate_tokens, middle_cut};
 
 /// Tokens that a message counts besides its text.
 const MESSAGE_TOKENS: usize = 8;
+/// Tokens that a last line counts. They are the same for each, so that what is left of the budget has no effect on the shortening.
+const LINE_TOKENS: usize = 64;
 /// Characters that are kept of a shortened reply.
 const SHORT_REPLY_CHARS: usize = 1_500;
 /// Characters that are kept of shortened output.
@@ -22,6 +24,8 @@ const SHORT_OUTPUT_CHARS: usize = 600;
 pub struct MessageHistory {
     rules: String,
     task: String,
+    /// The last line of the task.
+    line: String,
     turns: Vec<Turn>,
     max_tokens: usize,
 }
@@ -31,6 +35,8 @@ pub struct MessageHistory {
 struct Turn {
     reply: String,
     feedback: String,
+    /// The last line of the feedback, as long as the turn is whole.
+    line: String,
     blocks: usize,
     form: Form,
 }
@@ -66,11 +72,12 @@ pub struct Compaction {
 }
 
 impl MessageHistory {
-    /// A history that begins with the rules and the task. `max_tokens` limits all messages together.
-    pub fn new(rules: String, task: String, max_tokens: usize) -> Self {
+    /// A history that begins with the rules and the task, whose last line is `line`. `max_tokens` limits all messages together.
+    pub fn new(rules: String, task: String, line: String, max_tokens: usize) -> Self {
         Self {
             rules,
             task,
+            line,
             turns: Vec::new(),
             max_tokens,
         }
@@ -78,14 +85,15 @@ impl MessageHistory {
 
     /// Tokens of the rules and the task. These are never shortened.
     pub fn fixed_tokens(&self) -> usize {
-        tokens(&self.rules) + tokens(&self.task)
+        tokens(&self.rules) + tokens(&self.task) + LINE_TOKENS
     }
 
-    /// Adds a turn: a reply, the number of its blocks of code, and the report of their outcomes.
-    pub fn add(&mut self, reply: String, blocks: usize, feedback: String) {
+    /// Adds a turn: a reply, the number of its blocks of code, the report of their outcomes, and its last line.
+    pub fn add(&mut self, reply: String, blocks: usize, feedback: String, line: String) {
         self.turns.push(Turn {
             reply,
             feedback,
+            line,
             blocks,
             form: Form::Whole,
         });
@@ -154,7 +162,12 @@ impl MessageHistory {
             .iter()
             .enumerate()
             .map(|(index, turn)| turn.tokens(index + 1));
-        tokens(&self.rules) + tokens(&self.opening()) + turns.sum::<usize>()
+        let line = if self.gone() == 0 { LINE_TOKENS } else { 0 };
+        tokens(&self.rules)
+            + tokens(&self.task)
+            + line
+            + self.hidden().map_or(0, |text| estimate_tokens(&text))
+            + turns.sum::<usize>()
     }
 
     /// The number of turns that are summed up in one line.
@@ -162,15 +175,19 @@ impl MessageHistory {
         self.turns.iter().take_while(|turn| turn.form == Form::Gone).count()
     }
 
-    /// The first message: the task, and the line about turns that are not shown.
+    /// The first message: the task with its last line, or with the line about turns that are not shown.
     fn opening(&self) -> String {
-        match self.gone() {
-            0 => self.task.clone(),
-            gone => format!(
-                "{}\n\n[Turns 1 to {gone} are not shown. Their variables are still there: SHOW_VARS() lists them.]",
-                self.task
-            ),
+        match self.hidden() {
+            None => format!("{}\n{}", self.task, self.line),
+            Some(hidden) => format!("{}{hidden}", self.task),
         }
+    }
+
+    /// The line about turns that are not shown.
+    fn hidden(&self) -> Option<String> {
+        let gone = self.gone();
+        let says = "are not shown. Their variables are still there: SHOW_VARS() lists them.";
+        (gone > 0).then(|| format!("\n\n[Turns 1 to {gone} {says}]"))
     }
 }
 
@@ -182,13 +199,17 @@ impl Turn {
     fn tokens(&self, number: usize) -> usize {
         match self.form {
             Form::Gone => 0,
+            Form::Whole => tokens(&self.reply) + tokens(&self.feedback) + LINE_TOKENS,
             _ => self.shown(number).iter().map(|text| tokens(text)).sum(),
         }
     }
 
     fn shown(&self, number: usize) -> [Cow<'_, str>; 2] {
         match self.form {
-            Form::Whole => [(&*self.reply).into(), (&*self.feedback).into()],
+            Form::Whole => [
+                (&*self.reply).into(),
+                format!("{}\n\n{}", self.feedback, self.line).into(),
+            ],
             Form::Short => [
                 middle_cut(&self.reply, SHORT_REPLY_CHARS).into(),
                 middle_cut(&self.feedback, SHORT_OUTPUT_CHARS).into(),
@@ -216,10 +237,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn history(max_tokens: usize, turns: &[(usize, usize)]) -> (MessageHistory, usize) {
-        let mut history = MessageHistory::new("rules".repeat(20), "task".to_owned(), max_tokens);
+        let mut history = MessageHistory::new("rules".repeat(20), "task".to_owned(), "line".to_owned(), max_tokens);
         let mut compactions = 0;
         for (reply, feedback) in turns {
-            history.add("r".repeat(*reply), 1, "f".repeat(*feedback));
+            history.add("r".repeat(*reply), 1, "f".repeat(*feedback), "line".to_owned());
             compactions += usize::from(history.compact().is_some());
         }
         (history, compactions)
@@ -231,7 +252,8 @@ mod tests {
         let messages = history.messages();
         assert_eq!(compactions, 0);
         assert_eq!(messages.len(), 6);
-        assert_eq!(messages[5].content, "f".repeat(400));
+        assert_eq!(messages[1].content, "task\nline");
+        assert_eq!(messages[5].content, format!("{}\n\nline", "f".repeat(400)));
     }
 
     #[test]

@@ -269,10 +269,15 @@ mod tests {
 
     #[test]
     fn messages_stay_the_same_between_compactions() {
-        let mut history = MessageHistory::new("rules".to_owned(), "task".to_owned(), 20_000);
+        let mut history = MessageHistory::new("rules".to_owned(), "task".to_owned(), "line".to_owned(), 20_000);
         let (mut changes, mut last) = (0, Vec::new());
         for turn in 0..200 {
-            history.add(format!("reply {turn} {}", "x".repeat(2_000)), 1, "output ".repeat(300));
+            history.add(
+                format!("reply {turn} {}", "x".repeat(2_000)),
+                1,
+                "output ".repeat(300),
+                "line".to_owned(),
+            );
             history.compact();
             let messages = history.messages();
             changes += usize::from(!messages.starts_with(&last));

@@ -140,7 +140,7 @@ const SUITES = [
   },
   { name: "tsc", command: ["tsc"], needs: ["build"] },
   { name: "package", command: ["node", "tests/package.mjs"], count: sumLine, needs: ["build"] },
-  ...inBrowsers(1, "lifecycle", ...either(["--cycles", "200"], ["--cycles", "60"])),
+  ...inBrowsers(1, "lifecycle", ...either(["--cycles", "200"], ["--cycles", "30"])),
   ...pythons().map(({ version, program }) => ({ name: `python ${version}`, ...pytest(program, "tests/python") })),
   {
     name: "python client",

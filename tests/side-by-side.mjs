@@ -6,7 +6,7 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { run } from "../scripts/project.mjs";
-import { sideBySide } from "../scripts/side-by-side.mjs";
+import { sideBySide, spread } from "../scripts/side-by-side.mjs";
 import { Score } from "./e2e/harness.mjs";
 
 const score = new Score();
@@ -71,6 +71,17 @@ await test("jobs that need each other are an error", async () => {
     { name: "b", needs: ["a"] },
   ]);
   await rejects(over, /need each other: a, b/);
+});
+
+await test("those that wait are spread among the others, and none is lost", async () => {
+  const jobs = (/** @type {string} */ names, /** @type {number} */ processors) =>
+    [...names].map((name) => ({ name, processors }));
+  const order = (/** @type {string} */ others, /** @type {string} */ waiting) =>
+    spread([...jobs(waiting, 0.5), ...jobs(others, 0.7)], 0.6)
+      .map(({ name }) => name)
+      .join("");
+  deepStrictEqual([order("ABCD", "ab"), order("AB", "abcd")], ["AaBCbD", "AabBcd"]);
+  deepStrictEqual([order("", "ab"), order("AB", "")], ["ab", "AB"]);
 });
 
 await test("the seconds of processors are those of a program and of what it waited for", async () => {

@@ -60,18 +60,3 @@ export function ownMegabytes(root) {
 export function cpuSeconds(root) {
   return family(root).reduce((sum, { ticks }) => sum + ticks, 0) / TICKS;
 }
-
-/** Processor seconds of the children of this process that have ended, and of all that these waited for. Elsewhere than on Linux 0. */
-export function endedSeconds() {
-  try {
-    const stat = readFileSync("/proc/self/stat", "utf8");
-    // cutime, cstime
-    const fields = stat
-      .slice(stat.lastIndexOf(")") + 2)
-      .split(" ")
-      .slice(13, 15);
-    return fields.reduce((sum, field) => sum + Number(field), 0) / TICKS;
-  } catch {
-    return 0;
-  }
-}

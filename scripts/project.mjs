@@ -3,7 +3,6 @@ import { spawn } from "node:child_process";
 import { createWriteStream, mkdirSync } from "node:fs";
 import { delimiter, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { endedSeconds } from "./processes.mjs";
 
 /** The repository's folder. */
 export const root = dirname(dirname(fileURLToPath(import.meta.url)));
@@ -13,12 +12,6 @@ export const environment = {
   ...process.env,
   PATH: [join(root, ".setup/bin"), join(root, "node_modules/.bin"), process.env.PATH].join(delimiter),
 };
-
-/**
- * Processor seconds of the programs that have ended so far. The difference at a program's end is the program's. Of two that end at
- * the same moment, the first gets those of both.
- */
-let counted = endedSeconds();
 
 /**
  * Runs a program as `run` does; throws an error with its output if it fails.
@@ -35,15 +28,13 @@ export async function mustRun(command, { hint, ...options }) {
  * Runs a program in its own process group and streams its output into a file.
  * @param {string[]} command
  * @param {{ log: string, cwd?: string, timeoutSeconds?: number, env?: Record<string, string> }} options
- * @returns {Promise<{ ok: boolean, output: string, processorSeconds: number }>} `output` ends with the reason if the program could
- *   not run or took too long; `processorSeconds` counts the program and those that it waited for
+ * @returns {Promise<{ ok: boolean, output: string }>} `output` ends with the reason if the program could not run or took too long
  */
 export function run([program, ...args], { log, cwd = root, timeoutSeconds = 1200, env = {} }) {
   mkdirSync(dirname(log), { recursive: true });
   const file = createWriteStream(log);
   return new Promise((resolve) => {
     let output = "";
-    let processorSeconds = 0;
     const write = (/** @type {string} */ text) => {
       output += text;
       file.write(text);
@@ -75,13 +66,8 @@ export function run([program, ...args], { log, cwd = root, timeoutSeconds = 1200
     const end = (/** @type {boolean} */ ok) => {
       clearTimeout(timer);
       process.off("SIGINT", interrupted);
-      file.end(() => resolve({ ok, output, processorSeconds }));
+      file.end(() => resolve({ ok, output }));
     };
-    child.once("exit", () => {
-      const ended = endedSeconds();
-      processorSeconds = ended - counted;
-      counted = ended;
-    });
     child.stdout.setEncoding("utf8").on("data", write);
     child.stderr.setEncoding("utf8").on("data", write);
     child.once("error", (error) => {

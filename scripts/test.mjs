@@ -1,5 +1,5 @@
-// `npm test`: runs every suite, side by side as far as there are processors. Each suite prints one line when it ends: its counts,
-// its seconds, and those of processors that it took. The sum and the slowest follow at the end. A suite that cannot run has failed.
+// `npm test`: runs every suite, side by side as far as there are processors. Each suite prints one line of counts when it ends.
+// The sum and the slowest follow at the end. A suite that cannot run has failed.
 //   npm test -- --only cases     only suites whose name contains "cases" (several: --only rust,python)
 //   npm test -- --list           the suites' names
 //   npm test -- --long           ten minutes of soaking, more random cells, and every case everywhere
@@ -241,8 +241,8 @@ const colour = process.stdout.isTTY && !process.env.CI && !process.env.NO_COLOR;
 const paint = (/** @type {number} */ code, /** @type {string} */ text) =>
   colour ? `\x1b[${code}m${text}\x1b[0m` : text;
 const total = { passed: 0, failed: 0, skipped: 0 };
-/** Seconds of suites, their processor seconds, and seconds of tests. @type {Record<string, [number, string][]>} */
-const took = { suites: [], processors: [], tests: [] };
+/** Seconds of suites, and of tests. @type {{ suites: [number, string][], tests: [number, string][] }} */
+const took = { suites: [], tests: [] };
 /** Names of the suites that have failed. @type {Set<string>} */
 const failed = new Set();
 /** Names of the running suites, in the order of their beginning. @type {Set<string>} */
@@ -257,13 +257,7 @@ const slowest = (/** @type {[number, string][]} */ all) =>
     .slice(0, 8)
     .map(([seconds, name]) => `  ${seconds.toFixed(1).padStart(6)} s  ${name}`)
     .join("\n");
-if (chosen.length > 1) {
-  const busy = took.processors.reduce((sum, [seconds]) => sum + seconds, 0);
-  const share = busy / (((performance.now() - begin) / 1000) * availableParallelism());
-  console.log(`\nslowest suites\n${slowest(took.suites)}`);
-  console.log(`suites that compute most\n${slowest(took.processors)}`);
-  console.log(`all computed for ${busy.toFixed(0)} s, ${(100 * share).toFixed(0)} % of what the processors could`);
-}
+if (chosen.length > 1) console.log(`\nslowest suites\n${slowest(took.suites)}`);
 if (took.tests.length > 0) console.log(`slowest tests of suites that print them\n${slowest(took.tests)}`);
 const minutes = ((performance.now() - begin) / 60_000).toFixed(1);
 console.log(`\n${total.passed} passed, ${total.failed} failed, ${total.skipped} skipped in ${minutes} minutes`);
@@ -276,8 +270,8 @@ async function runSuite({ name, command, count = oneTest, cwd = ".", env, needs 
   running.add(name);
   showRunning();
   const begin = performance.now();
-  const { ok, output, processorSeconds } = missing
-    ? { ok: false, output: `not run: it needs "${missing}", which has failed`, processorSeconds: 0 }
+  const { ok, output } = missing
+    ? { ok: false, output: `not run: it needs "${missing}", which has failed` }
     : await run(command, {
         log,
         timeoutSeconds: long ? 3600 : 1200,
@@ -292,15 +286,13 @@ async function runSuite({ name, command, count = oneTest, cwd = ".", env, needs 
   if ((!ok || ranNothing) && counts.failed === 0) counts.failed = 1;
   for (const key of /** @type {(keyof typeof total)[]} */ (Object.keys(total))) total[key] += counts[key];
   took.suites.push([seconds, name]);
-  took.processors.push([processorSeconds, name]);
   took.tests.push(.../** @type {[number, string][]} */ (slowTests(output).map(([s, test]) => [s, `${name}: ${test}`])));
   if (counts.failed > 0) failed.add(name);
 
   const mark = counts.failed > 0 ? paint(31, "✗") : paint(32, "✓");
   const numbers = `${counts.passed} passed, ${counts.failed} failed, ${counts.skipped} skipped`;
   const clear = colour ? "\r\x1b[K" : "";
-  const times = [seconds, processorSeconds].map((time) => time.toFixed(1).padStart(6));
-  console.log(`${clear}${mark} ${name.padEnd(26)} ${numbers.padEnd(38)} ${times[0]} s ${times[1]} s computed`);
+  console.log(`${clear}${mark} ${name.padEnd(26)} ${numbers.padEnd(38)} ${seconds.toFixed(1).padStart(6)} s`);
   running.delete(name);
   if (missing) console.log(`    ${output}`);
   else if (counts.failed > 0) {

@@ -1,11 +1,6 @@
-// Tests of scripts/side-by-side.mjs, which runs the suites of `npm test`: with jobs that end when they are told to. And of the
-// processor seconds that project.mjs counts for each of them.
+// Tests of scripts/side-by-side.mjs, which runs the suites of `npm test`: with jobs that end when they are told to.
 //   node tests/side-by-side.mjs
-import { deepStrictEqual, ok, rejects } from "node:assert";
-import { mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
-import { run } from "../scripts/project.mjs";
+import { deepStrictEqual, rejects } from "node:assert";
 import { sideBySide, spread } from "../scripts/side-by-side.mjs";
 import { Score } from "./e2e/harness.mjs";
 
@@ -82,21 +77,6 @@ await test("those that wait are spread among the others, and none is lost", asyn
       .join("");
   deepStrictEqual([order("ABCD", "ab"), order("AB", "abcd")], ["AaBCbD", "AabBcd"]);
   deepStrictEqual([order("", "ab"), order("AB", "")], ["ab", "AB"]);
-});
-
-await test("the seconds of processors are those of a program and of what it waited for", async () => {
-  const folder = mkdtempSync(join(tmpdir(), "side-by-side-"));
-  const compute = "while (process.cpuUsage().user < 300_000);";
-  const start = `require("node:child_process").spawnSync(process.execPath, ["-e", ${JSON.stringify(compute)}]);`;
-  const took = [];
-  for (const code of ["setTimeout(() => {}, 300)", compute, start]) {
-    const { processorSeconds } = await run([process.execPath, "-e", code], { log: join(folder, "log") });
-    took.push(processorSeconds);
-  }
-  const [idle = 0, busy = 0, parent = 0] = took;
-  rmSync(folder, { recursive: true });
-  ok(Math.min(busy, parent) >= 0.3, `${busy} s and ${parent} s, of which each computes for at least 0.3 s`);
-  ok(idle < Math.min(busy, parent), `${idle} s of one that waits, ${busy} s of one that computes`);
 });
 
 score.end();

@@ -8,6 +8,20 @@
  */
 
 /**
+ * Spreads jobs that mostly wait evenly among the others, so that there is always one for the room that two others leave. The
+ * order of both kinds stays.
+ * @template {Job} T
+ * @param {T[]} jobs @param {number} most  processors that a job keeps busy which mostly waits
+ */
+export function spread(jobs, most) {
+  const waits = (/** @type {T} */ { processors = 1 }) => processors <= most;
+  const [others, waiting] = [jobs.filter((job) => !waits(job)), jobs.filter(waits)];
+  if (others.length === 0) return waiting;
+  const until = (/** @type {number} */ at) => Math.round((at * waiting.length) / others.length);
+  return others.flatMap((job, at) => [job, ...waiting.slice(until(at), until(at + 1))]);
+}
+
+/**
  * Runs the jobs in their order. Each begins as soon as the jobs it needs are over and there is room. No job passes an
  * earlier one that waits for room: so the order is the same in every run, and small jobs do not hold up a large one.
  * @template {Job} T

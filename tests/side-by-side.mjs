@@ -1,7 +1,7 @@
 // Tests of scripts/side-by-side.mjs, which runs the suites of `npm test`: with jobs that end when they are told to.
 //   node tests/side-by-side.mjs
 import { deepStrictEqual, rejects } from "node:assert";
-import { sideBySide } from "../scripts/side-by-side.mjs";
+import { sideBySide, spread } from "../scripts/side-by-side.mjs";
 import { Score } from "./e2e/harness.mjs";
 
 const score = new Score();
@@ -66,6 +66,17 @@ await test("jobs that need each other are an error", async () => {
     { name: "b", needs: ["a"] },
   ]);
   await rejects(over, /need each other: a, b/);
+});
+
+await test("those that wait are spread among the others, and none is lost", async () => {
+  const jobs = (/** @type {string} */ names, /** @type {number} */ processors) =>
+    [...names].map((name) => ({ name, processors }));
+  const order = (/** @type {string} */ others, /** @type {string} */ waiting) =>
+    spread([...jobs(waiting, 0.5), ...jobs(others, 0.7)], 0.6)
+      .map(({ name }) => name)
+      .join("");
+  deepStrictEqual([order("ABCD", "ab"), order("AB", "abcd")], ["AaBCbD", "AabBcd"]);
+  deepStrictEqual([order("", "ab"), order("AB", "")], ["ab", "AB"]);
 });
 
 score.end();

@@ -487,7 +487,8 @@ async function runStep(step, world) {
   if (outcome === "ok" && result.error !== undefined) problems.push(`error: ${show(result.error)}`);
   if (problems.length > 0 && result.error && !expect.error) problems.push(`(its error: ${show(result.error)})`);
   if (problems.length > 0 && result.traceback && outcome === "ok") problems.push(`(${show(result.traceback)})`);
-  if (problems.length > 0 && result.result && !("result" in expect)) problems.push(`(its result: ${show(result.result)})`);
+  if (problems.length > 0 && result.result && !("result" in expect))
+    problems.push(`(its result: ${show(result.result)})`);
   return problems;
 }
 

@@ -2,12 +2,13 @@
 // snapshots, and the leftovers of many sandboxes. The tests themselves are in lifecycle.js.
 //   node tests/e2e/lifecycle.mjs --browser chromium|firefox [--only part-of-a-name] [--cycles 200] [--seed 1]
 import { readdirSync, readFileSync } from "node:fs";
+import { createServer } from "node:http";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { family } from "../../scripts/processes.mjs";
 import { root } from "../../scripts/project.mjs";
 import { assemble } from "../../scripts/wat.mjs";
-import { openBrowser, Score } from "./harness.mjs";
+import { listen, openBrowser, Score } from "./harness.mjs";
 
 /** @typedef {import("puppeteer-core").Page} Page */
 
@@ -53,6 +54,13 @@ const test = (/** @type {string} */ name, /** @type {() => Promise<string[]>} */
 // In Firefox, only a client with access to the browser itself can have garbage collected.
 const host = await openBrowser(name, isChromium ? {} : { args: ["--remote-allow-system-access"] });
 const collectGarbage = await makeCollector();
+/** A server that answers after the milliseconds in the path. */
+const late = await listen(
+  createServer((request, response) => {
+    response.setHeader("Access-Control-Allow-Origin", "*");
+    setTimeout(() => response.end(), Number(request.url?.slice(1)));
+  }),
+);
 try {
   await tests();
   await manyOfThem();
@@ -65,6 +73,7 @@ try {
   score.fail("the tests could not be run", [String(/** @type {Error} */ (error).stack ?? error)]);
 } finally {
   await host.close();
+  await late.close();
 }
 score.end();
 
@@ -249,9 +258,11 @@ async function openPage() {
   page.setDefaultTimeout(0);
   await page.exposeFunction("countWorkers", countWorkers);
   await page.exposeFunction("collectGarbage", () => collectGarbage(page));
-  await page.evaluate(async () => {
-    /** @type {any} */ (window).life = await import(/** @type {any} */ ("/tests/e2e/lifecycle.js"));
-  });
+  await page.evaluate(async (url) => {
+    const window = /** @type {any} */ (globalThis);
+    window.late = url;
+    window.life = await import(/** @type {any} */ ("/tests/e2e/lifecycle.js"));
+  }, late.url);
   return page;
 }
 

@@ -729,7 +729,8 @@ const ENDS = {
     replies[0] = (replies[0] ?? "").replace("rlm_task", JSON.stringify(child));
     const problems = [];
     const counts = [];
-    for (let round = 0; round < 12; round += 1) {
+    // A leak of one reference in each run shows in nine runs, with the tolerance below.
+    for (let round = 0; round < 9; round += 1) {
       const result = await script(replies, { sandbox: { spares: 0 } });
       problems.push(...ended(result, "['echo: a', 'echo: b']"), ...result.problems);
       counts.push(countReferences(supervisor));
@@ -959,12 +960,12 @@ const HOSTILE = {
     const watch = setInterval(() => (most = Math.max(most, document.querySelectorAll("iframe").length)), 20);
     const child = JSON.stringify([cell("FINAL('x')")]);
     const code = cell(`answers = rlm_query_batched([${JSON.stringify(child)}] * 3000)\nFINAL(str(len(answers)))`);
-    const result = await script([code], { budget: { maxCalls: 40 }, maxConcurrentRuns: 2 });
+    const result = await script([code], { budget: { maxCalls: 12 }, maxConcurrentRuns: 2 });
     clearInterval(watch);
     return [
       ...ended(result, "3000"),
       ...(most <= 5 ? [] : [`${most} frames at once`]),
-      ...(result.usage.calls <= 40 ? [] : [`${result.usage.calls} calls`]),
+      ...(result.usage.calls <= 12 ? [] : [`${result.usage.calls} calls`]),
       ...result.problems,
     ];
   },

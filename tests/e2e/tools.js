@@ -9,10 +9,11 @@ export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
  * Waits until a condition holds. Rejects if it does not hold in time.
  * @template T
  * @param {() => T | Promise<T>} condition @param {string} what
+ * @param {number} [every]  milliseconds between two looks: more for a condition that costs much to look at
  * @returns {Promise<NonNullable<T>>} the condition's first true value
  */
-export async function until(condition, what, ms = 30_000) {
-  for (const end = performance.now() + ms; ; await pause(5)) {
+export async function until(condition, what, ms = 30_000, every = 5) {
+  for (const end = performance.now() + ms; ; await pause(every)) {
     const value = await condition();
     if (value) return value;
     if (performance.now() > end) throw new Error(`${what}: not within ${ms} ms`);

@@ -11,12 +11,16 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from conftest import CONFIG, Guest
 
 from sandglass.runtime import compiling
 from sandglass.runtime.compiling import Growing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: Cells of several statements.
 CELLS = {
@@ -72,6 +76,16 @@ def cuts(source: str) -> list[list[str]]:
     return [*([source[:at], source[at:]] for at in (*some, len(source))), [*pieces, ""], pieces]
 
 
+@pytest.fixture
+def _frozen() -> Iterator[None]:
+    """Keeps the garbage collector from what was there before the test: all of pytest, numpy and pandas."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_frozen")
 @pytest.mark.parametrize("source", CELLS.values(), ids=CELLS)
 def test_it_is_the_same_in_pieces(source: str) -> None:
     def come_to(pieces: list[str]) -> tuple[object, ...]:

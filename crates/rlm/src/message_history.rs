@@ -263,7 +263,10 @@ mod tests {
         assert!(compactions > 0);
         assert_eq!(messages[0].content, "rules".repeat(20));
         assert!(messages[1].content.starts_with("task"));
-        assert_eq!(messages[messages.len() - 1].content, "f".repeat(4_000));
+        assert_eq!(
+            messages[messages.len() - 1].content,
+            format!("{}\n\nline", "f".repeat(4_000))
+        );
         assert_eq!(messages[messages.len() - 2].content, "r".repeat(4_000));
     }
 

@@ -50,6 +50,8 @@ class User:
         self._history: dict[int, list[State]] = {0: self._states}
         #: Those of the execution whose state it is now.
         self._record = self._states
+        #: The value of `a` that was set since the last execution. A guest may be lost before or after that.
+        self._set_since: list[float] = []
         #: The variables that were there when a state was lost, and those of which the results have said so.
         self._before: set[str] = set()
         self._told: set[str] = set()
@@ -97,6 +99,7 @@ class User:
             self._before |= set(self._states[-1])
             self._told |= {lost.name for lost in run.state.lost}
             self._states = self._come_back_to(run)
+        self._set_since = []
         if run.outcome != "ok":
             if run.outcome == "error" and run.error_type not in ("MemoryError", "ValueError"):
                 raise Wrong(f"{code}: {run.error} {self._recent()}")
@@ -121,12 +124,11 @@ class User:
         return run
 
     def _come_back_to(self, run: CodeExecution) -> list[State]:
-        if run.state.status == "lost":
-            return [{}]
         number = run.state.restored_to
-        if number not in self._history:
+        if run.state.status != "lost" and number not in self._history:
             raise Wrong(f"it says that execution {number} is back, which never was {self._recent()} {run}")
-        return self._history[number]
+        states = [{}] if run.state.status == "lost" else self._history[number or 0]
+        return states + [{**state, "a": value} for state in states for value in self._set_since]
 
     def _recent(self) -> str:
         return f"(after {', '.join(self._done)})"
@@ -228,7 +230,7 @@ class User:
             raise Wrong(f"it went back to execution {number}, which never was {self._recent()}")
         # What was there before may be gone now, as the user wanted.
         self._states = self._record = self._history[number]
-        self._before, self._told = set(), set()
+        self._before, self._told, self._set_since = set(), set(), []
 
     async def _checkpoint(self) -> None:
         await self._sandbox.checkpoint()
@@ -240,6 +242,7 @@ class User:
         after = [{**state, "a": value} for state in self._states]
         self._record.extend(after)  # the state of that execution, if it is saved once more
         self._states = after
+        self._set_since = [value]
 
 
 def _compare(state: State, is_same: bool) -> None:

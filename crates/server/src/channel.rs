@@ -5,7 +5,7 @@
 //! | `{"type":"boot"}` | client | start a fresh guest; the one before is ended |
 //! | `{"type":"kill"}` | client | end the guest; with `"guest":n`, only if it is that one |
 //! | `{"type":"revive","checkpoint":c}` | client | as `boot`, with the state of a checkpoint |
-//! | `{"type":"pause","guest":n,"checkpoint":c}` | client | save the guest's state as checkpoint `c` |
+//! | `{"type":"pause","guest":n,"checkpoint":c}` | client | save the guest's state as checkpoint `c`, a number of the client's |
 //! | `{"type":"drop","checkpoint":c}` | client | give up a checkpoint |
 //! | `{"type":"booted","guest":n}` | server | guest `n`, from 1 on, takes messages |
 //! | `{"type":"lost","guest":n,"message":…,"killer":…}` | server | guest `n` ended, or could not start |

@@ -88,6 +88,13 @@ const thousandCuts = () => ({
   needs: ["rust build"],
   env: { SANDGLASS_CUTS: "1000" },
 });
+/** The suite of sandboxes whose states come and go for ten minutes. */
+const tenMinutesOfStates = () => ({
+  name: "soak of states",
+  ...pytest(python("python"), "tests/client/test_soak.py"),
+  needs: ["rust build"],
+  env: { SANDGLASS_SOAK_SECONDS: "600" },
+});
 /** The suite of the cases outside of browsers. @param {string} runtime */
 const onRuntime = (runtime) => ({
   name: `cases on ${runtime}`,
@@ -176,7 +183,7 @@ const SUITES = [
   ...inBrowsers(COMPUTES, "rlm"),
   ...inBrowsers(0.5, "models"),
   ...(long ? [{ name: "a local model", ...e2e("local-model") }] : []),
-  ...(long ? [thousandCuts()] : []),
+...(long ? [thousandCuts(), tenMinutesOfStates()] : []),
   ...inBrowsers(COMPUTES, "speculate", ...either(["--rounds", "20"])),
   ...inBrowsers(COMPUTES, "packages"),
   // Firefox is the browser in which Python can wait with shared memory only. Chromium waits so in the cases, too.

@@ -81,7 +81,7 @@ pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
     let data = match &value.body {
         JsBody::Bytes(data) => data,
         JsBody::Text(text) if value.encoding == Encoding::Text => return Ok(text.into()),
-        JsBody::Text(_) => {
+        JsBody::Text(_) | JsBody::Checkpoint(_) => {
             let what = "the value is not written as it says";
             return Err(Error::NotSerializable(what.to_owned()));
         }
@@ -122,7 +122,7 @@ pub(super) fn display(mime: &str, body: &JsBody) -> JsValue {
         JsBody::Bytes(data) => decode_text(data),
         JsBody::Text(text) if mime_kind(mime) == Some(Mime::Text) => text.into(),
         // Our guests never send this. The data become empty, so that an image's data are always base64.
-        JsBody::Text(_) | JsBody::Blob(_) => JsValue::from_str(""),
+        JsBody::Text(_) | JsBody::Blob(_) | JsBody::Checkpoint(_) => JsValue::from_str(""),
     };
     object(&[("mime", &mime.into()), ("data", &data)]).into()
 }

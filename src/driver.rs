@@ -147,9 +147,11 @@ impl Driver {
         let server = options
             .backend
             .as_ref()
-            .map(|backend| Server::new(backend, &options.limits));
+            .map(|backend| Server::new(backend, &options.limits, options.paused));
         let session = if server.is_none() {
             session.with_pings(random()).with_repeats()
+        } else if options.paused > 0 {
+            session.with_paused_guests(options.paused as usize)
         } else {
             session
         };
@@ -344,8 +346,15 @@ impl Driver {
             let Some(effect) = next else { break };
             match effect {
                 Effect::Guest(slot, GuestEffect::Boot) => self.boot(slot),
-                Effect::Guest(_, GuestEffect::Revive(_)) => {} // pages have no paused guests
+                Effect::Guest(_, GuestEffect::Revive(checkpoint)) => self.revive_remotely(&checkpoint),
                 Effect::Guest(slot, GuestEffect::Kill) => self.kill(slot),
+                Effect::Guest(_, GuestEffect::Post(Request::Save { checkpoint, .. }, _)) if self.server.is_some() => {
+                    self.pause_remotely(checkpoint);
+                }
+                // The guest on a server is a copy of the checkpoint, so it has the state already.
+                Effect::Guest(slot, GuestEffect::Restore(request, _)) if self.server.is_some() => {
+                    self.post(slot, request, None);
+                }
                 Effect::Guest(slot, GuestEffect::Post(request, body)) => self.post(slot, request, body),
                 Effect::Guest(slot, GuestEffect::Restore(request, bodies) | GuestEffect::Install(request, bodies)) => {
                     if let Some(held) = self.slots.at(slot) {

@@ -7,7 +7,7 @@
 //! | `guest_frame` | a guest: its frame and its worker |
 //! | `outbox` | messages to a guest, sent piece by piece |
 //! | `spares`, `snapshot` | started guests that nobody uses yet, and the memory that all guests start from |
-//! | `remote`, `wire` | guests on a server: the WebSocket, and its frames |
+//! | `remote`, `wire`, `paused` | guests on a server: the WebSocket, its frames, and checkpoints there |
 //! | `persist` | sessions that the browser keeps |
 //! | `options`, `host_function`, `arguments` | read the options of `createSandbox`, and the arguments of all methods |
 //! | `stop` | aborts work from outside |
@@ -39,6 +39,7 @@ mod host_function;
 mod options;
 mod outbox;
 mod packages;
+mod paused;
 mod persist;
 mod pieces;
 mod remote;

@@ -4,7 +4,7 @@
 use js_sys::{Array, Function};
 use wasm_bindgen::prelude::*;
 
-use super::arguments::{entries, function, one_of};
+use super::arguments::{entries, function, one_of, whole};
 use super::budget;
 use super::endpoint::Endpoint;
 use super::glue::is_page;
@@ -14,7 +14,7 @@ use super::persist::Persist;
 use super::remote::Backend;
 use sandglass_core::budget::BudgetLimits;
 use sandglass_core::error::Error;
-use sandglass_core::limits::Limits;
+use sandglass_core::limits::{Limits, MAX_CHECKPOINTS};
 use sandglass_core::protocol::{Profile, QUERIES};
 use sandglass_core::session::Execute;
 
@@ -66,6 +66,8 @@ pub(super) struct Options {
     pub(super) isolation: Isolation,
     /// The server that runs the guests; `None` when the page does.
     pub(super) backend: Option<Backend>,
+    /// The number of states that guests on a server keep as paused copies.
+    pub(super) paused: u32,
     /// The session that the browser keeps; `None` when it keeps none.
     pub(super) persist: Option<Persist>,
     pub(super) profile: Profile,
@@ -94,6 +96,7 @@ impl Options {
             budget: budget::Given::Limits(BudgetLimits::default()),
             isolation: Isolation::usual(),
             backend: None,
+            paused: 0,
             persist: None,
             profile: Profile::Default,
             predictions: false,
@@ -117,6 +120,9 @@ impl Options {
         if options.backend.is_some() {
             let given = given.iter().filter(|(_, value)| !value.is_undefined());
             options.leave_to_server(given.map(|(name, _)| name.as_str()))?;
+        } else if options.paused > 0 {
+            let why = "is a number for guests on a server only; without a backend, say \"auto\" or \"off\"";
+            return Err(Error::invalid("checkpoints", why));
         }
         if options.persist.is_some() && !options.limits.checkpoints {
             return Err(Error::invalid("persist", "needs checkpoints, which are \"off\""));
@@ -146,8 +152,8 @@ impl Options {
                 "isolation" => "is the server's to choose when there is a backend; leave it out",
                 "persist" => "is for guests of the page, and there is a backend; leave it out",
                 "assetsUrl" | "spares" => "is for guests of the page, and there is a backend; leave it out",
-                "checkpoints" if self.limits.checkpoints => {
-                    "is not possible with a backend yet; leave it out, or say \"off\""
+                "checkpoints" if self.limits.checkpoints && self.paused == 0 => {
+                    "is \"auto\" for guests of the page only; with a backend, say how many states are kept, or \"off\""
                 }
                 "predictions" if self.predictions => "need checkpoints, and there is a backend; leave them out",
                 _ if packages::Settings::NAMES.contains(&name) => {
@@ -157,7 +163,7 @@ impl Options {
             };
             return Err(Error::invalid(name, why));
         }
-        self.limits.checkpoints = false;
+        self.limits.checkpoints = self.paused > 0;
         Ok(())
     }
 
@@ -169,6 +175,9 @@ impl Options {
             "persist" => self.persist = Some(Persist::parse(name, value)?),
             "profile" => self.profile = profile(name, value)?,
             "outputFields" => self.output_fields = python_names(name, value)?,
+            "checkpoints" if value.as_f64().is_some() => {
+                self.paused = whole(name, value, 1.0, f64::from(MAX_CHECKPOINTS))?;
+            }
             "checkpoints" => self.limits.checkpoints = is_on(name, value)?,
             "predictions" => self.predictions = is_on(name, value)?,
             "budget" => self.budget = budget::Given::parse(value)?,

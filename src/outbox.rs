@@ -10,6 +10,7 @@ use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::{Blob, MessageChannel, MessagePort};
 
 use super::glue::{bytes, describe, now, well_formed};
+use super::paused::RemoteCheckpoint;
 use super::wire::Wire;
 use sandglass_core::protocol::{Encoding, Request};
 use sandglass_core::session::Body;
@@ -33,6 +34,8 @@ pub(super) enum JsBody {
     Bytes(Uint8Array),
     /// A checkpoint or a file. The browser holds its bytes outside of the page's memory, and it is sent as it is.
     Blob(Blob),
+    /// A checkpoint on a server. It is never sent.
+    Checkpoint(Rc<RemoteCheckpoint>),
 }
 
 impl Body for JsBody {
@@ -42,6 +45,7 @@ impl Body for JsBody {
             Self::Bytes(data) => data.length() as usize,
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
             Self::Blob(blob) => blob.size() as usize,
+            Self::Checkpoint(_) => 0,
         }
     }
 }
@@ -58,6 +62,7 @@ impl JsBody {
                 reason = "at most what a value may take"
             )]
             Self::Blob(blob) => blob.size() as u32,
+            Self::Checkpoint(_) => 0,
         }
     }
 }
@@ -126,7 +131,7 @@ impl Cutter {
             }
             JsBody::Text(text) => self.text_piece(text, start),
             // A checkpoint is sent as it is, and a file is read in pieces by `read`.
-            JsBody::Blob(_) => Piece {
+            JsBody::Blob(_) | JsBody::Checkpoint(_) => Piece {
                 bytes: Uint8Array::new_with_length(0),
                 next: 0,
                 owned: true,

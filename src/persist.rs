@@ -237,6 +237,7 @@ fn value_of(body: &JsBody) -> JsValue {
         JsBody::Text(text) => text.into(),
         JsBody::Bytes(bytes) => bytes.into(),
         JsBody::Blob(blob) => blob.into(),
+        JsBody::Checkpoint(_) => JsValue::UNDEFINED, // sessions on servers are not kept
     }
 }
 

@@ -6,6 +6,7 @@
 mod connect;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 
 use js_sys::{ArrayBuffer, JsString};
@@ -16,6 +17,7 @@ use web_sys::{AbortController, Url};
 
 use super::arguments::entries;
 use super::glue::{get, global};
+use super::paused::{Holder, RemoteCheckpoint};
 use super::socket::Socket;
 use super::wire::{News, OnNews, Wire, guest_of};
 use sandglass_core::error::Error;
@@ -110,6 +112,8 @@ struct Line {
     guests: Cell<u32>,
     /// The seat of the newest guest.
     seat: RefCell<Weak<Seat>>,
+    /// The checkpoints that the server holds.
+    checkpoints: RefCell<BTreeSet<u32>>,
 }
 
 /// The state that a guest and its connection share.
@@ -145,13 +149,32 @@ enum Notice {
         #[serde(default)]
         killer: Option<Killer>,
     },
+    Paused {
+        guest: u32,
+        checkpoint: u32,
+    },
+    Unpaused {
+        guest: u32,
+        checkpoint: u32,
+        #[serde(default)]
+        message: String,
+    },
+    Gone {
+        checkpoint: u32,
+        #[serde(default)]
+        message: String,
+    },
     #[serde(other)]
     Other,
 }
 
 impl Server {
-    pub(super) fn new(backend: &Backend, limits: &Limits) -> Rc<Self> {
+    /// `checkpoints`: the number of states that guests keep.
+    pub(super) fn new(backend: &Backend, limits: &Limits, checkpoints: u32) -> Rc<Self> {
         let (default, mut wanted) = (Limits::default(), serde_json::json!({ "channel": true }));
+        if checkpoints > 0 {
+            wanted["checkpoints"] = checkpoints.into();
+        }
         // Options that were not given take the server's defaults.
         for (name, bytes, default) in [
             ("memoryLimit", limits.max_memory_bytes, default.max_memory_bytes),
@@ -175,20 +198,33 @@ impl Server {
         *self.isolation.borrow()
     }
 
-    /// Starts a guest.
-    pub(super) fn boot(self: &Rc<Self>, on_news: OnNews) -> RemoteGuest {
+    /// Starts a guest, with the state of a checkpoint if there is one.
+    pub(super) fn boot(self: &Rc<Self>, on_news: OnNews, from: Option<&RemoteCheckpoint>) -> RemoteGuest {
         let seat = Rc::new(Seat {
             on_news,
             number: Cell::default(),
             has_booted: Cell::default(),
         });
         let line = self.line.borrow().clone().filter(|line| line.socket.is_open());
-        let opening = match line {
-            Some(line) => {
-                line.boot(&seat);
+        let opening = match (line, from) {
+            (Some(line), None) => {
+                line.boot(&seat, None);
                 None
             }
-            None => self.open(&seat),
+            (Some(line), Some(from)) if from.is_held_by(&line) => {
+                line.boot(&seat, Some(from.number()));
+                None
+            }
+            (None, None) => self.open(&seat),
+            (_, Some(_)) => {
+                let seat = Rc::downgrade(&seat);
+                spawn_local(async move {
+                    let Some(seat) = seat.upgrade() else { return };
+                    let why = "the connection to the server that held it has ended".to_owned();
+                    (seat.on_news)(News::Lost(Error::GuestLost(why), None));
+                });
+                None
+            }
         };
         RemoteGuest {
             seat,
@@ -207,7 +243,7 @@ impl Server {
             // If the caller has given up meanwhile, dropping the socket closes it.
             let Some(seat) = seat.upgrade() else { return };
             match opened {
-                Ok(opened) => server.connected(opened).boot(&seat),
+                Ok(opened) => server.connected(opened).boot(&seat, None),
                 Err(error) => (seat.on_news)(News::Lost(error, None)),
             }
         });
@@ -220,6 +256,7 @@ impl Server {
             socket,
             guests: Cell::default(),
             seat: RefCell::default(),
+            checkpoints: RefCell::default(),
         });
         let this = Rc::downgrade(&line);
         let on_message = move |data: &JsValue| {
@@ -233,6 +270,7 @@ impl Server {
                 return;
             };
             server.hang_up(&line);
+            line.lose_checkpoints();
             let (url, why) = (&server.backend.url, server.backend.without_key(why));
             line.fail(Error::BackendUnavailable(format!(
                 "the connection to the sandglass-host server at {url} ended{why}, and the guest with it; \
@@ -259,22 +297,35 @@ impl Server {
 }
 
 impl Line {
-    fn boot(&self, seat: &Rc<Seat>) {
+    fn boot(&self, seat: &Rc<Seat>, checkpoint: Option<u32>) {
         let number = self.guests.get() + 1;
         self.guests.set(number);
         seat.number.set(number);
         self.seat.replace(Rc::downgrade(seat));
-        self.tell("boot", number);
+        match checkpoint {
+            Some(checkpoint) => self.send(&serde_json::json!({ "type": "revive", "checkpoint": checkpoint })),
+            None => self.tell("boot", number),
+        }
     }
 
     fn tell(&self, what: &str, guest: u32) {
-        let notice = serde_json::json!({ "type": what, "guest": guest });
+        self.send(&serde_json::json!({ "type": what, "guest": guest }));
+    }
+
+    fn send(&self, notice: &serde_json::Value) {
         self.socket.send_text(&notice.to_string());
     }
 
-    fn receive(&self, data: &JsValue) {
+    fn receive(self: &Rc<Self>, data: &JsValue) {
+        let notice = || -> Option<Notice> {
+            let text = data.dyn_ref::<JsString>().filter(|text| text.length() <= MAX_NOTICE);
+            text.and_then(|text| serde_json::from_str(&String::from(text)).ok())
+        };
         // The listener may drop the seat and the connection.
         let Some(seat) = self.seat.borrow().upgrade() else {
+            if let Some(Notice::Paused { checkpoint, .. }) = notice() {
+                drop(self.checkpoint(checkpoint)); // ends the copy of a guest that is gone
+            }
             return;
         };
         if let Some(frame) = data.dyn_ref::<ArrayBuffer>() {
@@ -283,8 +334,7 @@ impl Line {
             }
             return;
         }
-        let text = data.dyn_ref::<JsString>().filter(|text| text.length() <= MAX_NOTICE);
-        match text.and_then(|text| serde_json::from_str(&String::from(text)).ok()) {
+        match notice() {
             Some(Notice::Booted { guest }) if guest == seat.number.get() && !seat.has_booted.replace(true) => {
                 let wire = Wire::new(self.socket.sender(), guest, seat.on_news.clone());
                 (seat.on_news)(News::Booted(wire));
@@ -293,11 +343,47 @@ impl Line {
                 let error = Error::GuestLost(format!("the guest ended: {message}"));
                 (seat.on_news)(News::Lost(error, killer));
             }
-            Some(Notice::Booted { .. } | Notice::Lost { .. } | Notice::Other) => {}
+            Some(Notice::Paused { guest, checkpoint }) => {
+                let checkpoint = self.checkpoint(checkpoint);
+                if guest == seat.number.get() {
+                    (seat.on_news)(News::Paused(Rc::new(checkpoint)));
+                }
+            }
+            Some(Notice::Unpaused {
+                guest,
+                checkpoint,
+                message,
+            }) if guest == seat.number.get() => (seat.on_news)(News::NotPaused(checkpoint, message)),
+            Some(Notice::Gone { checkpoint, message }) => (seat.on_news)(News::Gone(checkpoint, message)),
+            Some(Notice::Booted { .. } | Notice::Lost { .. } | Notice::Unpaused { .. } | Notice::Other) => {}
             None => self.fail(Error::BackendUnavailable(
                 "what answers at backend.url is no sandglass-host server of this release".to_owned(),
             )),
         }
+    }
+
+    /// Tells the session that no checkpoint is there any more.
+    fn lose_checkpoints(&self) {
+        let Some(seat) = self.seat.borrow().upgrade() else {
+            return;
+        };
+        let all = self.checkpoints.borrow().clone();
+        for checkpoint in all {
+            let why = "the connection to the server that held it has ended".to_owned();
+            (seat.on_news)(News::Gone(checkpoint, why));
+        }
+    }
+
+    /// A checkpoint that the server holds.
+    fn checkpoint(self: &Rc<Self>, number: u32) -> RemoteCheckpoint {
+        self.checkpoints.borrow_mut().insert(number);
+        let this: Weak<Self> = Rc::downgrade(self);
+        RemoteCheckpoint::new(number, this)
+    }
+
+    /// Has a guest make a paused copy of itself.
+    fn pause(&self, guest: u32, checkpoint: u32) {
+        self.send(&serde_json::json!({ "type": "pause", "guest": guest, "checkpoint": checkpoint }));
     }
 
     fn fail(&self, error: Error) {
@@ -308,7 +394,21 @@ impl Line {
     }
 }
 
+impl Holder for Line {
+    fn forget(&self, checkpoint: u32) {
+        self.checkpoints.borrow_mut().remove(&checkpoint);
+        self.send(&serde_json::json!({ "type": "drop", "checkpoint": checkpoint }));
+    }
+}
+
 impl RemoteGuest {
+    /// Has the guest make a paused copy of itself.
+    pub(super) fn pause(&self, checkpoint: u32) {
+        if let Some(line) = &*self.server.line.borrow() {
+            line.pause(self.seat.number.get(), checkpoint);
+        }
+    }
+
     /// Counts bytes of output that were taken. Returns the sum when it is large enough to tell the guest.
     pub(super) fn took(&self, bytes: f64) -> Option<f64> {
         let untold = self.untold.get() + bytes;
@@ -327,7 +427,7 @@ impl Drop for RemoteGuest {
         let Some(line) = line.filter(|line| std::ptr::eq(line.seat.borrow().as_ptr(), Rc::as_ptr(&self.seat))) else {
             return;
         };
-        if self.seat.has_booted.get() {
+        if self.seat.has_booted.get() || !line.checkpoints.borrow().is_empty() {
             line.tell("kill", self.seat.number.get());
         } else {
             self.server.hang_up(&line); // a server that cannot start a guest may be out of reach

@@ -63,8 +63,11 @@ export interface SandboxOptions {
    * where memory is short. Default 2.
    */
   maxShadows?: number;
-  /** `"auto"` (default) saves the state while nothing runs, so that the state survives the loss of a guest. */
-  checkpoints?: "auto" | "off";
+  /**
+   * `"auto"` (default) saves the state while nothing runs, so that the state survives the loss of a guest. With a `backend` in bubblewrap or a
+   * plain process: the number of states that are kept, from 1 to 16. Default there: none.
+   */
+  checkpoints?: "auto" | "off" | number;
   /**
    * `"auto"`: the sandbox guesses code, and runs it ahead when no code is hinted at or being written. It guesses by the variables and their
    * columns, by the code before, and by the conversation (`updateConversation`). It guesses less where guesses have not been worth their
@@ -119,8 +122,8 @@ export interface SandboxOptions {
   isolation?: "frame" | "worker" | "process" | "none";
   /**
    * A `sandglass-host` server that runs Python instead of the page: in bubblewrap, in Docker or as a plain process, see
-   * `capabilities.isolation`. Functions, budgets and time limits stay in the page. Packages are those of the server's Python. There are no
-   * checkpoints, so `checkpoint`, `undo`, `restore` and `fork` reject.
+   * `capabilities.isolation`. Functions, budgets and time limits stay in the page. Packages are those of the server's Python. `checkpoint`,
+   * `undo` and `restore` need `checkpoints: n`, and `fork` rejects.
    */
   backend?: Backend;
   /** The address of the package's `dist/`. Default: beside the package's entry. */

@@ -10,6 +10,7 @@ use js_sys::{Array, ArrayBuffer, Uint8Array};
 use wasm_bindgen::prelude::*;
 
 use super::glue::bytes;
+use super::paused::RemoteCheckpoint;
 use super::socket::Sender;
 use sandglass_core::error::Error;
 use sandglass_core::execution::Killer;
@@ -28,6 +29,12 @@ pub(super) enum News<'a> {
     Frame(&'a ArrayBuffer),
     /// The guest is lost, or could not be started. Names the limit that killed it, if one did.
     Lost(Error, Option<Killer>),
+    /// The guest has made a paused copy of itself.
+    Paused(Rc<RemoteCheckpoint>),
+    /// The guest has made no copy for this checkpoint. Carries the reason.
+    NotPaused(u32, String),
+    /// The copy that holds this checkpoint has ended. Carries the reason.
+    Gone(u32, String),
     /// The file that this request sends cannot be read. With `begun`, a part of it has been sent.
     Unreadable {
         request: &'a Request,

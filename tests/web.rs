@@ -54,6 +54,7 @@ fn right_options_are_taken() {
         "Object.create(null)",
         "{ backend: { url: 'http://127.0.0.1:8788' } }",
         "{ backend: { url: new URL('https://example.com/a/'), apiKey: 'k+/=', unknown: undefined }, checkpoints: 'off' }",
+        "{ backend: { url: '/' }, checkpoints: 16 }",
         "{ backend: { url: '/sandglass' }, memoryLimit: 1e9, spares: undefined }",
     ] {
         check_options(&js(options)).expect(options);
@@ -108,6 +109,9 @@ fn a_wrong_option_is_named() {
         ("{ spares: 1, backend: { url: '/' } }", "spares"),
         ("{ backend: { url: '/' }, assetsUrl: '/' }", "assetsUrl"),
         ("{ backend: { url: '/' }, checkpoints: 'auto' }", "checkpoints"),
+        ("{ backend: { url: '/' }, checkpoints: 0 }", "checkpoints"),
+        ("{ backend: { url: '/' }, checkpoints: 17 }", "checkpoints"),
+        ("{ checkpoints: 3 }", "checkpoints"),
         ("{ backend: { url: '/' }, packages: [] }", "packages"),
         ("{ backend: { url: '/' }, autoImport: false }", "autoImport"),
         ("'text'", "options"),

@@ -148,6 +148,11 @@ impl Cgroup {
         }
     }
 
+    /// Bytes of memory that the kernel cannot take back. Pages that processes share count once.
+    pub fn held_bytes(&self) -> Option<u64> {
+        self.path.held_bytes()
+    }
+
     /// Returns true if no process is in the group.
     pub fn is_empty(&self) -> bool {
         fs::read_to_string(self.path.pids.join("cgroup.procs")).map_or(true, |members| members.trim().is_empty())

@@ -13,11 +13,13 @@ use sandglass_core::{Error, Killer};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
+use self::copies::Kin;
 use self::fork::{Forker, Succession};
 use crate::cgroup::Bounds;
 use crate::frame::{FRAME_SLACK_BYTES, Frame, FrameError, FrameReader, Outbox};
 use futures_util::future::BoxFuture;
 
+pub mod copies;
 pub(crate) mod fork;
 pub(crate) mod memory;
 pub(crate) mod paused;
@@ -131,6 +133,11 @@ pub trait Process: Send + Sync + 'static {
         Hits::default()
     }
 
+    /// Bytes of memory that its processes hold together, if the system counts them together.
+    fn held_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// A function that kills all its processes but these, and waits for their end. It blocks, and returns false if some are left. `None`
     /// if processes of this kind end only together.
     fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
@@ -155,10 +162,8 @@ pub struct Guest {
     kept: Vec<Box<dyn Any + Send + Sync>>,
     has_waited: bool,
     on_sent: Option<OnSent>,
-    forker: Option<Forker>,
+    kin: Kin,
     succession: Option<Succession>,
-    own: Option<GuestProcess>,
-    boundary: Option<Arc<paused::Boundary>>,
 }
 
 /// Receives each frame that is sent to a guest.
@@ -183,10 +188,8 @@ impl Guest {
             kept: Vec::new(),
             has_waited: false,
             on_sent: None,
-            forker: None,
+            kin: Kin::default(),
             succession: None,
-            own: None,
-            boundary: None,
         }
     }
 
@@ -200,26 +203,24 @@ impl Guest {
         } = revived;
         Self {
             kept: root._kept,
-            own: Some(own),
-            boundary: Some(boundary),
-            ..Self::new(channel, epoch, root.process).with_forker(forker)
+            kin: Kin {
+                forker: Some(forker),
+                own: Some(own),
+                boundary: Some(boundary),
+            },
+            ..Self::new(channel, epoch, root.process)
         }
     }
 
-    /// Takes out the guest's own process, if it is known apart from the one that the host started.
-    pub(crate) fn take_own(&mut self) -> Option<GuestProcess> {
-        self.own.take()
-    }
-
-    /// Takes out the record of all that was started for the guest.
-    pub(crate) fn take_boundary(&mut self) -> Option<Arc<paused::Boundary>> {
-        self.boundary.take()
+    /// Takes out the way to fork the guest, and its place among its paused copies.
+    pub fn take_kin(&mut self) -> Kin {
+        std::mem::take(&mut self.kin)
     }
 
     /// Adds the forker of a guest that can fork.
     #[must_use]
     pub(crate) fn with_forker(mut self, forker: Forker) -> Self {
-        self.forker = Some(forker);
+        self.kin.forker = Some(forker);
         self
     }
 
@@ -230,9 +231,9 @@ impl Guest {
         self
     }
 
-    /// Takes the forker and the succession out of the guest.
-    pub(crate) fn take_forks(&mut self) -> (Option<Forker>, Option<Succession>) {
-        (self.forker.take(), self.succession.take())
+    /// Takes the succession out of the guest.
+    pub(crate) fn take_succession(&mut self) -> Option<Succession> {
+        self.succession.take()
     }
 
     /// Sets the receiver of each frame that is sent to the guest.
@@ -273,7 +274,7 @@ impl Guest {
     #[must_use]
     pub(crate) fn keep_with_copies(mut self, what: Option<Arc<dyn Any + Send + Sync>>) -> Self {
         if let Some(what) = what {
-            self.forker = self.forker.map(|forker| forker.keep(Arc::clone(&what)));
+            self.kin.forker = self.kin.forker.map(|forker| forker.keep(Arc::clone(&what)));
             self.kept.push(Box::new(what));
         }
         self
@@ -387,6 +388,11 @@ impl GuestProcess {
     /// The counts of limits that were reached.
     pub fn hits(&self) -> Hits {
         self.process.hits()
+    }
+
+    /// Bytes of memory that its processes hold together: see [`Process::held_bytes`].
+    pub(crate) fn held_bytes(&self) -> Option<u64> {
+        self.process.held_bytes()
     }
 
     /// A function that kills all its processes but these: see [`Process::sweeper`].

@@ -250,7 +250,21 @@ impl Pool {
     /// The reason why there is none. [`Error::BackendUnavailable`] without a zygote. While no guest can be made at all, this
     /// error comes at once; the pool itself tries again.
     pub async fn acquire_with_workspace(&self, workspace: &str) -> Result<Guest, Error> {
-        let (true, Source::Zygote(launcher)) = (self.has_workspaces(), &self.shared.source) else {
+        self.acquire_forked(Some(workspace), false).await
+    }
+
+    /// A guest that makes copies of itself, with one of the workspaces that the zygote sees if one is named. It is forked now, because
+    /// spares make no copies.
+    ///
+    /// # Errors
+    /// As [`Pool::acquire_with_workspace`].
+    pub async fn acquire_with_copies(&self, workspace: Option<&str>) -> Result<Guest, Error> {
+        self.acquire_forked(workspace, true).await
+    }
+
+    async fn acquire_forked(&self, workspace: Option<&str>, copies: bool) -> Result<Guest, Error> {
+        let has_workspaces = workspace.is_none() || self.has_workspaces();
+        let (true, Source::Zygote(launcher)) = (has_workspaces, &self.shared.source) else {
             return Err(Error::BackendUnavailable(
                 "guests of this pool have no workspaces".to_owned(),
             ));
@@ -259,7 +273,7 @@ impl Pool {
             return Err(why.clone());
         }
         let begin = Instant::now();
-        let forked = self.shared.fork(launcher, Some(workspace)).await;
+        let forked = self.shared.fork(launcher, workspace, copies).await;
         let mut state = self.shared.state();
         state.note(begin, &forked);
         if forked.is_ok() {
@@ -282,6 +296,11 @@ impl Pool {
         // A spare in the making becomes one of the waiting spares, and is then ended with them.
         let _none = shared.making.write().await;
         shared.end_spares().await;
+    }
+
+    /// Returns true when guests of this pool can make copies of themselves. Only forked guests can.
+    pub fn has_copies(&self) -> bool {
+        matches!(&self.shared.source, Source::Zygote(_))
     }
 
     /// Returns true when guests of this pool can have workspaces. Only forked guests can.
@@ -436,13 +455,18 @@ impl Shared {
     async fn make(&self) -> Result<Guest, Error> {
         match &self.source {
             Source::Fresh(launcher) => launcher.launch().await,
-            Source::Zygote(launcher) => self.fork(launcher, None).await,
+            Source::Zygote(launcher) => self.fork(launcher, None, false).await,
         }
     }
 
-    async fn fork(&self, launcher: &Arc<dyn ZygoteLauncher>, workspace: Option<&str>) -> Result<Guest, Error> {
+    async fn fork(
+        &self,
+        launcher: &Arc<dyn ZygoteLauncher>,
+        workspace: Option<&str>,
+        copies: bool,
+    ) -> Result<Guest, Error> {
         let zygote = self.zygote(launcher).await?;
-        let forked = zygote.fork(&self.settings.resources, workspace).await;
+        let forked = zygote.fork(&self.settings.resources, workspace, copies).await;
         if forked.is_err() {
             self.give_up(&zygote);
         }

@@ -5,6 +5,8 @@
 //!
 //! Decisions: `docs/internals/guests-on-hosts.md`.
 
+mod forked;
+
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,16 +16,18 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, pidfd_send_signal, setrlimit};
-use sandglass_core::{Error, Killer};
+use sandglass_core::Error;
 use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::sync::{Mutex as AsyncMutex, oneshot, watch};
 
+use self::forked::ForkedProcess;
 use crate::cgroup::{Bounds, Cgroup};
+use crate::guest::fork::Forker;
 use crate::guest::process::process_of;
-use crate::guest::{self, Exit, Guest, Hits, Process};
+use crate::guest::{self, Guest};
 use crate::launcher::Resources;
 use crate::seqpacket::{self, receive, send, watched};
 use crate::users::{User, Users};
@@ -47,7 +51,10 @@ enum Order<'a> {
         tmp_bytes: u64,
         disk_bytes: u64,
         open_files: u32,
-        /// The number of descriptors behind the channel's.
+        /// True if the guest gets a socket on which it is asked for copies.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        copies: bool,
+        /// The number of descriptors behind those of the guest's sockets.
         groups: usize,
         #[serde(skip_serializing_if = "Option::is_none")]
         user: Option<u32>,
@@ -258,11 +265,16 @@ impl Zygote {
     }
 
     /// Forks a guest. `workspace` names a folder among the workspaces that the zygote sees; without it, the guest's folder is
-    /// empty.
+    /// empty. `copies` is true for a guest that can make copies of itself.
     ///
     /// # Errors
     /// [`Error::BootFailed`] when the guest cannot be forked or isolated. No process is left then.
-    pub async fn fork(self: &Arc<Self>, resources: &Resources, workspace: Option<&str>) -> Result<Guest, Error> {
+    pub async fn fork(
+        self: &Arc<Self>,
+        resources: &Resources,
+        workspace: Option<&str>,
+        copies: bool,
+    ) -> Result<Guest, Error> {
         let failed = |what: String| Error::BootFailed(format!("the zygote {what}"));
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let epoch = guest::epoch()?;
@@ -276,6 +288,13 @@ impl Zygote {
             .set_nonblocking(true)
             .and_then(|()| UnixStream::from_std(ours))
             .map_err(|error| failed(format!("has no socket for a guest: {error}")))?;
+        let (forker, control) = match copies {
+            true => {
+                let made = Forker::new().map_err(|error| failed(format!("has no socket for a guest: {error}")))?;
+                (Some(made.0), Some(made.1))
+            }
+            false => (None, None),
+        };
         let (group, entrances) = group(resources).await;
         let (answer, forked) = oneshot::channel();
         let (end, ended) = watch::channel(None);
@@ -297,6 +316,7 @@ impl Zygote {
             tmp_bytes: resources.tmp_bytes,
             disk_bytes: resources.disk_bytes,
             open_files: resources.open_files,
+            copies,
             groups: entrances.len(),
             user: user.as_ref().map(|user| user.id()),
             workspace,
@@ -305,6 +325,7 @@ impl Zygote {
             return Err(failed(format!("is gone: {}", self.end().unwrap_or("it ends just now"))));
         }
         let fds: Vec<BorrowedFd<'_>> = std::iter::once(theirs.as_fd())
+            .chain(control.iter().map(AsFd::as_fd))
             .chain(entrances.iter().map(AsFd::as_fd))
             .collect();
         send(&self.control, &order, &fds)
@@ -312,7 +333,7 @@ impl Zygote {
             .map_err(|error| failed(format!("could not be asked for a guest: {error}")))?;
         waits.is_ordered = true;
         let is_born_in_group = !entrances.is_empty();
-        drop((theirs, entrances));
+        drop((theirs, control, entrances));
         let pidfd = match tokio::time::timeout(FORK_TIMEOUT, forked).await {
             Ok(Ok(Ok(pidfd))) => pidfd,
             Ok(Ok(Err(message))) => {
@@ -344,13 +365,22 @@ impl Zygote {
             ended,
             group: None,
             zygote: Arc::clone(self),
+            stands_over: copies,
             exit: None,
         };
         process.group = match group {
             Some(group) if !is_born_in_group => add(group, process.pidfd.get_ref()).await,
             group => group,
         };
-        Ok(Guest::new(channel, epoch, Box::new(process)).keep(user))
+        let root = process_of(process.pidfd.get_ref());
+        let guest = Guest::new(channel, epoch, Box::new(process)).keep(user);
+        Ok(match forker {
+            Some(forker) => {
+                forker.begin().await;
+                guest.with_forker(forker.below(root))
+            }
+            None => guest,
+        })
     }
 
     /// Notes the zygote's exit, and tells everybody who waits for it.
@@ -457,64 +487,6 @@ async fn listen(zygote: std::sync::Weak<Zygote>, control: AsyncFd<OwnedFd>) {
                 return;
             }
         }
-    }
-}
-
-/// A guest that a zygote forked.
-struct ForkedProcess {
-    pidfd: AsyncFd<OwnedFd>,
-    number: u64,
-    ended: watch::Receiver<Option<i32>>,
-    group: Option<Arc<Cgroup>>,
-    /// The guest's parent, which collects its exit.
-    zygote: Arc<Zygote>,
-    exit: Option<Exit>,
-}
-
-impl Process for ForkedProcess {
-    fn kill(&mut self) {
-        kill(self.pidfd.get_ref());
-    }
-
-    fn wait(&mut self) -> BoxFuture<'_, Exit> {
-        Box::pin(async move {
-            if let Some(exit) = &self.exit {
-                return exit.clone();
-            }
-            // The descriptor is readable when the first process of the namespace is gone, and with it all others.
-            let _ = self.pidfd.readable().await;
-            let status = tokio::time::timeout(STATUS_TIMEOUT, self.ended.wait_for(Option::is_some)).await;
-            let status = status.ok().and_then(Result::ok).and_then(|status| *status);
-            let oom = self.hits().oom > 0;
-            let exit = Exit {
-                code: status.filter(|status| *status >= 0),
-                signal: status.filter(|status| *status < 0).map(|status| -status),
-                killer: oom.then_some(Killer::Oom),
-                stderr: match (status, self.zygote.end()) {
-                    (None, Some(end)) => format!("the zygote that it was forked from ended: {end}"),
-                    _ => String::new(),
-                },
-            };
-            self.exit = Some(exit.clone());
-            exit
-        })
-    }
-
-    fn hits(&self) -> Hits {
-        self.group.as_ref().map_or_else(Hits::default, |group| {
-            let events = group.events();
-            Hits {
-                oom: events.oom_kills,
-                pids: events.pids_refused,
-            }
-        })
-    }
-}
-
-impl Drop for ForkedProcess {
-    fn drop(&mut self) {
-        kill(self.pidfd.get_ref());
-        lock(&self.zygote.ends).remove(&self.number);
     }
 }
 

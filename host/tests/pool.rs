@@ -366,7 +366,11 @@ async fn a_zygote_that_ended_says_how() {
     let pid = rustix::process::Pid::from_raw(process.pid).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     until("its end is known", || zygote.end().is_some()).await;
-    let error = zygote.fork(&Resources::default(), None).await.unwrap_err().to_string();
+    let error = zygote
+        .fork(&Resources::default(), None, false)
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(
         zygote.is_dead() && error.contains("it was ended by signal 9"),
         "{error}"

@@ -40,7 +40,7 @@ impl Driver {
     /// Puts a guest into a slot: a prepared one if possible, or a new one.
     pub(super) fn boot(&self, slot: Slot) {
         match (slot, &self.server) {
-            (Slot::Main, Some(server)) => self.boot_remotely(server),
+            (Slot::Main, Some(server)) => self.boot_remotely(server, None),
             (Slot::Main, None) => match self.take_spare() {
                 Some(spare) => self.boot_spare(spare),
                 None => self.boot_anew(),

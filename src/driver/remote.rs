@@ -13,6 +13,7 @@ use crate::glue::now;
 use crate::options::Isolation;
 use crate::outbox::JsBody;
 use crate::outbox::Way;
+use crate::paused::RemoteCheckpoint;
 use crate::remote::Server;
 use crate::wire::{News, open_frame};
 use sandglass_core::error::Error;
@@ -35,13 +36,30 @@ impl Driver {
         Some(name.to_owned())
     }
 
-    /// Starts the sandbox's own guest on a server.
-    pub(super) fn boot_remotely(&self, server: &Rc<Server>) {
+    /// Starts the sandbox's own guest on a server, with the state of a checkpoint there.
+    pub(super) fn revive_remotely(&self, checkpoint: &JsBody) {
+        if let (Some(server), JsBody::Checkpoint(checkpoint)) = (&self.server, checkpoint) {
+            self.boot_remotely(server, Some(checkpoint.as_ref()));
+        }
+    }
+
+    /// Has the sandbox's own guest make a paused copy of itself.
+    pub(super) fn pause_remotely(&self, checkpoint: u32) {
+        let held = self.slots.at(Slot::Main);
+        if let Some(held) = &held
+            && let Some(Held::OnServer(guest)) = &*held.guest.borrow()
+        {
+            guest.pause(checkpoint);
+        }
+    }
+
+    /// Starts the sandbox's own guest on a server, with the state of a checkpoint if there is one.
+    pub(super) fn boot_remotely(&self, server: &Rc<Server>, from: Option<&RemoteCheckpoint>) {
         let held = self.slots.place(Slot::Main, None, None);
         let generation = held.generation;
         self.progress("backend");
         let this = self.this.clone();
-        let guest = server.boot(Rc::new(move |news| {
+        let on_news = Rc::new(move |news: News<'_>| {
             let Some(driver) = this.upgrade() else { return };
             let Some((_, held)) = driver.slots.find(generation) else {
                 return;
@@ -54,9 +72,28 @@ impl Driver {
                 News::Frame(frame) => driver.receive_frame(&held, frame),
                 News::Lost(error, killer) => driver.lost(error, killer),
                 News::Unreadable { request, begun, why } => driver.could_not_read(request, begun, why),
+                News::Paused(checkpoint) => {
+                    let saved = Event::Saved {
+                        checkpoint: checkpoint.number(),
+                        full: true,
+                        lost: Vec::new(),
+                        spent: false,
+                    };
+                    driver.hear_of_save(saved, Some(JsBody::Checkpoint(checkpoint)));
+                }
+                News::NotPaused(checkpoint, why) => {
+                    let reason = Some(why);
+                    driver.hear_of_save(Event::NotSaved { checkpoint, reason }, None);
+                }
+                News::Gone(checkpoint, why) => driver.feed(Input::CheckpointGone(checkpoint, why)),
             }
-        }));
+        });
+        let guest = server.boot(on_news, from);
         held.guest.replace(Some(Held::OnServer(guest)));
+    }
+
+    fn hear_of_save(&self, event: Event, body: Option<JsBody>) {
+        self.feed(Input::Guest(Slot::Main, GuestInput::Event(event, body)));
     }
 
     /// Tells the session that the guest is lost. Adds the killer to the reports of executions that end by this.

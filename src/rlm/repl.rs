@@ -103,7 +103,7 @@ impl Repl {
                 fits(bytes.length() as usize)?;
                 to_json(encoded.encoding, &bytes.to_vec())
             }
-            JsBody::Blob(_) => Err("the final answer is no value".to_owned()),
+            JsBody::Blob(_) | JsBody::Checkpoint(_) => Err("the final answer is no value".to_owned()),
         }
     }
 }

@@ -242,15 +242,15 @@ export async function testBackend({ backend, origin, page, score, only }) {
     }
   });
 
-  await check("a server that dies takes the state along, and the next one goes on", async () => {
+  const dies = async (/** @type {object} */ options) => {
     const port = await freePort();
     const settings = ["--reconnect-within", "0.5"];
     let host = await startHost({ backend, origin, port, settings });
     try {
       const begun = page.evaluate(
-        async (backend) => {
+        async (backend, options) => {
           const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
-          const sandbox = await createSandbox({ backend });
+          const sandbox = await createSandbox({ backend, ...options });
           await sandbox.initialize("the context");
           await sandbox.execute("x = 1");
           /** @type {any} */ (window).sandbox = sandbox;
@@ -261,6 +261,7 @@ export async function testBackend({ backend, origin, page, score, only }) {
           });
         },
         { url: host.url, apiKey: KEY },
+        options,
       );
       await begun;
       await host.stop("SIGKILL");
@@ -289,7 +290,21 @@ export async function testBackend({ backend, origin, page, score, only }) {
     } finally {
       await host.stop();
     }
-  });
+  };
+  await check("a server that dies takes the state along, and the next one goes on", () => dies({}));
+  if (backend === "docker") {
+    await check("a server without checkpoints says so", async () => {
+      const host = await startHost({ backend, origin });
+      try {
+        const text = await create({ backend: { url: host.url, apiKey: KEY }, checkpoints: 2 });
+        return differs(text, "backend_unavailable", "checkpoints", "docker");
+      } finally {
+        await host.stop();
+      }
+    });
+  } else {
+    await check("a server that dies takes all checkpoints along", () => dies({ checkpoints: 3 }));
+  }
 }
 
 /**

@@ -10,7 +10,11 @@ const CASE_SECONDS = 120;
 const GRACE_PERIOD_MS = 30_000;
 /** Time within which texts of output count as one. */
 const TOGETHER_MS = 100;
-const CASE_KEYS = ["name", "options", "host", "context", "fresh", "backends", "not", "step"];
+const CASE_KEYS = ["name", "options", "host", "context", "fresh", "backends", "not", "checkpoints", "step"];
+/** States that guests of a server keep, in cases that need checkpoints. */
+const KEPT_STATES = 8;
+/** The backends that have checkpoints. */
+const WITH_CHECKPOINTS = ["browser", "subprocess", "bubblewrap"];
 const ACTIONS = [
   ...[
     "create",
@@ -348,8 +352,9 @@ const QUERIES = { llm_query: "onLLMQuery", rlm_query: "onRLMQuery" };
  * `host = {}` has no callbacks at all.
  * @param {any} test @param {World} world
  */
-function makeOptions({ options = {}, host }, world) {
-  const made = { gracePeriod: GRACE_PERIOD_MS, .../** @type {any} */ (decode(options)) };
+function makeOptions({ options = {}, host, checkpoints }, world) {
+  const kept = checkpoints && "backend" in place ? { checkpoints: KEPT_STATES } : {};
+  const made = { gracePeriod: GRACE_PERIOD_MS, ...kept, .../** @type {any} */ (decode(options)) };
   if (host && Object.keys(host).length === 0) return made;
   const perform = (/** @type {(host: any) => string | undefined} */ choose) => {
     return (/** @type {any[]} */ ...args) => {
@@ -373,8 +378,8 @@ function makeOptions({ options = {}, host }, world) {
 }
 
 /** A key of a case's options. Cases with the same key can share a sandbox. @param {any} test */
-function keyOf({ name, options, host, fresh, context }) {
-  const alone = fresh || context === false;
+function keyOf({ name, options, host, fresh, context, checkpoints }) {
+  const alone = fresh || context === false || checkpoints;
   const names = [host?.functions, host?.approve].map((functions) => Object.keys(functions ?? {}));
   const callbacks = host && (Object.keys(host).length === 0 ? "none" : names);
   return JSON.stringify([options ?? {}, callbacks ?? [], alone && name]);
@@ -414,6 +419,7 @@ async function act(step, world) {
   if ("checkpoint" in step) return sandbox.checkpoint();
   if ("restore" in step) return sandbox.restore(step.restore === true ? undefined : decode(step.restore));
   if ("undo" in step) return sandbox.undo();
+  if ("fork" in step) return sandbox.fork();
   if ("interrupt" in step) return sandbox.interrupt();
   if ("feedback" in step) return sandbox.feedback(world.last, decode(step.feedback));
   if ("destroy" in step) return sandbox.destroy();
@@ -458,7 +464,7 @@ async function runStep(step, world) {
     const all = await Promise.all(step.together.map((/** @type {any} */ one) => runStep(one, world)));
     return all.flatMap((problems, index) => problems.map((problem) => `[${index}] ${problem}`));
   }
-  if (step.fork) {
+  if (step.fork && !step.throws) {
     const other = await world.sandbox.fork();
     const problems = [];
     for (const inner of step.fork) problems.push(...(await runStep(inner, { ...world, sandbox: other })));
@@ -538,6 +544,7 @@ export async function load(files, only) {
 /** The reason for which a case does not run here, if there is one. @param {any} test @param {string} backend @param {string[]} places */
 function whyNot(test, backend, places) {
   if (test.backends && !test.backends.includes(backend)) return `it is for ${test.backends}`;
+  if (test.checkpoints && !WITH_CHECKPOINTS.includes(backend)) return "it needs checkpoints";
   if (test.not?.includes(backend)) return `it is not for ${test.not}`;
   return leftOut(test, places);
 }

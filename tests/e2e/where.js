@@ -50,7 +50,10 @@ const PLACES = {
   },
   deno: { runs: (test) => isOf(test, ["stopping"]), why: "it has the glue of Node.js" },
   bun: { runs: (test) => isOf(test, ["history"]), why: "its guests are those of Node.js" },
-  subprocess: { runs: (test) => isOf(test, PROCESS), why: "bubblewrap has the same runtime and transport" },
+  subprocess: {
+    runs: (test) => isOf(test, [...PROCESS, "history"]),
+    why: "bubblewrap has the same runtime and transport",
+  },
   docker: { runs: (test) => isOf(test, PROCESS), why: "bubblewrap has the same runtime and transport" },
 };
 

@@ -303,7 +303,7 @@ impl Bench {
         let mut samples = Samples::new();
         for _ in 0..times {
             let began = Instant::now();
-            let guest = zygote.fork(&resources, None).await?;
+            let guest = zygote.fork(&resources, None, false).await?;
             samples.entry("spare".to_owned()).or_default().push(ms(began));
             drop(guest);
             let began = Instant::now();

@@ -4,8 +4,14 @@
 //! |---|---|---|
 //! | `{"type":"boot"}` | client | start a fresh guest; the one before is ended |
 //! | `{"type":"kill"}` | client | end the guest; with `"guest":n`, only if it is that one |
+//! | `{"type":"revive","checkpoint":c}` | client | as `boot`, with the state of a checkpoint |
+//! | `{"type":"pause","guest":n,"checkpoint":c}` | client | save the guest's state as checkpoint `c`, a number of the client's |
+//! | `{"type":"drop","checkpoint":c}` | client | give up a checkpoint |
 //! | `{"type":"booted","guest":n}` | server | guest `n`, from 1 on, takes messages |
 //! | `{"type":"lost","guest":n,"message":…,"killer":…}` | server | guest `n` ended, or could not start |
+//! | `{"type":"paused","guest":n,"checkpoint":c}` | server | the state is saved |
+//! | `{"type":"unpaused","guest":n,"checkpoint":c,"message":…}` | server | the state cannot be saved, and why |
+//! | `{"type":"gone","checkpoint":c,"message":…}` | server | a checkpoint is lost, and why |
 //! | binary | both | `u32 LE` guest number, then a frame without its length and epoch |
 //!
 //! Binary messages for another guest are dropped. While the socket is full, the relay stops reading from the guest. While the
@@ -34,35 +40,30 @@ use sandglass_core::SUBPROTOCOL;
 use sandglass_core::protocol::{Event, Request};
 use serde::Deserialize;
 use serde_json::json;
-use tokio::net::unix::OwnedReadHalf;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::App;
 use super::bodies::sized;
+use super::checkpoints::{self, Checkpoints};
 use super::connections::ConnectionPermit;
 use super::errors::ApiError;
 use super::exchanges::{ended_exchange, exchange_of};
 use super::pieces::messages;
 use super::quotas::{Account, Held};
+use super::relayed::{FromGuest, Running};
 use super::sessions::{Attached, Kind, OwnSession, Session};
 use super::sockets::{self, Form, Outgoing, Permits, Socket};
 use super::storage::{Excess, Fate};
 use futures_util::future::BoxFuture;
 use sandglass_host::Killer;
-use sandglass_host::frame::{Frame, FrameReader};
-use sandglass_host::guest::{Exit, Guest, GuestProcess, GuestWriter};
+use sandglass_host::frame::Frame;
+use sandglass_host::guest::{Exit, Guest};
 use sandglass_host::launcher::Launcher;
 
 /// The bytes of a message beyond its largest body.
 const SLACK_BYTES: usize = 1 << 20;
-/// Bytes that the guest has not taken. Above this number the socket is not read.
-const MOST_UNTAKEN_BYTES: usize = 64 << 20;
 /// Messages that the client has not taken. Above this number the client's requests are not read, because each could cause more.
 const MOST_WAITING: usize = 256;
-/// The time for the last frames of a guest whose process has ended.
-const LAST_FRAMES: Duration = Duration::from_secs(2);
-/// The time for a guest to end.
-const ENDING: Duration = Duration::from_secs(10);
 
 /// `GET /v1/sessions/{id}/channel`.
 pub async fn channel(
@@ -98,6 +99,7 @@ pub async fn channel(
     let Kind::Channel {
         launcher,
         most_value_bytes,
+        memory_bytes,
     } = &session.kind
     else {
         let message = "this session was not created with \"channel\": true";
@@ -115,6 +117,7 @@ pub async fn channel(
     let guests = Guests {
         launcher: Arc::clone(launcher),
         most_value_bytes: *most_value_bytes,
+        memory_bytes: *memory_bytes,
     };
     let failed = Arc::clone(&session);
     let upgrade = upgrade
@@ -136,6 +139,7 @@ pub async fn channel(
 struct Guests {
     launcher: Arc<dyn Launcher>,
     most_value_bytes: usize,
+    memory_bytes: f64,
 }
 
 #[derive(Deserialize)]
@@ -143,6 +147,9 @@ struct Guests {
 enum Command {
     Boot,
     Kill { guest: Option<u32> },
+    Revive { checkpoint: u32 },
+    Pause { guest: u32, checkpoint: u32 },
+    Drop { checkpoint: u32 },
 }
 
 const TAKEN: &str = "a session has one channel at a time, and this session's is open";
@@ -171,6 +178,7 @@ struct Relay {
     number: u32,
     booting: Option<BoxFuture<'static, Result<Guest, sandglass_core::Error>>>,
     guest: Option<Running>,
+    checkpoints: Checkpoints,
     /// The number of the running exchange.
     exchange: Option<u32>,
     heard_at: Instant,
@@ -183,6 +191,7 @@ enum Happened {
     Sent(Result<(), axum::Error>),
     Booted(Result<Guest, sandglass_core::Error>),
     Guest(FromGuest),
+    Checkpoints(checkpoints::Happened),
     /// The session's folder exceeds its quota.
     Excess(String),
     Tick,
@@ -191,11 +200,13 @@ enum Happened {
 
 impl Relay {
     fn new(app: App, account: Arc<Account>, session: Arc<Session>, socket: Socket, guests: Guests) -> Self {
+        let checkpoints = Checkpoints::new(guests.launcher.checkpoints(), guests.memory_bytes);
         Self {
             app,
             account,
             session,
             guests,
+            checkpoints,
             incoming: socket.incoming,
             outgoing: socket.outgoing,
             silence: socket.silence,
@@ -214,6 +225,7 @@ impl Relay {
         tracing::debug!(session = self.session.id, code, reason, "a channel ends");
         // The guest ends first, because nobody can use it any more.
         self.end_guest(false).await;
+        self.checkpoints.end_all().await;
         self.app.sessions.remove(&self.session.id, Fate::Kept).await;
         // A request that destroyed the session may have left this step to the relay.
         self.session.settle().await;
@@ -244,6 +256,7 @@ impl Relay {
                 sent = self.outgoing.send(), if !socket_is_free => Happened::Sent(sent),
                 booted = boot(self.booting.as_mut()) => Happened::Booted(booted),
                 from = next(self.guest.as_mut(), socket_is_free) => Happened::Guest(from),
+                happened = self.checkpoints.next() => Happened::Checkpoints(happened),
                 why = excess.next(), if self.guest.is_some() => Happened::Excess(why),
                 _ = pings.tick() => Happened::Tick,
             };
@@ -260,6 +273,10 @@ impl Relay {
                 }
                 Happened::Guest(from) => {
                     self.guest_said(from).await;
+                    Ok(())
+                }
+                Happened::Checkpoints(happened) => {
+                    self.checkpoint_happened(happened);
                     Ok(())
                 }
                 Happened::Excess(why) => {
@@ -283,7 +300,11 @@ impl Relay {
             Message::Text(text) => {
                 self.used_at = Instant::now();
                 match serde_json::from_str(&text).map_err(|_| NO_COMMAND)? {
-                    Command::Boot => self.boot().await,
+                    Command::Boot => self.boot(None).await,
+                    Command::Revive { checkpoint } => self.boot(Some(checkpoint)).await,
+                    Command::Pause { guest, checkpoint } if guest == self.number => self.pause(checkpoint),
+                    Command::Pause { .. } => {}
+                    Command::Drop { checkpoint } => self.checkpoints.forget(checkpoint),
                     Command::Kill { guest } if guest.is_some_and(|guest| guest != self.number) => {}
                     Command::Kill { .. } => self.kill().await,
                 }
@@ -298,18 +319,59 @@ impl Relay {
         }
     }
 
-    async fn boot(&mut self) {
+    async fn boot(&mut self, checkpoint: Option<u32>) {
         self.end_guest(false).await;
         self.number += 1;
-        let launcher = Arc::clone(&self.guests.launcher);
-        self.booting = Some(Box::pin(async move { launcher.launch().await }));
+        self.booting = Some(match checkpoint {
+            Some(checkpoint) => self.checkpoints.revive(checkpoint),
+            None => self.checkpoints.launch(Arc::clone(&self.guests.launcher)),
+        });
+    }
+
+    fn pause(&mut self, checkpoint: u32) {
+        let Some(Running { process, kin, .. }) = &self.guest else {
+            return;
+        };
+        if let Err(why) = self.checkpoints.pause(checkpoint, process, kin) {
+            self.checkpoint_happened(checkpoints::Happened::Made(checkpoint, Err(why)));
+        }
+    }
+
+    fn checkpoint_happened(&mut self, happened: checkpoints::Happened) {
+        if let checkpoints::Happened::Made(checkpoint, made) = happened {
+            let mut told = json!({ "type": "paused", "guest": self.number, "checkpoint": checkpoint });
+            if let Err(why) = made {
+                (told["type"], told["message"]) = ("unpaused".into(), why.into());
+            }
+            self.tell(&told);
+        }
+        if let Some(Running { process, kin, .. }) = &self.guest
+            && let Some(given_up) = self.checkpoints.look_at_memory(process, kin)
+        {
+            self.tell_gone(&[given_up], "memory is short");
+        }
+    }
+
+    fn tell_gone(&mut self, checkpoints: &[u32], why: &str) {
+        for checkpoint in checkpoints {
+            self.tell(&json!({ "type": "gone", "checkpoint": checkpoint, "message": why }));
+        }
+    }
+
+    /// Tells of checkpoints that have ended, before the client relies on them.
+    fn tell_ended(&mut self) {
+        let gone = self.checkpoints.gone();
+        self.tell_gone(&gone, "the process that held it has ended");
     }
 
     fn booted(&mut self, booted: Result<Guest, sandglass_core::Error>) {
         self.booting = None;
         match booted {
             Ok(guest) => {
-                self.guest = Some(Running::new(guest, self.guests.most_value_bytes));
+                let guest = Running::new(guest, self.guests.most_value_bytes);
+                let gone = self.checkpoints.started(&guest.kin);
+                self.tell_gone(&gone, "a guest within new limits has started");
+                self.guest = Some(guest);
                 self.tell(&json!({ "type": "booted", "guest": self.number }));
             }
             Err(error) => self.tell_lost(&error.to_string(), None),
@@ -320,15 +382,26 @@ impl Relay {
         let is_there = self.guest.is_some() || self.booting.is_some();
         self.end_guest(false).await;
         if is_there {
+            self.tell_ended();
             self.tell_lost("it was killed, as the client asked", None);
         }
     }
 
-    /// Ends the guest with all its processes, and waits for the end.
+    /// Ends the guest with all its processes but the paused copies. Waits for the end, if there are none.
     async fn end_guest(&mut self, has_closed: bool) -> Option<Exit> {
         self.booting = None;
         self.exchange = None;
-        self.guest.take()?.end(has_closed).await
+        self.checkpoints.guest_ends();
+        let guest = self.guest.take()?;
+        if !self.checkpoints.has_copies_of(&guest.kin) {
+            return guest.end(has_closed).await;
+        }
+        let is_oom = guest.process.hits().oom > guest.begun.oom;
+        self.checkpoints.end_guest(guest.process, guest.kin);
+        Some(Exit {
+            killer: is_oom.then_some(Killer::Oom),
+            ..Exit::default()
+        })
     }
 
     async fn forward(&mut self, mut bytes: Bytes) -> Result<(), Farewell> {
@@ -348,6 +421,7 @@ impl Relay {
         let request = request.ok().and_then(Result::ok).ok_or(NO_FRAME)?;
         if let Some(exchange) = exchange_of(&request) {
             self.exchange = Some(exchange);
+            guest.begun = guest.process.hits();
         }
         guest.push(&frame, size, held).map_err(|()| NO_FRAME)
     }
@@ -389,6 +463,7 @@ impl Relay {
             None if problem.is_empty() => "it ended".to_owned(),
             _ => problem.to_owned(),
         };
+        self.tell_ended();
         self.tell_lost(&message, exit.filter(|_| problem.is_empty()));
     }
 
@@ -396,6 +471,8 @@ impl Relay {
     async fn overflowed(&mut self, why: &str) {
         self.app.metrics.lost_guest();
         self.end_guest(false).await;
+        let gone = self.checkpoints.end_all().await;
+        self.tell_gone(&gone, "the session's folder holds too much");
         let exit = Exit {
             killer: Some(Killer::Disk),
             ..Exit::default()
@@ -431,96 +508,6 @@ async fn boot(
 async fn next(guest: Option<&mut Running>, socket_is_free: bool) -> FromGuest {
     match guest {
         Some(guest) => guest.next(socket_is_free).await,
-        None => pending().await,
-    }
-}
-
-/// A running guest.
-struct Running {
-    reader: FrameReader<OwnedReadHalf>,
-    writer: GuestWriter,
-    process: GuestProcess,
-    exited: Option<(Exit, Instant)>,
-    /// Upper bound of the bytes that the guest has not taken, and their quota.
-    untaken: (usize, Vec<Held>),
-}
-
-enum FromGuest {
-    Frame(Frame),
-    /// The guest took some of the bytes sent to it.
-    Took,
-    Ended,
-    Broken(String),
-}
-
-impl Running {
-    fn new(guest: Guest, most_value_bytes: usize) -> Self {
-        let (reader, writer, process) = guest.split(most_value_bytes);
-        Self {
-            reader,
-            writer,
-            process,
-            exited: None,
-            untaken: (0, Vec::new()),
-        }
-    }
-
-    fn takes_more(guest: Option<&Self>) -> bool {
-        guest.is_none_or(|guest| guest.untaken.0 < MOST_UNTAKEN_BYTES)
-    }
-
-    fn push(&mut self, frame: &Frame, size: usize, held: Held) -> Result<(), ()> {
-        self.writer.push(frame).map_err(|_| ())?;
-        self.untaken.0 += size;
-        self.untaken.1.push(held);
-        Ok(())
-    }
-
-    /// The next event of the guest. Can be dropped and called again.
-    async fn next(&mut self, socket_is_free: bool) -> FromGuest {
-        loop {
-            if self.writer.outbox.is_empty() {
-                self.untaken = (0, Vec::new());
-            }
-            let last_frames = self.exited.as_ref().map(|(_, at)| *at + LAST_FRAMES);
-            tokio::select! {
-                frame = self.reader.next(), if socket_is_free => return match frame {
-                    Ok(Some(frame)) => FromGuest::Frame(frame),
-                    // A guest that dies in the middle of a frame does not break the protocol.
-                    Ok(None) | Err(sandglass_host::frame::FrameError::Io(_) | sandglass_host::frame::FrameError::Truncated) => FromGuest::Ended,
-                    Err(error) => FromGuest::Broken(error.to_string()),
-                },
-                written = self.writer.outbox.write_more(&self.writer.stream) => match written {
-                    Ok(()) => return FromGuest::Took,
-                    // The guest's earlier output must still be read.
-                    Err(_) => {
-                        self.writer.outbox = sandglass_host::frame::Outbox::new(0);
-                        self.process.kill();
-                    }
-                },
-                exit = self.process.wait(), if self.exited.is_none() => self.exited = Some((exit, Instant::now())),
-                () = until(last_frames), if socket_is_free => return FromGuest::Ended,
-            }
-        }
-    }
-
-    /// Ends the guest and waits for its end. A guest that `has_closed` its channel gets time to exit by itself, because the
-    /// reason of its end would be lost by a kill.
-    async fn end(mut self, has_closed: bool) -> Option<Exit> {
-        if let Some((exit, _)) = self.exited {
-            return Some(exit);
-        }
-        if has_closed && let Ok(exit) = timeout(self.process.exit_timeout(), self.process.wait()).await {
-            return Some(exit);
-        }
-        self.process.kill();
-        timeout(ENDING, self.process.wait()).await.ok()
-    }
-}
-
-async fn until(when: Option<Instant>) {
-    match when {
-        Some(when) => sleep_until(when).await,
         None => pending().await,
     }
 }

@@ -119,16 +119,18 @@ pub async fn make(
 
 /// Makes a session whose guests a client supervises over a channel.
 async fn make_channel(app: &App, account: &Account, options: Options, place: Held) -> Result<Arc<Session>, ApiError> {
-    if options.checkpoints > 0 {
+    let prepared = prepare(app, account, &options).await?;
+    if options.checkpoints > 0 && prepared.launcher.checkpoints() == 0 {
+        let backend = prepared.launcher.kind();
         return Err(ApiError::option(
             "checkpoints",
-            "is no option of a session with a channel",
+            format!("is not possible with a channel to guests of the backend {backend}: leave it out"),
         ));
     }
-    let prepared = prepare(app, account, &options).await?;
     let kind = Kind::Channel {
         launcher: Arc::clone(&prepared.launcher),
         most_value_bytes: usize_of(options.limits.max_value_bytes),
+        memory_bytes: options.limits.max_memory_bytes,
     };
     prepared.session(app, account, kind, place).await
 }
@@ -159,9 +161,8 @@ async fn prepare(app: &App, account: &Account, options: &Options) -> Result<Prep
         ..app.args.guest_settings()
     };
     let workspace = folder.as_ref().map(|_| format!("{}/{id}", account.owner));
-    let warm = match options.ahead || options.checkpoints > 0 {
-        // A forked guest is the first process of its PID namespace. Its copies would die with it, so it cannot run code ahead, and has
-        // no checkpoints.
+    let warm = match options.ahead {
+        // A forked guest is the first process of its PID namespace. Its copies would die with it, so it cannot run code ahead.
         true => None,
         false => {
             let launcher = app.warm.launcher_for(options.backend, &settings, workspace.as_deref());

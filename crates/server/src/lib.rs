@@ -13,7 +13,7 @@
 //! | [`bodies`] | request bodies and JSON, with limits and deadlines |
 //! | [`sessions`] | all sessions, and their expiry |
 //! | `create`, `execute`, `variables`, `files` | the routes of a session |
-//! | `channel`, `pieces`, `exchanges` | the WebSocket relay between a page's supervisor and a guest |
+//! | `channel`, `relayed`, `pieces`, `exchanges`, `checkpoints` | the WebSocket relay between a page's supervisor and a guest |
 //! | `rpc` | JSON-RPC on a WebSocket |
 //! | `sockets` | WebSockets, and conversations that outlive them |
 //! | `stateless` | runs that leave nothing behind |
@@ -26,6 +26,7 @@
 pub mod access;
 pub mod bodies;
 mod channel;
+mod checkpoints;
 pub mod connections;
 mod create;
 pub mod errors;
@@ -39,6 +40,7 @@ pub mod metrics;
 mod middleware;
 mod pieces;
 pub mod quotas;
+mod relayed;
 pub mod routes;
 mod rpc;
 pub mod sessions;

@@ -59,6 +59,8 @@ pub enum Kind {
         launcher: Arc<dyn Launcher>,
         /// Bytes of the bodies in one frame from a guest.
         most_value_bytes: usize,
+        /// Bytes of the memory of the guest and its paused copies.
+        memory_bytes: f64,
     },
 }
 

@@ -103,11 +103,12 @@ impl Warm {
         }
         Ok(match (self.pool().await?, workspace) {
             (None, _) => None,
-            (Some(pool), None) => Some(pool),
             (Some(pool), Some(_)) if !pool.has_workspaces() => None,
-            (Some(pool), Some(workspace)) => Some(Arc::new(WithWorkspace {
+            (Some(pool), _) if settings.checkpoints > 0 && !pool.has_copies() => None,
+            (Some(pool), None) if settings.checkpoints == 0 => Some(pool),
+            (Some(pool), workspace) => Some(Arc::new(ForkedNow {
                 pool,
-                workspace: workspace.to_owned(),
+                workspace: workspace.map(str::to_owned),
                 cold: settings.clone(),
             })),
         })
@@ -195,21 +196,31 @@ impl Launcher for Claimed {
     }
 }
 
-/// A launcher for a session with a workspace: the pool, and the settings of a guest without the pool.
-struct WithWorkspace {
+/// A launcher for a session with a workspace or checkpoints: the pool, whose spares have neither, and the settings of a guest without the
+/// pool.
+struct ForkedNow {
     pool: Arc<Pool>,
-    workspace: String,
+    workspace: Option<String>,
     cold: Settings,
 }
 
-impl Launcher for WithWorkspace {
+impl Launcher for ForkedNow {
     fn kind(&self) -> BackendKind {
         self.pool.kind()
     }
 
+    fn checkpoints(&self) -> u32 {
+        self.cold.checkpoints
+    }
+
     fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
         Box::pin(async {
-            let why = match self.pool.acquire_with_workspace(&self.workspace).await {
+            let forked = match (self.cold.checkpoints, &self.workspace) {
+                (0, Some(workspace)) => self.pool.acquire_with_workspace(workspace).await,
+                (0, None) => return self.pool.launch().await,
+                (_, workspace) => self.pool.acquire_with_copies(workspace.as_deref()).await,
+            };
+            let why = match forked {
                 Err(why @ Error::BootFailed(_)) => why,
                 forked => return forked,
             };

@@ -143,6 +143,16 @@ impl CgroupPath {
         }
     }
 
+    /// Bytes of memory that belong to no file on a disk, so the kernel cannot take them back.
+    pub fn held_bytes(&self) -> Option<u64> {
+        let text = std::fs::read_to_string(self.memory.join("memory.stat")).ok()?;
+        let anonymous = match self.version {
+            Version::V1 => "rss",
+            Version::V2 => "anon",
+        };
+        Some(count(&text, anonymous)? + count(&text, "shmem").unwrap_or(0))
+    }
+
     /// The files of the memory in use now, and of the most there ever was.
     pub fn memory_usage(&self) -> (PathBuf, PathBuf) {
         let (now, peak) = match self.version {

@@ -22,7 +22,7 @@ impl SandboxTask {
     pub(super) fn fork(&mut self, shadow: ShadowId) {
         let slot = Slot::Shadow(shadow);
         let main = self.slots.running(Slot::Main);
-        match main.and_then(|running| running.forker.as_ref()) {
+        match main.and_then(|running| running.kin.forker.as_ref()) {
             Some(forker) => {
                 let copy = forker.fork();
                 self.slots.launch(slot, copy, Vec::new());
@@ -79,8 +79,8 @@ impl SandboxTask {
         }
         // Everything that was started for the first guest must end with its last copy. So the first guest's process is kept.
         let own = std::mem::replace(&mut copy.process, guest.process);
-        copy.boundary = guest.boundary;
-        copy.own = copy.boundary.is_some().then_some(own);
+        copy.kin.boundary = guest.kin.boundary;
+        copy.kin.own = copy.kin.boundary.is_some().then_some(own);
         self.begun = self.hits();
     }
 }

@@ -1,7 +1,6 @@
 //! The guests of a sandbox, each in its slot.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::select_all;
@@ -12,8 +11,8 @@ use tokio::time::Instant;
 
 use super::receive::Parts;
 use crate::frame::{Frame, FrameError, FrameReader};
-use crate::guest::fork::{Forker, Succession};
-use crate::guest::paused::Boundary;
+use crate::guest::copies::Kin;
+use crate::guest::fork::Succession;
 use crate::guest::{Exit, Guest, GuestProcess, GuestWriter};
 use futures_util::future::BoxFuture;
 
@@ -43,14 +42,10 @@ pub(super) struct Running {
     pub(super) reader: FrameReader<OwnedReadHalf>,
     pub(super) writer: GuestWriter,
     pub(super) process: GuestProcess,
-    /// The way to fork the guest.
-    pub(super) forker: Option<Forker>,
     /// The means by which a copy takes the place of its guest. `None` for other guests.
     pub(super) succession: Option<Succession>,
-    /// The guest's own process, if it is known apart from the one that the host started, and if its end was not noticed yet.
-    pub(super) own: Option<GuestProcess>,
-    /// All that was started for the guest, if its paused copies are kept.
-    pub(super) boundary: Option<Arc<Boundary>>,
+    /// The way to fork the guest, and its place among its paused copies.
+    pub(super) kin: Kin,
     pub(super) parts: Parts,
     /// Bytes of taken output for which the guest has no new credit yet.
     pub(super) owed: usize,
@@ -189,7 +184,7 @@ impl HeldGuest {
                     reader,
                     writer,
                     process,
-                    own,
+                    kin,
                     closed,
                     given_up,
                     exit,
@@ -203,7 +198,7 @@ impl HeldGuest {
                     frame = reader.next(), if closed.is_none() || exit.is_some() => Happened::Frame(frame),
                     written = outbox.write_more(stream), if closed.is_none() => Happened::Written(written),
                     exit = process.wait(), if exit.is_none() => Happened::Exited(exit),
-                    () = ended(own), if exit.is_none() => Happened::Gone,
+                    () = kin.gone(), if exit.is_none() => Happened::Gone,
                     () = tokio::time::sleep_until(overdue.unwrap_or_else(Instant::now)), if overdue.is_some() => Happened::Overdue,
                 }
             }
@@ -211,28 +206,17 @@ impl HeldGuest {
     }
 }
 
-/// Waits for the end of a process, or for ever if there is none.
-async fn ended(process: &mut Option<GuestProcess>) {
-    match process {
-        Some(process) => drop(process.wait().await),
-        None => std::future::pending().await,
-    }
-}
-
 impl Running {
     fn of(mut guest: Guest, max_bytes: usize) -> Self {
         let begin = guest.has_waited().then(Vec::new);
-        let (forker, succession) = guest.take_forks();
-        let (own, boundary) = (guest.take_own(), guest.take_boundary());
+        let (kin, succession) = (guest.take_kin(), guest.take_succession());
         let (reader, writer, process) = guest.split(max_bytes);
         Self {
             reader,
             writer,
             process,
-            forker,
             succession,
-            own,
-            boundary,
+            kin,
             parts: Parts::default(),
             owed: 0,
             closed: None,

@@ -43,7 +43,7 @@ const DISK_ERRORS: [&str; 3] = ["[Errno 28]", "[Errno 122]", "[Errno 27]"];
 pub(super) struct SandboxTask {
     pub(super) session: Session<Payload>,
     pub(super) max_value_bytes: usize,
-    launcher: Arc<dyn Launcher>,
+    pub(super) launcher: Arc<dyn Launcher>,
     functions: Functions,
     callbacks: Callbacks,
     messages: mpsc::WeakUnboundedSender<Message>,
@@ -141,7 +141,7 @@ impl SandboxTask {
                 }
                 (slot, happened) = self.slots.next() => self.happened(slot, happened),
                 Some(made) = self.paused.making.join_next() => made.into_iter().for_each(|made| self.paused(made)),
-                Some(_) = self.ending.join_next() => {}
+                Some(_) = self.ending.join_next() => self.look_at_paused_memory(),
             }
             self.follow();
         }
@@ -199,7 +199,7 @@ impl SandboxTask {
             match effect {
                 Effect::Guest(Slot::Main, GuestEffect::Boot) => {
                     self.begun = Hits::default();
-                    self.launch(Vec::new());
+                    self.boot();
                 }
                 Effect::Guest(_, GuestEffect::Revive(checkpoint)) => {
                     self.begun = Hits::default();
@@ -358,6 +358,7 @@ impl SandboxTask {
                 return self.lost(slot, &error.to_string());
             }
         }
+        self.within(slot);
         self.look_at_memory(slot);
     }
 
@@ -397,9 +398,6 @@ impl SandboxTask {
             let bytes = output_bytes(&event, body.as_ref());
             let is_ready = matches!(event, Event::Ready { .. });
             let is_over = matches!(event, Event::Executed { .. });
-            if is_ready && slot == Slot::Main {
-                self.know_processes();
-            }
             self.tell(Input::Guest(slot, GuestInput::Event(event, body)));
             if is_ready && slot == Slot::Main {
                 // Before any command that waited for the guest is answered.

@@ -78,7 +78,7 @@ pub(crate) struct Succession {
 
 impl Forker {
     /// Makes a forker, and the guest's end of its control socket.
-    pub(super) fn new() -> std::io::Result<(Self, OwnedFd)> {
+    pub(crate) fn new() -> std::io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = pair()?;
         let control = watched(ours, Interest::READABLE | Interest::WRITABLE)?;
         Ok((
@@ -93,8 +93,14 @@ impl Forker {
 
     /// Sets the process that the host started for the guest.
     #[must_use]
-    pub(super) fn below(self, root: Option<u32>) -> Self {
+    pub(crate) fn below(self, root: Option<u32>) -> Self {
         Self { root, ..self }
+    }
+
+    /// Tells a guest that waits for this on its control socket to begin.
+    pub(crate) async fn begin(&self) {
+        let control = self.control.lock().await;
+        let _ = rustix::net::send(control.get_ref(), b"begin", SendFlags::NOSIGNAL | SendFlags::DONTWAIT); // it may have ended
     }
 
     /// Keeps a value as long as any copy lives.
@@ -153,10 +159,25 @@ impl Forker {
 
     /// Gives an order, and waits for the answer.
     pub(super) async fn order(&self, order: &Order<'_>, fds: &[BorrowedFd<'_>]) -> Result<Forked, Error> {
+        self.order_within(FORK_TIMEOUT, order, fds).await
+    }
+
+    /// Gives an order, and waits for the answer for so long.
+    pub(super) async fn order_within(
+        &self,
+        time: Duration,
+        order: &Order<'_>,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Forked, Error> {
         let control = self.control.lock().await;
-        let forked = tokio::time::timeout(FORK_TIMEOUT, ask(&control, self.root, order, fds)).await;
-        let late = || Error::BootFailed(format!("the guest made no copy of itself within {FORK_TIMEOUT:?}"));
+        let forked = tokio::time::timeout(time, ask(&control, self.root, order, fds)).await;
+        let late = || Error::BootFailed(format!("the guest made no copy of itself within {time:?}"));
         forked.map_err(|_| late())?
+    }
+
+    /// The process that the host started for the guest.
+    pub(super) fn root(&self) -> Option<u32> {
+        self.root
     }
 
     /// A value that lives as long as any copy.

@@ -26,7 +26,7 @@ pub(crate) fn take_more(processes: &[u32], bytes: f64) -> bool {
 
 /// Bytes in memory that belong to no file. The process may share them with the process it was forked from, and with its own
 /// forks.
-fn own_bytes(process: u32) -> io::Result<u64> {
+pub(crate) fn own_bytes(process: u32) -> io::Result<u64> {
     field(&format!("/proc/{process}/status"), "RssAnon:")
 }
 
@@ -34,6 +34,26 @@ fn own_bytes(process: u32) -> io::Result<u64> {
 /// may ask it about a process with another user or with more rights.
 fn proportional_bytes(process: u32) -> io::Result<u64> {
     field(&format!("/proc/{process}/smaps_rollup"), "Pss:")
+}
+
+/// Bytes in memory that no other process has: all that was written since the last fork. The kernel looks at every page for this.
+///
+/// # Errors
+/// The process is gone, or is a paused copy, into which nobody but root may look.
+pub(crate) fn unshared_bytes(process: u32) -> io::Result<u64> {
+    field(&format!("/proc/{process}/smaps_rollup"), "Private_Dirty:")
+}
+
+/// An upper bound of the bytes that a guest and its paused copies take together. `copies` are the processes of the copies, the oldest
+/// first. `written` is the sum of the guest's unshared bytes just before each later copy was made.
+///
+/// Every page of theirs was in the oldest copy, or was written before one of the others, or was written since.
+pub(crate) fn at_most(guest: u32, copies: &[u32], written: u64) -> u64 {
+    let own = |process: &u32| own_bytes(*process).unwrap_or(0); // it is gone
+    let all = own(&guest) + copies.iter().map(own).sum::<u64>();
+    let Some(oldest) = copies.first() else { return all };
+    let since = unshared_bytes(guest).unwrap_or_else(|_| own(&guest));
+    all.min(own(oldest).saturating_add(written).saturating_add(since))
 }
 
 /// A field of one of the kernel's files, converted from kilobytes to bytes.
@@ -48,7 +68,32 @@ fn field(path: &str, name: &str) -> io::Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Child, Command, Stdio};
+
     use super::*;
+
+    /// Forks twice, as a guest does for its copies. In between it writes to a part of its memory.
+    const FORKS: &str = "
+import os, sys, time
+kept = bytearray(b'x' * (64 << 20))
+def fork():
+    sys.stdin.readline()
+    pid = os.fork()
+    if pid == 0: time.sleep(1000)
+    print(pid, flush=True)
+fork()
+kept[:16 << 20] = b'y' * (16 << 20)
+fork()
+sys.stdin.readline()
+";
+
+    fn next(process: &mut Child, said: &mut impl BufRead) -> u32 {
+        process.stdin.as_mut().unwrap().write_all(b"fork\n").unwrap();
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        line.trim().parse().unwrap()
+    }
 
     #[test]
     fn a_process_takes_memory_and_a_limit_says_when_that_is_too_much() {
@@ -59,5 +104,44 @@ mod tests {
         assert!(take_more(&[own], f64::from(32 << 20)));
         assert!(!take_more(&[own], f64::INFINITY));
         assert!(!take_more(&[], 0.0));
+    }
+
+    #[test]
+    fn shared_pages_count_once() {
+        let mib = |bytes: u64| bytes >> 20;
+        let mut guest = Command::new("python3")
+            .args(["-c", FORKS])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(guest.stdout.take().unwrap());
+        let first = next(&mut guest, &mut said);
+        let id = guest.id();
+        while unshared_bytes(id).unwrap() < 16 << 20 {
+            std::thread::yield_now(); // until it has written
+        }
+        let written = unshared_bytes(id).unwrap();
+        let second = next(&mut guest, &mut said);
+        let one_alone = own_bytes(first).unwrap();
+        let all = at_most(id, &[first, second], written);
+        let most = 16 + 8;
+        assert!(
+            (mib(one_alone)..mib(one_alone) + most + 16).contains(&mib(all)),
+            "{} MiB, and one has {}",
+            mib(all),
+            mib(one_alone)
+        );
+        assert!(
+            at_most(id, &[first, second], u64::MAX) >= 3 * (64 << 20),
+            "each alone is a bound, too"
+        );
+        assert_eq!(mib(at_most(id, &[], 0)), mib(own_bytes(id).unwrap()));
+        for pid in [first, second] {
+            let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        }
+        guest.kill().unwrap();
+        guest.wait().unwrap();
     }
 }

@@ -3,20 +3,28 @@
 //! A paused copy forks another copy when the host asks for it, and that one becomes the guest. A paused copy is a process of the sandbox
 //! like any other: it counts for the sandbox's limits, and code of the guest may end it.
 //!
+//! The first copy is made before the guest gets any message. It is the *beginning*, from which a guest without any state comes, so that
+//! such a guest is within the same limits as the copies.
+//!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Signal, pidfd_send_signal};
 use sandglass_core::Error;
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
-use super::fork::{CopyProcess, Forked, Forker, Order, channel};
+use super::fork::{CopyProcess, Forked, Forker, Order, channel, parent_of};
 use super::{Guest, GuestProcess, Process, epoch};
+
+/// The time for a guest to start and to make its first copy.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time for a killed copy to end.
+const GONE_WITHIN: Duration = Duration::from_secs(5);
 
 /// A paused copy. Dropping it ends the process.
 pub(crate) struct PausedGuest {
@@ -36,19 +44,27 @@ impl Forker {
     /// Has the guest make a paused copy of itself.
     pub(crate) fn pause(&self) -> impl Future<Output = Result<PausedGuest, Error>> + Send + 'static {
         let forker = self.same();
-        async move {
-            let (next, control) = forker.next()?;
-            let order = Order {
-                epoch: epoch()?,
-                pause: true,
-                ..Order::default()
-            };
-            let Forked { copy, .. } = forker.order(&order, &[control.as_fd()]).await?;
-            Ok(PausedGuest {
-                forker: next,
-                process: CopyProcess::new(copy, Arc::default())?,
-            })
-        }
+        async move { Ok(forker.pause_within(None).await?.0) }
+    }
+
+    /// Has the guest make a paused copy of itself. Returns the guest's own process, too. A guest that is starting takes longer.
+    async fn pause_within(&self, time: Option<Duration>) -> Result<(PausedGuest, OwnedFd), Error> {
+        let (next, control) = self.next()?;
+        let order = Order {
+            epoch: epoch()?,
+            pause: true,
+            ..Order::default()
+        };
+        let fds = [control.as_fd()];
+        let Forked { copy, origin } = match time {
+            Some(time) => self.order_within(time, &order, &fds).await?,
+            None => self.order(&order, &fds).await?,
+        };
+        let copy = PausedGuest {
+            forker: next,
+            process: CopyProcess::new(copy, Arc::default())?,
+        };
+        Ok((copy, origin))
     }
 }
 
@@ -105,52 +121,94 @@ impl PausedGuest {
     pub(crate) fn kill(&self) {
         let _ = pidfd_send_signal(self.process.pidfd(), Signal::KILL); // it may be gone already
     }
+
+    /// Ends the process, and waits until its memory is free.
+    pub(crate) async fn end(mut self) {
+        self.kill();
+        let _ = tokio::time::timeout(GONE_WITHIN, self.process.wait()).await;
+    }
 }
 
 /// All that was started for a guest and its paused copies. It is kept as long as one of them lives.
 pub(crate) struct Boundary {
     /// The processes between the host and the guest. They run none of the user's code.
     standing: Vec<u32>,
-    between: Mutex<Between>,
+    beginning: PausedGuest,
+    rest: Rest,
 }
 
-/// The state of a boundary while it has no guest.
+/// A boundary's processes while it has no guest.
 #[derive(Default)]
-struct Between {
+struct Rest(Mutex<Processes>);
+
+#[derive(Default)]
+struct Processes {
     /// The process that the host started.
     root: Option<GuestProcess>,
     /// The end of the last guest's other processes.
     sweep: Option<JoinHandle<bool>>,
 }
 
-impl Boundary {
-    /// The boundary of a guest that is ready and has run no code, and the guest's own process.
-    pub(crate) fn of(root: u32) -> Option<(Arc<Self>, GuestProcess)> {
-        let mut standing = line_to_guest(root)?;
-        let own = process_by_number(standing.pop()?)?;
-        if standing.is_empty() {
-            return None;
+/// Starts a guest's paused copies: makes the first one, before the guest gets any message. If the guest makes no copies, it stays as it is.
+pub(crate) async fn with_beginning(mut guest: Guest) -> Guest {
+    let Some(forker) = &guest.kin.forker else { return guest };
+    match Boundary::around(forker).await {
+        Ok((boundary, own)) => {
+            guest.kin.own = Some(own);
+            guest.kin.boundary = Some(Arc::new(boundary));
         }
-        let between = Mutex::default();
-        Some((Arc::new(Self { standing, between }), own))
+        Err(error) => tracing::debug!(%error, "a guest has no checkpoints"),
+    }
+    guest
+}
+
+impl Boundary {
+    /// The boundary of a guest that gets no messages yet, and the guest's own process.
+    async fn around(forker: &Forker) -> Result<(Self, GuestProcess), Error> {
+        let (beginning, own) = forker.pause_within(Some(START_TIMEOUT)).await?;
+        let own = CopyProcess::new(own, Arc::default())?;
+        let line = forker
+            .root()
+            .zip(own.id())
+            .and_then(|(root, own)| line_above(own, root));
+        let standing = line.ok_or_else(|| Error::BootFailed("its processes are not in one line".to_owned()))?;
+        let own = GuestProcess {
+            process: Box::new(own),
+            _kept: Vec::new(),
+        };
+        let rest = Rest::default();
+        Ok((
+            Self {
+                standing,
+                beginning,
+                rest,
+            },
+            own,
+        ))
+    }
+
+    /// The paused copy of the guest without any state.
+    pub(crate) fn beginning(&self) -> &PausedGuest {
+        &self.beginning
     }
 
     /// Ends the guest with everything else but its paused copies. `paused` are their numbers. Gives the process back if it can only end as a
     /// whole.
     pub(crate) fn end_guest(&self, root: GuestProcess, paused: impl Iterator<Item = u32>) -> Option<GuestProcess> {
-        let spared = self.standing.iter().copied().chain(paused).collect();
+        let standing = self.standing.iter().copied();
+        let spared = standing.chain(self.beginning.id()).chain(paused).collect();
         let Some(sweep) = root.sweeper(spared) else {
             return Some(root);
         };
-        let mut between = self.between();
-        between.root = Some(root);
-        between.sweep = Some(tokio::task::spawn_blocking(sweep));
+        let mut rest = self.rest.lock();
+        rest.root = Some(root);
+        rest.sweep = Some(tokio::task::spawn_blocking(sweep));
         None
     }
 
     /// Takes the process that the host started, if there is no guest.
     pub(crate) fn take_root(&self) -> Option<GuestProcess> {
-        self.between().root.take()
+        self.rest.lock().root.take()
     }
 
     /// Makes a guest of a paused copy, once the last guest is gone. Then nobody is left who could continue a copy that `stop_all` stops.
@@ -160,69 +218,111 @@ impl Boundary {
         paused: &[u32],
         stop_all: impl Fn(),
     ) -> Result<Guest, Error> {
-        let failed = |what: &str| Error::GuestLost(what.to_owned());
-        let sweep = self.between().sweep.take();
-        let mut lent = Lent {
-            boundary: self,
-            root: self.take_root(),
-        };
-        if let Some(sweep) = sweep
-            && !sweep.await.unwrap_or(false)
-        {
-            if let Some(root) = &mut lent.root {
-                root.kill();
-            }
-            return Err(failed("processes of the guest before it did not end"));
-        }
+        let mut lent = self.rest.emptied().await?;
         stop_all();
         let revived = copy.revive(paused).await?;
-        let root = lent.root.take().ok_or_else(|| failed("its processes are gone"))?;
+        let gone = || Error::GuestLost("its processes are gone".to_owned());
+        let root = lent.processes.root.take().ok_or_else(gone)?;
         Ok(Guest::revived(revived, root, Arc::clone(self)))
-    }
-
-    fn between(&self) -> MutexGuard<'_, Between> {
-        self.between.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The process that the host started, while a guest is made. If there will be none, the process goes back.
+impl Rest {
+    fn lock(&self) -> MutexGuard<'_, Processes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the last guest is gone.
+    async fn emptied(&self) -> Result<Lent<'_>, Error> {
+        let processes = std::mem::take(&mut *self.lock());
+        let mut lent = Lent { rest: self, processes };
+        if let Some(sweep) = &mut lent.processes.sweep {
+            let are_gone = sweep.await.unwrap_or(false);
+            lent.processes.sweep = None;
+            if !are_gone {
+                if let Some(root) = &mut lent.processes.root {
+                    root.kill();
+                }
+                return Err(Error::GuestLost(
+                    "processes of the guest before it did not end".to_owned(),
+                ));
+            }
+        }
+        Ok(lent)
+    }
+}
+
+/// A boundary's processes while a guest is made. If there will be none, they go back.
 struct Lent<'a> {
-    boundary: &'a Boundary,
-    root: Option<GuestProcess>,
+    rest: &'a Rest,
+    processes: Processes,
 }
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        if let Some(root) = self.root.take() {
-            self.boundary.between().root = Some(root);
-        }
+        let Processes { root, sweep } = std::mem::take(&mut self.processes);
+        let mut rest = self.rest.lock();
+        rest.root = rest.root.take().or(root);
+        rest.sweep = rest.sweep.take().or(sweep);
     }
 }
 
-/// The processes from the one that the host started to the guest itself, which has run no code of the user's and has no children yet.
-/// `None` if they are not in one line.
-fn line_to_guest(root: u32) -> Option<Vec<u32>> {
+/// The processes above a guest, up to the one that the host started. `None` if there are none.
+fn line_above(own: u32, root: u32) -> Option<Vec<u32>> {
     const LONGEST: usize = 8;
-    let mut line = vec![root];
-    while line.len() < LONGEST {
-        let last = line.last()?;
-        let children = std::fs::read_to_string(format!("/proc/{last}/task/{last}/children")).ok()?;
-        let children: Vec<u32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
-        match children[..] {
-            [] => return Some(line),
-            [child] => line.push(child),
-            _ => return None,
-        }
+    let mut line = Vec::new();
+    let mut last = own;
+    while last != root {
+        last = parent_of(last).filter(|_| line.len() < LONGEST)?;
+        line.push(last);
     }
-    None
+    (!line.is_empty()).then_some(line)
 }
 
-/// The process of a guest by its number. Dropping the process ends it.
-fn process_by_number(pid: u32) -> Option<GuestProcess> {
-    let pidfd: OwnedFd = pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).ok()?;
-    let process = CopyProcess::new(pidfd, Arc::new(AtomicBool::new(false))).ok()?;
-    Some(GuestProcess {
-        process: Box::new(process),
-        _kept: Vec::new(),
-    })
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_comes_after_a_cancelled_revival_waits_for_the_last_guest_as_well() {
+        let (rest, is_gone) = (Rest::default(), Arc::new(AtomicBool::new(false)));
+        let (go_on, waits) = mpsc::channel();
+        let sweep = {
+            let is_gone = Arc::clone(&is_gone);
+            move || {
+                waits.recv().unwrap();
+                is_gone.store(true, Ordering::SeqCst);
+                true
+            }
+        };
+        rest.lock().sweep = Some(tokio::task::spawn_blocking(sweep));
+        assert!(rest.emptied().now_or_never().is_none(), "it is given up while it waits");
+        go_on.send(()).unwrap();
+        assert!(rest.emptied().await.is_ok());
+        assert!(
+            is_gone.load(Ordering::SeqCst),
+            "nobody came before the last guest was gone"
+        );
+    }
+
+    #[tokio::test]
+    async fn nobody_comes_after_a_guest_that_did_not_end() {
+        let rest = Rest::default();
+        rest.lock().sweep = Some(tokio::task::spawn_blocking(|| false));
+        assert_eq!(rest.emptied().await.err().map(|error| error.code()), Some("guest_lost"));
+    }
+
+    #[test]
+    fn the_line_above_a_process_ends_at_the_one_that_was_started() {
+        let own = std::process::id();
+        let above = parent_of(own).unwrap();
+        assert_eq!(line_above(own, above), Some(vec![above]));
+        assert_eq!(line_above(own, own), None, "nobody stands over it");
+        assert_eq!(line_above(above, own), None);
+    }
 }

@@ -40,7 +40,7 @@ pub(crate) const OOM_SCORE: i64 = 500;
 /// `SIGKILL`.
 const KILLED: i32 = 9;
 /// The time for killed processes to end.
-const GONE_WITHIN: Duration = Duration::from_secs(5);
+pub(crate) const GONE_WITHIN: Duration = Duration::from_secs(5);
 /// The pause between two looks at processes that are being killed.
 const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 /// The time for bubblewrap to make its namespaces.
@@ -327,13 +327,13 @@ fn kill_marked(mark: &OsString) {
 
 /// Kills all processes but these that are marked, or come from the process `root`. Inside of bubblewrap they have no mark, and all come
 /// from `root`, because its namespace has an init process of its own. Returns true once none is left.
-fn kill_others(mark: &OsString, root: Option<u32>, spared: &HashSet<u32>) -> bool {
+pub(crate) fn kill_others(mark: Option<&OsString>, root: Option<u32>, spared: &HashSet<u32>) -> bool {
     let end = Instant::now() + GONE_WITHIN;
     loop {
         let family = root.map(descendants).unwrap_or_default();
         let others = pids().filter(|pid| !spared.contains(pid));
         let others: Vec<u32> = others
-            .filter(|pid| family.contains(pid) || is_marked(*pid, mark))
+            .filter(|pid| family.contains(pid) || mark.is_some_and(|mark| is_marked(*pid, mark)))
             .collect();
         if others.is_empty() {
             return true;
@@ -461,6 +461,10 @@ impl Process for Native {
         self.started.hits()
     }
 
+    fn held_bytes(&self) -> Option<u64> {
+        self.started.cgroup.as_ref()?.held_bytes()
+    }
+
     fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
         let spared = HashSet::from_iter(spared);
         let (mark, root) = (self.started.mark.clone(), self.id());
@@ -469,7 +473,7 @@ impl Process for Native {
                 let cgroup = Arc::clone(cgroup);
                 Box::new(move || cgroup.kill_others(&spared, GONE_WITHIN))
             }
-            None => Box::new(move || kill_others(&mark, root, &spared)),
+            None => Box::new(move || kill_others(Some(&mark), root, &spared)),
         })
     }
 }
@@ -497,11 +501,7 @@ mod tests {
             std::thread::sleep(SWEEP_PAUSE);
         }
         assert!(descendants(pid).len() >= 4);
-        assert!(kill_others(
-            &OsString::from("no process has this mark"),
-            Some(pid),
-            &HashSet::from([pid])
-        ));
+        assert!(kill_others(None, Some(pid), &HashSet::from([pid])));
         assert!(descendants(pid).is_empty());
         assert!(root.wait().unwrap().success(), "it was spared");
     }

@@ -6,7 +6,7 @@ use sandglass_core::execution::{Killer, Outcome, StateStatus};
 use sandglass_host::launcher::Resources;
 use sandglass_host::{BackendKind, ExecuteOptions, Limits, Sandbox, SandboxBuilder, Value};
 
-use crate::ahead::{finished, prints};
+use crate::ahead::{LIE, finished, prints};
 use crate::support::{limits, on_both, processes_with, starts_processes, token, until};
 
 on_both!(
@@ -20,6 +20,11 @@ on_both!(
     a_fork_bomb_ends_and_the_state_comes_back,
     a_copy_that_ran_ahead_has_checkpoints,
     the_oldest_goes_when_memory_is_short,
+    the_beginning_comes_back_within_the_same_limits,
+    without_its_beginning_a_guest_starts_anew_and_alone,
+    a_guest_has_nobody_killed_by_its_checkpoints,
+    a_forged_checkpoint_harms_its_own_session_only,
+    a_removed_file_takes_room_as_long_as_a_checkpoint_has_it,
     without_checkpoints_there_are_none,
     nothing_is_left_in_the_end,
 );
@@ -293,6 +298,154 @@ async fn the_oldest_goes_when_memory_is_short(kind: BackendKind) {
     assert_eq!(prints(&sandbox, "print(x[0])").await, "3\n");
 }
 
+/// Goes back to the state before the first execution, for which there is no checkpoint.
+async fn to_the_beginning(sandbox: &Sandbox) {
+    sandbox.restore(Some(1)).await.unwrap();
+    assert_eq!(sandbox.undo().await, Ok(0));
+}
+
+const OWN_GROUP: &str = "print(open('/proc/self/cgroup').read())";
+
+async fn the_beginning_comes_back_within_the_same_limits(kind: BackendKind) {
+    let sandbox = builder(kind).checkpoints(8).build().await.unwrap();
+    let group = prints(&sandbox, OWN_GROUP).await;
+    prints(&sandbox, "import random\nx = random.random()\nprint(x)").await;
+    to_the_beginning(&sandbox).await;
+    let code = "import random\nprint('x' in globals(), random.random())";
+    let first = prints(&sandbox, code).await;
+    assert!(first.starts_with("False "), "{first}");
+    assert_eq!(prints(&sandbox, OWN_GROUP).await, group, "one group bounds all");
+    assert_eq!(sandbox.restore(Some(2)).await, Ok(2), "later states are still there");
+    assert_eq!(prints(&sandbox, "print(type(x))").await, "<class 'float'>\n");
+    to_the_beginning(&sandbox).await;
+    assert_ne!(prints(&sandbox, code).await, first, "it has random numbers of its own");
+}
+
+async fn without_its_beginning_a_guest_starts_anew_and_alone(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    prints(&sandbox, "import os\nx = 1").await;
+    // Children are listed in the order of their birth: the guest, and its first copy.
+    let code = "above = os.getppid()
+pids = open(f'/proc/{above}/task/{above}/children').read().split()
+os.kill(int(pids[1]), 9)
+print(pids.index(str(os.getpid())))";
+    assert_eq!(prints(&sandbox, code).await, "0\n");
+    to_the_beginning(&sandbox).await;
+    assert_eq!(prints(&sandbox, "print('x' in globals())").await, "False\n");
+    let error = sandbox.restore(Some(1)).await.unwrap_err();
+    assert_eq!(
+        error.code(),
+        "no_checkpoint",
+        "its limits would be added to the new guest's: {error}"
+    );
+    prints(&sandbox, "x = 2").await;
+    prints(&sandbox, "x = 3").await;
+    sandbox.undo().await.unwrap();
+    assert_eq!(prints(&sandbox, "print(x)").await, "2\n", "there are checkpoints again");
+}
+
+async fn a_guest_has_nobody_killed_by_its_checkpoints(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    prints(&sandbox, LIE).await;
+    let error = sandbox.checkpoint().await.unwrap_err();
+    assert_eq!(error.code(), "not_serializable");
+    assert!(
+        error.to_string().contains("something else than its own processes"),
+        "{error}"
+    );
+    assert_eq!(
+        prints(&sandbox, "x = 1\nprint(x, lied)").await,
+        "1 True\n",
+        "this process lives"
+    );
+}
+
+/// Code that hands over a process of its own as its next checkpoint. The process does not speak the protocol when its time comes.
+const FORGERY: &str = "
+import gc, json, os, socket, struct, sys, time
+Forks = next(type(o) for o in gc.get_objects() if type(o).__name__ == 'Forks')
+spoken = Forks.fork.__globals__['answer']
+def forge(control, message, fds):
+    Forks.fork.__globals__['answer'] = spoken
+    frame = sys._getframe(1)
+    made = os.fork()
+    if made == 0:
+        orders = socket.socket(fileno=frame.f_locals['fds'][0])
+        while True:
+            data, found, _, _ = orders.recvmsg(4096, socket.CMSG_SPACE(8))
+            if not data:
+                time.sleep(1000)
+            me = os.pidfd_open(os.getpid())
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack('2i', me, me))]
+            orders.sendmsg([json.dumps({'forked': json.loads(data)['epoch']}).encode()], rights)
+            os.write(struct.unpack('2i', found[0][2])[0], b'\\xff' * 4096)
+    frame.f_locals['self'].paused.note(made)
+    spoken(control, message, [os.pidfd_open(made), os.pidfd_open(os.getpid())])
+Forks.fork.__globals__['answer'] = forge
+";
+
+async fn a_forged_checkpoint_harms_its_own_session_only(kind: BackendKind) {
+    let (sandbox, other) = (sandbox(kind).await, sandbox(kind).await);
+    let token = token();
+    prints(&other, "x = 1").await;
+    prints(
+        &sandbox,
+        &format!("import os\nname = '{token}'\nopen('/proc/self/comm', 'w').write(name[-9:])\nx = 1"),
+    )
+    .await;
+    prints(&sandbox, FORGERY).await;
+    sandbox.checkpoint().await.unwrap();
+    let run = sandbox.execute("import os; os._exit(1)").await.unwrap();
+    assert_eq!(run.outcome, Outcome::Crashed, "{:?}", run.run);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let run = loop {
+        let run = sandbox.execute("x").await;
+        match run {
+            Ok(run) if run.outcome == Outcome::Ok || run.outcome == Outcome::Error => break run,
+            other => assert!(Instant::now() < deadline, "{other:?}"),
+        }
+    };
+    // Either the state before the forged one is there, or nothing, which the results have said.
+    let wanted = [Some("1"), None];
+    assert!(wanted.contains(&run.result.as_deref()), "{:?}", run.run);
+    assert_eq!(prints(&sandbox, "print(2)").await, "2\n");
+    assert_eq!(prints(&other, "print(x)").await, "1\n");
+    sandbox.destroy().await;
+    assert_eq!(named(&token), 0, "the forged copy has ended, too");
+}
+
+async fn a_removed_file_takes_room_as_long_as_a_checkpoint_has_it(kind: BackendKind) {
+    if kind != BackendKind::Bubblewrap {
+        return; // a plain process has no folder of its own with a bound
+    }
+    let resources = Resources {
+        tmp_bytes: 8 << 20,
+        ..Resources::default()
+    };
+    let sandbox = builder(kind).resources(resources).build().await.unwrap();
+    prints(
+        &sandbox,
+        "import os\nfile = open('/tmp/a', 'wb+')\nsize = file.write(bytes(6 << 20))\nfile.flush()",
+    )
+    .await;
+    prints(&sandbox, "file.close()\nos.remove('/tmp/a')").await;
+    let write = "with open('/tmp/b', 'wb') as other: size = other.write(bytes(6 << 20))";
+    let first = sandbox.execute(write).await.unwrap();
+    assert_eq!(
+        (first.outcome, first.killer),
+        (Outcome::Error, Some(Killer::Disk)),
+        "{:?}",
+        first.run
+    );
+    prints(&sandbox, "os.remove('/tmp/b')").await;
+    for _ in 0..3 {
+        prints(&sandbox, "pass").await;
+    }
+    sandbox.checkpoint().await.unwrap();
+    prints(&sandbox, write).await;
+    prints(&sandbox, "os.remove('/tmp/b')").await;
+}
+
 async fn without_checkpoints_there_are_none(kind: BackendKind) {
     let sandbox = builder(kind).checkpoints(0).build().await.unwrap();
     prints(&sandbox, "x = 1").await;
@@ -308,10 +461,19 @@ async fn without_checkpoints_there_are_none(kind: BackendKind) {
     assert_eq!(run.state.status, StateStatus::Lost);
 }
 
+/// The number of processes with the end of the token as their name. Copies have the command line of the guest, so the mark is in their name.
+fn named(token: &str) -> usize {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    // A process that has ended has no command line, although its parent may not have noticed yet.
+    let alive =
+        processes.filter(|entry| std::fs::read(entry.path().join("cmdline")).is_ok_and(|line| !line.is_empty()));
+    let names = alive.filter_map(|entry| std::fs::read_to_string(entry.path().join("comm")).ok());
+    names.filter(|name| name.trim() == &token[token.len() - 9..]).count()
+}
+
 async fn nothing_is_left_in_the_end(kind: BackendKind) {
     let sandbox = sandbox(kind).await;
     let token = token();
-    // Copies have the command line of the guest, so the mark stands in their name.
     prints(
         &sandbox,
         &format!(
@@ -323,14 +485,7 @@ async fn nothing_is_left_in_the_end(kind: BackendKind) {
     for _ in 0..3 {
         prints(&sandbox, "x = 1").await;
     }
-    let named = || {
-        let processes = std::fs::read_dir("/proc").unwrap().flatten();
-        // A process that has ended has no command line, although its parent may not have noticed yet.
-        let alive =
-            processes.filter(|entry| std::fs::read(entry.path().join("cmdline")).is_ok_and(|line| !line.is_empty()));
-        let names = alive.filter_map(|entry| std::fs::read_to_string(entry.path().join("comm")).ok());
-        names.filter(|name| name.trim() == &token[token.len() - 9..]).count()
-    };
+    let named = || named(&token);
     sandbox.checkpoint().await.unwrap();
     until("the guest and three copies", || named() == 4).await;
     assert_eq!(sandbox.undo().await, Ok(3));

@@ -310,6 +310,10 @@ impl<B: Body> Interpreter<B> {
     pub(super) fn answer_about_state(&mut self, now: f64, ticket: Ticket, command: StateCommand) {
         let reply = match command {
             _ if !self.checkpoints.are_made => Err(Error::invalid("checkpoints", "is \"off\": nothing is saved")),
+            StateCommand::Fork if self.checkpoints.most_paused.is_some() => {
+                let why = "are paused copies of the guest, which belong to one sandbox: a sandbox with a backend cannot be forked";
+                Err(Error::invalid("checkpoints", why))
+            }
             StateCommand::Checkpoint => self.checkpoints.newest().map(|link| Reply::State(link.execution)),
             StateCommand::Fork => self
                 .checkpoints

@@ -19,8 +19,8 @@ pub(super) struct Reverting<B> {
     /// The variables that were lost earlier, of which nobody was told, and which the state to go back to lacks as well.
     pub(super) earlier: Vec<LostVariable>,
     /// The checkpoint that the state came from until now, and the loss if going back fails.
-    base: Option<u32>,
-    loss: Option<StateReport>,
+    pub(super) base: Option<u32>,
+    pub(super) loss: Option<StateReport>,
 }
 
 impl<B: Body> Interpreter<B> {

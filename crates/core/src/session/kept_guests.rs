@@ -60,11 +60,46 @@ impl<B: Body> Interpreter<B> {
             checkpoints.chain.remove(number);
             return;
         }
+        if checkpoints.reverting.is_some() {
+            return self.cannot_return(number, why);
+        }
         checkpoints.drop_base(number);
         // The same state would be given up again. So it is saved when it has changed.
         checkpoints.vain |= !checkpoints.dirty;
         checkpoints.dirty = true;
         checkpoints.unsavable = Some(why.chars().take(300).collect());
+    }
+
+    /// Handles the loss of the checkpoint of the state that the user goes back from. Its guest is gone already. If going back fails, an older
+    /// state comes back, and the user is told of this loss.
+    fn cannot_return(&mut self, number: u32, why: &str) {
+        let gone = self.checkpoints.chain.find(number);
+        let names = gone.map(|link| link.names.clone()).unwrap_or_default();
+        self.checkpoints.drop_base(number);
+        let news = std::mem::take(&mut self.checkpoints.set_since);
+        let base = self.checkpoints.base;
+        let mut loss = self.loss_back_to(base, &names, news, &format!("going back failed, and {why}"));
+        if let Some(reverting) = &mut self.checkpoints.reverting {
+            reverting.base = base;
+            loss.add_earlier(reverting.loss.take());
+            reverting.loss = Some(loss);
+        }
+    }
+
+    /// The loss if the state of checkpoint `base`, or none, stands in for one with these `names`. `news` were set since `base`.
+    fn loss_back_to(&self, base: Option<u32>, names: &[String], news: Vec<String>, reason: &str) -> StateReport {
+        let Some(older) = base.and_then(|number| self.checkpoints.chain.find(number)) else {
+            let contexts = &self.contexts;
+            return StateReport::lost(names.iter().filter(|name| !contexts.has(name)).cloned(), reason);
+        };
+        let lost = names.iter().filter(|name| !older.names.contains(name));
+        let mut loss = StateReport::restored(older.execution, lost.cloned(), reason);
+        let set = news.into_iter();
+        loss.add_lost(
+            set.filter(|name| !names.contains(name) || older.names.contains(name)),
+            reason,
+        );
+        loss
     }
 
     /// Records that the guest which was made of a paused copy has its state.
@@ -96,24 +131,11 @@ impl<B: Body> Interpreter<B> {
             let news = std::mem::take(&mut self.checkpoints.set_since);
             let reason = format!("the saved state could not be restored: {why}");
             let base = self.checkpoints.base;
-            let loss = match base.and_then(|number| self.checkpoints.chain.find(number)) {
-                Some(older) => {
-                    let lost = names.iter().filter(|name| !older.names.contains(name));
-                    let mut loss = StateReport::restored(older.execution, lost.cloned(), &reason);
-                    loss.add_lost(
-                        news.into_iter()
-                            .filter(|name| !names.contains(name) || older.names.contains(name)),
-                        &reason,
-                    );
-                    self.checkpoints.tells = true;
-                    loss
-                }
-                None => {
-                    self.checkpoints.forget();
-                    let contexts = &self.contexts;
-                    StateReport::lost(names.into_iter().filter(|name| !contexts.has(name)), &reason)
-                }
-            };
+            let loss = self.loss_back_to(base, &names, news, &reason);
+            match base {
+                Some(_) => self.checkpoints.tells = true,
+                None => self.checkpoints.forget(),
+            }
             self.tell_later(Some(loss));
         }
         self.boot(now);

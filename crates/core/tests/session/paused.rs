@@ -165,6 +165,28 @@ fn an_undo_whose_copy_ends_meanwhile_is_refused_and_nothing_else_goes() {
 }
 
 #[test]
+fn an_undo_that_fails_says_what_is_lost_if_the_present_state_is_gone_too() {
+    let mut world = ready(3);
+    run(&mut world, &["a"]);
+    run(&mut world, &["a", "b"]);
+    let undo = world.command(Command::State(StateCommand::Undo));
+    for number in [3, 2] {
+        world.feed(Input::CheckpointGone(number, "it ended".to_owned()));
+    }
+    world.feed(crash());
+    assert_eq!(world.code_of(undo), "no_checkpoint");
+    let next = world.execute("next");
+    world.feed(crash()); // the one before the present state is the same that has ended
+    assert_eq!(comes_back(&mut world), "restore 1");
+    world.ends(ok());
+    let state = world.execution(next).state.clone();
+    assert_eq!((state.status, state.restored_to), (StateStatus::Restored, Some(0)));
+    let mut lost = world.lost(next);
+    lost.sort_unstable();
+    assert_eq!(lost, ["a", "b"]);
+}
+
+#[test]
 fn a_copy_that_ends_after_its_guest_came_is_given_up_then() {
     let mut world = ready(3);
     run(&mut world, &["a"]);

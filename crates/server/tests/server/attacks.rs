@@ -330,6 +330,8 @@ async fn a_channel_that_sends_nonsense_is_closed() {
     for nonsense in [
         Message::text("hello"),
         Message::text(r#"{"type":"none"}"#),
+        Message::text(r#"{"type":"pause","guest":1}"#),
+        Message::text(r#"{"type":"revive","checkpoint":-1}"#),
         Message::text("[".repeat(100_000)),
         Message::binary(vec![1]),
         Message::binary(number.to_vec()),

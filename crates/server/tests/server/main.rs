@@ -9,6 +9,7 @@
 
 mod access;
 mod attacks;
+mod copies;
 mod forged;
 mod model;
 mod resuming;

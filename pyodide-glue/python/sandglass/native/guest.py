@@ -92,6 +92,7 @@ class Guest:
         self._rest: str | None = None  # the rest of the code that runs ahead, once all of it is there
         self._reader_rests = False  # true while the reader needs nothing of the interpreter
         self._is_revived = False  # true in a guest that was a checkpoint
+        self._is_begun = False  # true once the host has sent a message
         self._collects = False  # whether the garbage collector is to be turned on again
         self._rest_known = allocate_lock()
         self._pid = getpid()
@@ -196,6 +197,9 @@ class Guest:
                 self._answer(request, bodies)
 
     def _init(self, request: InitRequest) -> None:
+        if not self._is_begun and self._is_revived:
+            random.seed()  # guests that begin anew have random numbers of their own
+        self._is_begun = True
         if request["version"] == VERSION and self._gate is None:  # a shadow is configured already
             try:
                 self._config = config = request["config"]

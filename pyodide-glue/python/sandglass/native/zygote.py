@@ -12,7 +12,9 @@ From the host:
   `ready`.
 - `{"fork": id, "epoch": n, ...}`, with the guest's end of its channel. `groups` more descriptors are files `tasks` of
   the guest's control groups, in which the guest is born. The answer is `forked` or `failed`, in any order. The host
-  cancels the order by closing its own end of the channel.
+  cancels the order by closing its own end of the channel. With `"copies": true`, the second descriptor is the socket on
+  which the host asks the guest for copies (`forks.py`). The guest then is not the first process of its namespace, since
+  the copies have to outlive it. It begins when the host sends anything on that socket.
 
 To the host:
 
@@ -53,6 +55,7 @@ from _thread import allocate_lock, start_new_thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sandglass.native import landlock, zygote_memory
+from sandglass.native.forks import stand_over
 from sandglass.native.guest import serve as serve_guest
 from sandglass.native.rlimits import bound_files, bound_signals
 from sandglass.runtime.guards import share_modules
@@ -63,7 +66,7 @@ if TYPE_CHECKING:
 
 _PACKET_BYTES = 64 << 10
 _MESSAGE_CHARS = 2_000
-_FDS = 4
+_FDS = 5
 _ISOLATION_SECONDS = 10
 #: The number of guests that isolate themselves at the same time, on a machine with few processors.
 _LEAST_AT_ONCE = 4
@@ -169,11 +172,12 @@ class _Forks:
     def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
         number = request["fork"]
         try:
-            if len(fds) != 1 + int(request["groups"]):
+            first = 2 if request.get("copies") else 1
+            if len(fds) != first + int(request["groups"]):
                 raise OSError("this process has no room for the descriptors of another guest")
             if _is_closed(fds[0]):
                 raise OSError("nobody waits for this guest any more")
-            its = self._start(number, request, fds[0], fds[1:])
+            its = self._start(number, request, fds[:first], fds[first:])
             self._isolating[its.report.fileno()] = its
         except Exception as error:
             _send(self._control, {"failed": number, "message": _describe(error)})
@@ -181,7 +185,7 @@ class _Forks:
             for fd in fds:
                 os.close(fd)
 
-    def _start(self, number: int, request: dict[str, Any], channel: int, groups: list[int]) -> _Isolating:
+    def _start(self, number: int, request: dict[str, Any], sockets: list[int], groups: list[int]) -> _Isolating:
         """Forks a guest, which begins to isolate itself."""
         # A guest gets no copy of these. With the pidfd of another guest, it could kill that one.
         ours = [self._control.fileno(), self._wake, self._woken, *self._isolating, *groups]
@@ -198,7 +202,7 @@ class _Forks:
             try:
                 for fd in (*ours, report.detach()):
                     os.close(fd)
-                _become_guest(request, channel, seccomp, reserved, guests_end)
+                _become_guest(request, sockets, seccomp, reserved, guests_end)
             except BaseException as error:
                 _tell_failure(guests_end, error)
                 raise
@@ -381,7 +385,7 @@ def fork_in_thread(prepare: Callable[[], object], become: Callable[[], NoReturn]
 
 def _become_guest(
     request: dict[str, Any],
-    channel: int,
+    sockets: list[int],
     seccomp: bytes,
     reserved: list[int],
     report: socket.socket,
@@ -404,8 +408,13 @@ def _become_guest(
     _send(report, {"isolated": True})
     report.close()
     gc.freeze()
+    channel, *control = sockets
+    copies = None
+    if control:
+        os.read(control[0], 64)  # the host has put this process into its control group
+        copies = control[0], stand_over()
     zygote_memory.take(reserved)
-    serve_guest(channel, int(request["epoch"]), True)
+    serve_guest(channel, int(request["epoch"]), True, copies)
     os._exit(0)
 
 

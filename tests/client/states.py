@@ -1,0 +1,252 @@
+"""A user of a sandbox with checkpoints, who knows what every variable should be, at every execution.
+
+The user does things at random: good code, code that ends its guest, undo, restores. Somebody else kills the sandbox's
+processes meanwhile. Whatever becomes of the state, the results have to say so.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from sandglass import AsyncSandbox, SandboxError
+from sandglass.client.execution import CodeExecution
+
+State = dict[str, Any]
+Change = Callable[[State], None]
+
+NAMES = ("a", "b", "c", "d", "items", "same", "big")
+#: What each execution ends with: all variables, as far as the model knows them. `big` has a length only.
+_SHOW = f"""
+print("state", {{
+    **{{name: globals()[name] if name != "big" else len(big) for name in {NAMES!r} if name in globals()}},
+    **({{"taken": taken.gi_frame.f_locals["number"]}} if "taken" in globals() else {{}}),
+    **({{"is_same": items is same}} if "items" in globals() and "same" in globals() else {{}}),
+}})"""
+_COUNTER = "def counter():\n    number = 0\n    while True:\n        yield number\n        number += 1\n"
+#: Errors that are said and change nothing, and the rest of a message that was cut off.
+ALLOWED = ("no_checkpoint", "not_serializable", "boot_failed", "guest_lost", "not_initialized")
+MIB = 1 << 20
+MEMORY_BYTES = 256 * MIB
+
+
+class Wrong(Exception):
+    """A sandbox was wrong, or has lost something in silence."""
+
+
+class User:
+    """One user with one sandbox."""
+
+    def __init__(self, sandbox: AsyncSandbox, chance: random.Random, counts: Counter[str]) -> None:
+        self._sandbox = sandbox
+        self._chance = chance
+        self._counts = counts
+        #: The states that may be there now: one, until a guest was lost.
+        self._states: list[State] = [{}]
+        #: The states that an execution may have left.
+        self._history: dict[int, list[State]] = {0: self._states}
+        #: Those of the execution whose state it is now.
+        self._record = self._states
+        #: The value of `a` that was set since the last execution. A guest may be lost before or after that.
+        self._set_since: list[float] = []
+        #: The variables that were there when a state was lost, and those of which the results have said so.
+        self._before: set[str] = set()
+        self._told: set[str] = set()
+        self._done: list[str] = []
+
+    async def act(self) -> None:
+        """Does one thing, and checks what became of it."""
+        acts = (
+            *(self._assign, self._append, self._alias, self._take, self._delete, self._grow) * 2,
+            *(self._undo, self._restore, self._go_back_far, self._checkpoint, self._set),
+            *(self._crash, self._hang, self._exhaust, self._hold, self._raise),
+        )
+        act = self._chance.choice(acts)
+        name = act.__name__.strip("_")
+        self._done.append(name)
+        del self._done[:-12]
+        try:
+            await act()
+        except SandboxError as error:
+            if error.code not in ALLOWED:
+                raise Wrong(f"{name}: {error.code}: {error}") from None
+            self._counts[error.code] += 1
+        self._counts[name] += 1
+
+    async def look(self) -> None:
+        """Checks the state."""
+        for _ in range(20):
+            try:
+                run = await self._run("pass", lambda state: None)
+            except SandboxError as error:
+                if error.code not in ALLOWED:
+                    raise Wrong(f"look: {error.code}: {error}") from None
+                continue
+            if run.outcome == "ok":
+                return
+        raise Wrong(f"the sandbox does not work any more: {self._recent()}")
+
+    # ---- executions ----
+
+    async def _run(self, code: str, change: Change, timeout: float | None = None) -> CodeExecution:
+        run = await self._sandbox.execute(code + _SHOW, timeout=timeout)
+        self._counts[run.outcome] += 1
+        self._counts[run.state.status] += 1
+        if run.state.status != "kept":
+            self._before |= set(self._states[-1])
+            self._told |= {lost.name for lost in run.state.lost}
+            self._states = self._come_back_to(run)
+        self._set_since = []
+        if run.outcome != "ok":
+            if run.outcome == "error" and run.error_type not in ("MemoryError", "ValueError"):
+                raise Wrong(f"{code}: {run.error} {self._recent()}")
+            self._history[run.id] = self._record = self._states
+            return run
+        shown = ast.literal_eval(run.stdout.partition("state ")[2])
+        fitting = []
+        for state in self._states:
+            after = dict(state)
+            change(after)
+            if after == shown:
+                fitting.append((state, after))
+        if not fitting:
+            raise Wrong(f"{code}: it is {shown}, and should be one of {self._states} changed {self._recent()} {run}")
+        came_back, after = fitting[-1]
+        silent = self._before - set(came_back) - self._told - {"is_same"}
+        if silent:
+            raise Wrong(f"{code}: {silent} got lost in silence {self._recent()} {run}")
+        self._before, self._told = set(), set()
+        self._states = [after]
+        self._history[run.id] = self._record = self._states
+        return run
+
+    def _come_back_to(self, run: CodeExecution) -> list[State]:
+        number = run.state.restored_to
+        if run.state.status != "lost" and number not in self._history:
+            raise Wrong(f"it says that execution {number} is back, which never was {self._recent()} {run}")
+        states = [{}] if run.state.status == "lost" else self._history[number or 0]
+        return states + [{**state, "a": value} for state in states for value in self._set_since]
+
+    def _recent(self) -> str:
+        return f"(after {', '.join(self._done)})"
+
+    async def _assign(self) -> None:
+        name, value = self._chance.choice("abcd"), self._chance.choice((self._chance.random(), "text", [1], None))
+        await self._run(f"{name} = {value!r}", lambda state: state.update({name: value}))
+
+    async def _append(self) -> None:
+        number = self._chance.randrange(1000)
+
+        def change(state: State) -> None:
+            # What is the same list stays so.
+            items = [*state.get("items", ()), number]
+            if state.get("is_same"):
+                state["same"] = items
+            state["items"] = items
+            _compare(state, state.get("is_same", False))
+
+        await self._run(f"items = globals().get('items', [])\nitems.append({number})", change)
+
+    async def _alias(self) -> None:
+        def change(state: State) -> None:
+            items = state.setdefault("items", [])
+            state["same"] = items
+            _compare(state, True)
+
+        await self._run("items = globals().get('items', [])\nsame = items", change)
+
+    async def _take(self) -> None:
+        def change(state: State) -> None:
+            state["taken"] = state.get("taken", -1) + 1
+
+        await self._run(
+            f"if 'taken' not in globals():\n    exec({_COUNTER!r})\n    taken = counter()\nnext(taken)\npass", change
+        )
+
+    async def _delete(self) -> None:
+        name = self._chance.choice(NAMES)
+
+        def change(state: State) -> None:
+            state.pop(name, None)
+            _compare(state, state.get("is_same", False))
+
+        await self._run(f"globals().pop({name!r}, None)\npass", change)
+
+    async def _grow(self) -> None:
+        size = self._chance.choice((1, 10, 30)) * MIB
+        await self._run(f"big = bytearray(b'x') * {size}", lambda state: state.update(big=size))
+
+    async def _raise(self) -> None:
+        await self._run("raise ValueError", lambda state: None)
+
+    async def _crash(self) -> None:
+        code = self._chance.choice(
+            ("import os; os._exit(3)", "import os; os.kill(os.getpid(), 9)", "import os; os.abort()")
+        )
+        run = await self._run(code, lambda state: None)
+        if run.outcome != "crashed":
+            raise Wrong(f"{code}: {run}")
+
+    async def _hang(self) -> None:
+        code = self._chance.choice(("while True: pass", "sum(range(10**13))"))
+        run = await self._run(code, lambda state: None, timeout=200)
+        if run.outcome not in ("timeout", "crashed"):
+            raise Wrong(f"{code}: {run}")
+
+    async def _exhaust(self) -> None:
+        code = "eaten = []\nwhile True: eaten.append(bytes(bytearray(b'x') * (4 << 20)))"
+        await self._run(f"def eat():\n    {code.replace(chr(10), chr(10) + '    ')}\neat()", lambda state: None)
+
+    async def _hold(self) -> None:
+        """Holds a thing that no copy could have, for two executions."""
+        await self._run("import socket\nheld = socket.socket()", lambda state: None)
+        await self._assign()
+        await self._run("held = globals().get('held')\nif held: held.close()\ndel held", lambda state: None)
+
+    # ---- going back ----
+
+    async def _undo(self) -> None:
+        self._back(await self._sandbox.undo())
+
+    async def _restore(self) -> None:
+        number = self._chance.choice([*self._history][-6:])
+        said = await self._sandbox.restore(number)
+        if said != number:
+            raise Wrong(f"restore({number}) went back to {said} {self._recent()}")
+        self._back(said)
+
+    async def _go_back_far(self) -> None:
+        if self._chance.random() < 0.5:
+            self._back(await self._sandbox.restore())
+        else:
+            for _ in range(10):
+                await self._undo()
+
+    def _back(self, number: int) -> None:
+        if number not in self._history:
+            raise Wrong(f"it went back to execution {number}, which never was {self._recent()}")
+        # What was there before may be gone now, as the user wanted.
+        self._states = self._record = self._history[number]
+        self._before, self._told, self._set_since = set(), set(), []
+
+    async def _checkpoint(self) -> None:
+        await self._sandbox.checkpoint()
+
+    async def _set(self) -> None:
+        """Sets a variable from outside. Until it is saved, it may get lost, and that is said."""
+        value = self._chance.random()
+        await self._sandbox.set_variable("a", value)
+        after = [{**state, "a": value} for state in self._states]
+        self._record.extend(after)  # the state of that execution, if it is saved once more
+        self._states = after
+        self._set_since = [value]
+
+
+def _compare(state: State, is_same: bool) -> None:
+    if "items" in state and "same" in state:
+        state["is_same"] = is_same
+    else:
+        state.pop("is_same", None)

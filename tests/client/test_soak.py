@@ -1,0 +1,166 @@
+"""Sandboxes with checkpoints, while their processes are killed and their connections break at random.
+
+What a sandbox holds must be as its results say, and nothing may be left in the end: processes, control groups, mounts,
+descriptors. SANDGLASS_SOAK_SECONDS=600 for the long form, SANDGLASS_SOAK_SEED to draw the same again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_host import PROGRAM
+from proxy import Proxy
+from states import MEMORY_BYTES, User
+
+from sandglass import AsyncSandbox
+
+KEY = "a-key-for-tests-0123456789"
+#: The backends, each with options of the server. Guests are forked from a zygote, or start cold.
+BACKENDS = {
+    "subprocess": ["--backend", "subprocess", "--max-spares", "0"],
+    "bubblewrap": ["--backend", "bubblewrap", "--max-spares", "0"],
+    "bubblewrap with a zygote": ["--backend", "bubblewrap", "--spares", "1", "--max-spares", "1", "--preload", "wave"],
+}
+#: For all backends together.
+SECONDS = float(os.environ.get("SANDGLASS_SOAK_SECONDS", "30")) / len(BACKENDS)
+SEED = int(os.environ.get("SANDGLASS_SOAK_SEED", time.time_ns() % 1_000_000))
+LANES = 3
+#: The number of things that a user does with one sandbox.
+ACTS = 25
+PATIENCE_SECONDS = 60
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+@contextmanager
+def server(backend: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server."""
+    command = [str(PROGRAM), "serve", "--listen", "127.0.0.1:0", "--allow-subprocess", *BACKENDS[backend]]
+    command += ["--requests-per-second", "10000", "--max-sessions-per-key", "100"]
+    env = {**os.environ, "SANDGLASS_KEYS": f"tester {KEY}", "NO_COLOR": "1", "RUST_LOG": "error"}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            found = (re.search(r"http://127\.0\.0\.1:[1-9]\d*", line) for line in process.stdout)
+            yield process, next(address[0] for address in found if address)
+            process.terminate()
+            assert process.wait(PATIENCE_SECONDS) == 0, "the server ends well"
+        finally:
+            process.kill()
+
+
+def family(root: int) -> dict[int, str]:
+    """The living descendants of a process, each with the time of its start."""
+    parents: dict[int, int] = {}
+    started: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if fields[0] not in "ZX":
+                    parents[int(entry.name)], started[int(entry.name)] = int(fields[1]), fields[19]
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return {pid: started[pid] for pid in found[1:] if pid in started}
+
+
+def is_alive(pid: int, started: str) -> bool:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[19] == started and fields[0] not in "ZX"
+
+
+def groups() -> int:
+    """The number of servers' control groups."""
+    pattern = "sandglass.*"
+    return sum(len([*_CGROUPS.glob(above + pattern)]) for above in ("", "*/", "*/*/", "*/*/*/"))
+
+
+def mounts() -> int:
+    return len(Path("/proc/self/mounts").read_text().splitlines())
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def settle(what: str, is_so: Callable[[], bool], says: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, f"{what} are left: {says()}"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_is_wrong_or_lost_in_silence_or_left(backend: str) -> None:
+    chance = random.Random(f"{SEED}{backend}")
+    counts: Counter[str] = Counter()
+    before = groups(), mounts()
+    with server(backend) as (process, url):
+        with closing(Proxy(url, seed=SEED)) as proxy:
+            asyncio.run(_use(proxy, url, 2, chance, Counter()))  # what a server opens once
+            at_first = descriptors(process.pid)
+            spares = len(family(process.pid))
+            until = time.monotonic() + SECONDS
+
+            async def main() -> None:
+                proxy.is_on = True
+                killer = asyncio.create_task(_kill(process.pid, chance, counts))
+                try:
+                    await asyncio.gather(*(_soak(proxy, url, until, chance, counts) for _ in range(LANES)))
+                finally:
+                    killer.cancel()
+
+            asyncio.run(main())
+            counts["cuts"] = proxy.cuts
+        settle("processes of sandboxes", lambda: len(family(process.pid)) <= spares, lambda: family(process.pid))
+        settle("descriptors", lambda: descriptors(process.pid) <= at_first + 4, lambda: descriptors(process.pid))
+        last = family(process.pid)
+    settle("processes", lambda: not any(is_alive(*one) for one in last.items()), lambda: last)
+    settle("groups and mounts", lambda: (groups(), mounts()) <= before, lambda: (groups(), mounts(), before))
+    print(f"{backend}, seed {SEED}, {SECONDS} s: {dict(sorted(counts.items()))}")
+    assert all(counts[what] for what in ("ok", "crashed", "restored", "kills", "undo")), counts
+
+
+async def _soak(proxy: Proxy, url: str, until: float, chance: random.Random, counts: Counter[str]) -> None:
+    while time.monotonic() < until:
+        await _use(proxy, url, ACTS, chance, counts, until)
+
+
+async def _use(
+    proxy: Proxy, url: str, acts: int, chance: random.Random, counts: Counter[str], until: float = float("inf")
+) -> None:
+    """Uses one sandbox."""
+    options: Any = {"checkpoints": chance.choice((2, 4, 8)), "memory_limit": MEMORY_BYTES, "grace_period": 200}
+    async with AsyncSandbox(url=proxy.url, api_key=KEY, **options) as sandbox:
+        user = User(sandbox, chance, counts)
+        for _ in range(acts):
+            if time.monotonic() > until:
+                break
+            await user.act()
+        await user.look()
+        counts["sandboxes"] += 1
+
+
+async def _kill(server: int, chance: random.Random, counts: Counter[str]) -> None:
+    """Kills random processes of sandboxes."""
+    while True:
+        await asyncio.sleep(chance.uniform(0.2, 2.5))
+        if others := [*family(server)]:
+            with suppress(ProcessLookupError):
+                os.kill(chance.choice(others), signal.SIGKILL)
+                counts["kills"] += 1

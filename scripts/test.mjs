@@ -183,7 +183,7 @@ const SUITES = [
   ...inBrowsers(COMPUTES, "rlm"),
   ...inBrowsers(0.5, "models"),
   ...(long ? [{ name: "a local model", ...e2e("local-model") }] : []),
-...(long ? [thousandCuts(), tenMinutesOfStates()] : []),
+  ...(long ? [thousandCuts(), tenMinutesOfStates()] : []),
   ...inBrowsers(COMPUTES, "speculate", ...either(["--rounds", "20"])),
   ...inBrowsers(COMPUTES, "packages"),
   // Firefox is the browser in which Python can wait with shared memory only. Chromium waits so in the cases, too.

@@ -42,7 +42,7 @@ const { values } = parseArgs({
   allowNegative: true,
   options: {
     quick: { type: "boolean", default: false },
-    /** Each seed meets every kind of task and every size. Otherwise it meets half of the kinds (in a quick run all), each in one size. */
+    /** Each seed meets every kind of task and every size. Otherwise it meets a third of the kinds (in a quick run all), each in one size. */
     full: { type: "boolean", default: false },
     /** Puts the tables into BENCHMARKS.md, and the picture into docs/. */
     write: { type: "boolean", default: false },
@@ -78,7 +78,7 @@ const names = { model: values.model, subModel: values["sub-model"] };
 const STANDARD = { firstToken: 150, readsPerSecond: 100_000, writesPerSecond: Number(values.writes), errorRate: 0.02 };
 const FAULT_RATE = 0.25;
 /** Seeds of the runs with faults and limits. */
-const faultSeeds = full ? Math.ceil(seeds / 2) : Math.min(3, seeds);
+const faultSeeds = full ? Math.ceil(seeds / 2) : Math.min(2, seeds);
 /** A large model's speed, which talks on behind its code, and whose code now and then ends in the middle: for calls ahead. @type {Behaviour} */
 const SLOW_WRITER = { ...STANDARD, writesPerSecond: 50, talks: true, brokenRate: 0.1 };
 /** Limits that a count of 2^15 tokens does not fit into. */
@@ -211,8 +211,8 @@ function revision() {
 function meets(seed) {
   if (quick) return kinds.map((kind, index) => [kind, sizes[index % sizes.length] ?? 0]);
   if (full) return kinds.flatMap((kind) => sizes.map((size) => /** @type {[string, number]} */ ([kind, size])));
-  const half = kinds.filter((_, index) => kinds.length === 1 || (index + seed) % 2 === 0);
-  return half.map((kind, index) => [kind, sizes[(Math.floor((seed - 1) / 2) + index) % sizes.length] ?? 0]);
+  const some = kinds.filter((_, index) => kinds.length === 1 || (index + seed) % 3 === 0);
+  return some.map((kind, index) => [kind, sizes[(Math.floor((seed - 1) / 3) + index) % sizes.length] ?? 0]);
 }
 
 /** Starts a contestant. One that does not start takes no further part. @param {string} name */

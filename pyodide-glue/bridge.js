@@ -138,11 +138,18 @@ export function createBridge(post, mailbox, detector, library) {
     endWait?.();
   };
 
+  /** Posts what was noted of the world's answers. It leaves with the next event. */
+  const postNotes = () => {
+    const notes = detector.recorder?.take();
+    if (notes) post({ type: "noted", exchange }, notes, true);
+  };
+
   /** Posts the registered calls. @param {boolean} blocking  whether the answers have to come by mailbox */
   const send = (blocking) => {
     const events = unsent;
     unsent = [];
     const batch = events.length;
+    postNotes();
     for (const [index, [call, name, encoding, body]] of events.entries()) {
       post({ type: "hostCall", exchange, call, batch, name, encoding, blocking }, body, index < batch - 1);
     }
@@ -212,6 +219,21 @@ export function createBridge(post, mailbox, detector, library) {
     },
 
     // ---- for worker.js ----
+
+    /** Begins to record the exchange. @param {Uint8Array} noted  the notes of an earlier run */
+    record(noted) {
+      detector.record(noted, {
+        broke: (why) => post({ type: "unnoted", exchange, why }, undefined, true),
+        differs: (what) => post({ type: "differs", exchange, what }),
+      });
+    },
+
+    /** Ends the record of the exchange. */
+    endRecord() {
+      detector.recorder?.finish();
+      postNotes();
+      detector.endRecord();
+    },
 
     /** @param {number} number @param {number} timeoutMs */
     begin(number, timeoutMs) {
@@ -381,6 +403,7 @@ export function createBridge(post, mailbox, detector, library) {
           unsent.push([lastCall, `${name}`, /** @type {Encoding} */ (`${flat[i]}`), bytes]);
         }
         const begun = now();
+        detector.recorder?.calls(flat.length / 2);
         if (mailbox) {
           send(true);
           while (unanswered > 0) {
@@ -398,17 +421,25 @@ export function createBridge(post, mailbox, detector, library) {
 
       /** @param {number | undefined} ms */
       sleep(ms) {
+        const { recorder } = detector;
+        if (recorder?.hasSlept) return mailbox ? true : wait((resolve) => resolve(true));
         if (mailbox) {
           post(null);
           const until = Math.min(ms === undefined ? Infinity : now() + ms, deadline);
           while (now() < until && !stopping) block(until - now());
           if (now() >= deadline) stopping ??= "timeout";
-          return stopping ? interrupted() : true;
+          if (stopping) return interrupted();
+          recorder?.slept();
+          return true;
         }
         return wait((resolve) => {
           const left = deadline - now();
           const overdue = ms === undefined || ms > left;
-          const timer = setTimeout(() => (overdue ? stop("timeout") : resolve(true)), overdue ? left : ms);
+          const wakeUp = () => {
+            recorder?.slept();
+            resolve(true);
+          };
+          const timer = setTimeout(() => (overdue ? stop("timeout") : wakeUp()), overdue ? left : ms);
           return () => clearTimeout(timer);
         });
       },

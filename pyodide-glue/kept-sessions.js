@@ -16,13 +16,26 @@ import { SandboxError } from "./sandbox-error.js";
  * The description of a session. `description` is the supervisor's JSON.
  * @typedef {{ build: string, savedAt: number, bytes: number, execution: number, encrypted: boolean, description: string | Sealed }} Entry
  */
+/**
+ * A part of a journal: its text and a body, if it has one. Without a key, `proof` is the hash of the part before and of this one.
+ * @typedef {{ at: number, text: string | Sealed, body?: StoredBody | Sealed | Checked, proof?: ArrayBuffer }} Part
+ */
+/**
+ * A change of a session's journal: the part's number, its text and its body. A number of 0 begins another journal, and without a text there
+ * is none any more. -1 is the reason for which the execution cannot be resumed.
+ * @typedef {[number: number, text: string | undefined, body: StoredBody | undefined]} Note
+ */
 /** A kept session, as `listPersisted` shows it. @typedef {{ name: string, execution: number, bytes: number, savedAt: number, encrypted: boolean }} PersistedSession */
 
 const DATABASE = "sandglass";
-const VERSION = 1;
+const VERSION = 2;
 const SESSIONS = "sessions";
 /** Bodies by the session's name and the body's number. */
 const BODIES = "bodies";
+/** Parts of the journal of the execution after the kept state, by the session's name and the part's number. */
+const JOURNALS = "journals";
+/** The number of the part that says why the execution cannot be resumed. It follows no other part. */
+const BROKEN = -1;
 /** Time to wait for a tab that is about to give a session up, as at a reload, in milliseconds. */
 const LOCK_WAIT_MS = 1000;
 
@@ -41,7 +54,7 @@ export async function openSession(name, key, build) {
   try {
     const database = (opened = await openDatabase());
     const seal = createSeal(name, key);
-    const { entry, bodies } = await read(database, name);
+    const { entry, bodies, parts } = await read(database, name);
     if (entry && entry.encrypted !== Boolean(key)) {
       const advice = entry.encrypted ? "give its key as persist: { name, key }" : "leave the key out";
       throw failed(name, `it was kept ${entry.encrypted ? "encrypted" : "without a key"}: ${advice}`);
@@ -50,7 +63,29 @@ export async function openSession(name, key, build) {
     /** @type {Map<number, StoredBody>} */
     const found = new Map();
     for (const [id, body] of bodies) found.set(id, await seal.open(id, body));
+    const journal = createJournal(name, seal, Boolean(key));
+    const noted = entry && (await journal.read(parts));
     return {
+      /** The parts of the journal: the time in milliseconds since 1970, the text and the body of each. The first begins it. */
+      journal: noted?.parts ?? [],
+      /** The reason for which its execution cannot be resumed. */
+      broken: noted?.broken,
+
+      /** Changes the journal. @param {Note[]} notes */
+      async note(notes) {
+        try {
+          const sealed = await journal.seal(notes);
+          await inTransaction(database, [JOURNALS], (parts) => {
+            for (const [number, part] of sealed) {
+              if (number === 0) parts.delete(allOf(name));
+              if (part) parts.put(part, [name, number]);
+            }
+          });
+        } catch (error) {
+          throw failed(name, `its journal could not be written (${why(error)})`);
+        }
+      },
+
       /** The supervisor's JSON; undefined for a new session. */
       description,
       /** True when guests of this release can take the state. */
@@ -64,15 +99,16 @@ export async function openSession(name, key, build) {
        * Replaces what is kept. `added` are bodies and their numbers; those whose numbers are not among `all` are removed.
        * @param {string} description @param {number} execution @param {number} bytes
        * @param {[number, StoredBody][]} added @param {number[]} all
+       * @param {boolean} keepsJournal  whether the journal is of an execution after this state
        */
-      async write(description, execution, bytes, added, all) {
+      async write(description, execution, bytes, added, all, keepsJournal) {
         try {
           /** @type {[number, StoredBody | Sealed | Checked][]} */
           const sealed = [];
           for (const [id, body] of added) sealed.push([id, await seal.close(id, body)]);
           const text = /** @type {string | Sealed} */ (await seal.close(0, description));
           const entry = { build, savedAt: Date.now(), bytes, execution, encrypted: Boolean(key), description: text };
-          await write(database, name, entry, sealed, new Set(all));
+          await write(database, name, entry, sealed, new Set(all), keepsJournal);
         } catch (error) {
           throw failed(name, `it could not be written (${why(error)}); what was kept before is still kept`);
         }
@@ -118,9 +154,10 @@ export async function deletePersisted(name) {
   try {
     const database = await openDatabase();
     try {
-      await inTransaction(database, (sessions, bodies) => {
+      await inTransaction(database, [SESSIONS, BODIES, JOURNALS], (sessions, bodies, parts) => {
         sessions.delete(name);
-        bodies.delete(bodiesOf(name));
+        bodies.delete(allOf(name));
+        parts.delete(allOf(name));
       });
     } finally {
       database.close();
@@ -161,8 +198,9 @@ function claim(name) {
 async function openDatabase() {
   const request = indexedDB.open(DATABASE, VERSION);
   request.onupgradeneeded = () => {
-    request.result.createObjectStore(SESSIONS);
-    request.result.createObjectStore(BODIES);
+    const { objectStoreNames } = request.result;
+    for (const store of [SESSIONS, BODIES, JOURNALS])
+      if (!objectStoreNames.contains(store)) request.result.createObjectStore(store);
   };
   const blocked = new Promise((_, reject) => {
     request.onblocked = () => reject(new Error("a tab with another release of sandglass has it open; close that tab"));
@@ -174,23 +212,34 @@ async function openDatabase() {
 
 /** @param {IDBDatabase} database @param {string} name */
 async function read(database, name) {
-  const transaction = database.transaction([SESSIONS, BODIES]);
+  const transaction = database.transaction([SESSIONS, BODIES, JOURNALS]);
   const bodies = transaction.objectStore(BODIES);
-  const [entry, keys, values] = await Promise.all([
+  const journals = transaction.objectStore(JOURNALS);
+  const [entry, keys, values, numbers, parts] = await Promise.all([
     result(/** @type {IDBRequest<Entry | undefined>} */ (transaction.objectStore(SESSIONS).get(name))),
-    result(bodies.getAllKeys(bodiesOf(name))),
-    result(/** @type {IDBRequest<(StoredBody | Sealed | Checked)[]>} */ (bodies.getAll(bodiesOf(name)))),
+    result(bodies.getAllKeys(allOf(name))),
+    result(/** @type {IDBRequest<(StoredBody | Sealed | Checked)[]>} */ (bodies.getAll(allOf(name)))),
+    result(journals.getAllKeys(allOf(name))),
+    result(/** @type {IDBRequest<Part[]>} */ (journals.getAll(allOf(name)))),
   ]);
   const pairs = keys.map((key, index) => /** @type {const} */ ([Number(/** @type {any} */ (key)[1]), values[index]]));
-  return { entry, bodies: /** @type {[number, StoredBody | Sealed | Checked][]} */ (/** @type {unknown} */ (pairs)) };
+  const numbered = numbers.map(
+    (key, index) => /** @type {const} */ ([Number(/** @type {any} */ (key)[1]), parts[index]]),
+  );
+  return {
+    entry,
+    parts: new Map(numbered),
+    bodies: /** @type {[number, StoredBody | Sealed | Checked][]} */ (/** @type {unknown} */ (pairs)),
+  };
 }
 
-/** @param {IDBDatabase} database @param {string} name @param {Entry} entry @param {[number, StoredBody | Sealed | Checked][]} added @param {Set<number>} all */
-const write = (database, name, entry, added, all) =>
-  inTransaction(database, (sessions, bodies) => {
+/** @param {IDBDatabase} database @param {string} name @param {Entry} entry @param {[number, StoredBody | Sealed | Checked][]} added @param {Set<number>} all @param {boolean} keepsJournal */
+const write = (database, name, entry, added, all, keepsJournal) =>
+  inTransaction(database, [SESSIONS, BODIES, JOURNALS], (sessions, bodies, parts) => {
+    if (!keepsJournal) parts.delete(allOf(name));
     for (const [id, body] of added) bodies.put(body, [name, id]);
     sessions.put(entry, name);
-    const keys = bodies.getAllKeys(bodiesOf(name));
+    const keys = bodies.getAllKeys(allOf(name));
     keys.onsuccess = () => {
       for (const key of keys.result) if (!all.has(Number(/** @type {any} */ (key)[1]))) bodies.delete(key);
     };
@@ -198,13 +247,13 @@ const write = (database, name, entry, added, all) =>
 
 /**
  * Makes changes of which all are written or none. Resolves when they are.
- * @param {IDBDatabase} database @param {(sessions: IDBObjectStore, bodies: IDBObjectStore) => void} change
+ * @param {IDBDatabase} database @param {string[]} names @param {(...stores: IDBObjectStore[]) => void} change
  */
-function inTransaction(database, change) {
-  const transaction = database.transaction([SESSIONS, BODIES], "readwrite");
+function inTransaction(database, names, change) {
+  const transaction = database.transaction(names, "readwrite");
   const isDone = done(transaction);
   try {
-    change(transaction.objectStore(SESSIONS), transaction.objectStore(BODIES));
+    change(...names.map((store) => transaction.objectStore(store)));
   } catch (error) {
     isDone.catch(() => {});
     transaction.abort(); // a request that threw would leave the others to be written
@@ -213,8 +262,8 @@ function inTransaction(database, change) {
   return isDone;
 }
 
-/** The keys of a session's bodies. @param {string} name */
-const bodiesOf = (name) => IDBKeyRange.bound([name, 0], [name, Infinity]);
+/** The keys of a session's bodies, and of the parts of its journal. @param {string} name */
+const allOf = (name) => IDBKeyRange.bound([name, BROKEN], [name, Infinity]);
 
 /** @template T @param {IDBRequest<T>} request @returns {Promise<T>} */
 function result(request) {
@@ -233,16 +282,100 @@ function done(transaction) {
 }
 
 /**
+ * Seals the parts of a session's journal, and checks those that are read. With a key, each part is bound to its journal by its number and by the
+ * time at which the journal began. Without one, each has the hash of all parts up to it.
+ * @param {string} name @param {ReturnType<typeof createSeal>} seal @param {boolean} isEncrypted
+ */
+function createJournal(name, seal, isEncrypted) {
+  /** The time at which the journal began, which stands for the journal. */
+  let begun = 0;
+  let proof = new ArrayBuffer(0);
+  /** @param {number} number */
+  const label = (number) => `journal ${begun} ${number}`;
+  /** @param {number} number @param {string} text @param {StoredBody | undefined} body */
+  const proofOf = async (number, text, body) => {
+    const before = number === 0 || number === BROKEN ? new ArrayBuffer(0) : proof;
+    // A `Blob` of all this would take several times as long to be read.
+    const head = new TextEncoder().encode(`${number} ${text.length} ${text}`);
+    const rest = body instanceof Blob ? await body.arrayBuffer() : typeof body === "string" ? codes(body).buffer : body;
+    return crypto.subtle.digest(
+      "SHA-256",
+      joined([new Uint8Array(before), head, new Uint8Array(/** @type {ArrayBuffer} */ (rest ?? new ArrayBuffer(0)))]),
+    );
+  };
+  return {
+    /** @param {Note[]} notes @returns {Promise<[number, Part | undefined][]>} */
+    async seal(notes) {
+      /** @type {[number, Part | undefined][]} */
+      const sealed = [];
+      for (const [number, text, body] of notes) {
+        if (text === undefined) {
+          sealed.push([number, undefined]);
+          continue;
+        }
+        const at = Date.now();
+        if (number === 0) begun = at;
+        if (isEncrypted) {
+          const part = { at, text: /** @type {Sealed} */ (await seal.close(label(number), text)) };
+          const its = body === undefined ? undefined : await seal.close(`${label(number)} body`, body);
+          sealed.push([number, { ...part, body: its }]);
+          continue;
+        }
+        const own = await proofOf(number, text, body);
+        if (number !== BROKEN) proof = own;
+        sealed.push([number, { at, text, body, proof: own }]);
+      }
+      return sealed;
+    },
+
+    /**
+     * @param {Map<number, Part>} all
+     * @returns {Promise<{ parts: [at: number, text: string, body: StoredBody | undefined][], broken: string | undefined } | undefined>}
+     */
+    async read(all) {
+      /** @type {[number, string, StoredBody | undefined][]} */
+      const parts = [];
+      begun = all.get(0)?.at ?? 0;
+      /** @param {number} number @param {Part} part */
+      const open = async (number, part) => {
+        if (isEncrypted) {
+          const text = String(await seal.open(label(number), part.text));
+          const body = part.body === undefined ? undefined : await seal.open(`${label(number)} body`, part.body);
+          return /** @type {const} */ ([text, body]);
+        }
+        const [text, body] = [/** @type {string} */ (part.text), /** @type {StoredBody | undefined} */ (part.body)];
+        const own = await proofOf(number, text, body);
+        if (!part.proof || !isSame(own, part.proof)) throw damaged(name, "its journal is damaged");
+        if (number !== BROKEN) proof = own;
+        return /** @type {const} */ ([text, body]);
+      };
+      const broken = all.get(BROKEN);
+      const count = all.size - (broken ? 1 : 0);
+      if (all.size === 0) return undefined;
+      for (let number = 0; number < count; number++) {
+        const part = all.get(number);
+        if (!part) throw damaged(name, "a part of its journal is missing");
+        parts.push([part.at, ...(await open(number, part))]);
+      }
+      return { parts, broken: broken && (await open(BROKEN, broken))[0] };
+    },
+  };
+}
+
+/** @param {string} name @param {string} what */
+const damaged = (name, what) => failed(name, `${what}; it stays as it is, deletePersisted removes it`);
+
+/**
  * Encrypts and decrypts by AES-GCM, if there is a key. Each text is bound to the session's name and its own number; 0 is the description's.
  * @param {string} name @param {EncryptionKey | undefined} key
  */
 function createSeal(name, key) {
-  /** @param {number} id @param {Uint8Array<ArrayBuffer>} iv */
+  /** @param {number | string} id @param {Uint8Array<ArrayBuffer>} iv */
   const algorithm = (id, iv) => {
     return { name: "AES-GCM", iv, additionalData: new TextEncoder().encode(`sandglass ${id} ${name}`) };
   };
   return {
-    /** @param {number} id @param {StoredBody} body @returns {Promise<StoredBody | Sealed | Checked>} */
+    /** @param {number | string} id @param {StoredBody} body @returns {Promise<StoredBody | Sealed | Checked>} */
     async close(id, body) {
       if (!key) return body instanceof Blob ? { blob: body, sha256: await sha256(body) } : body;
       const iv = crypto.getRandomValues(new Uint8Array(12));
@@ -254,7 +387,7 @@ function createSeal(name, key) {
             : /** @type {const} */ (["bytes", /** @type {BufferSource} */ (body)]);
       return { kind, iv, data: await crypto.subtle.encrypt(algorithm(id, iv), /** @type {any} */ (key), data) };
     },
-    /** @param {number} id @param {StoredBody | Sealed | Checked} body @returns {Promise<StoredBody>} */
+    /** @param {number | string} id @param {StoredBody | Sealed | Checked} body @returns {Promise<StoredBody>} */
     async open(id, body) {
       try {
         if (!key && (typeof body === "string" || body instanceof Uint8Array)) return body;
@@ -266,7 +399,7 @@ function createSeal(name, key) {
         return kind === "blob" ? new Blob([plain]) : new Uint8Array(plain);
       } catch {
         const what = key ? "its key is another one, or it is damaged" : "it is damaged";
-        throw failed(name, `${what}; it stays as it is, deletePersisted removes it`);
+        throw damaged(name, what);
       }
     },
   };
@@ -279,6 +412,17 @@ const sha256 = async (blob) => crypto.subtle.digest("SHA-256", await blob.arrayB
 function isSame(one, other) {
   const [bytes, others] = [new Uint8Array(one), new Uint8Array(other)];
   return bytes.length === others.length && bytes.every((byte, index) => byte === others[index]);
+}
+
+/** @param {Uint8Array[]} parts */
+function joined(parts) {
+  const whole = new Uint8Array(parts.reduce((total, { length }) => total + length, 0));
+  let at = 0;
+  for (const part of parts) {
+    whole.set(part, at);
+    at += part.length;
+  }
+  return whole;
 }
 
 /** The UTF-16 units of a string, which need not be well-formed. @param {string} text */

@@ -3,8 +3,13 @@
 // that of a later run, or of a run in another guest.
 // Decisions: docs/internals/running-ahead.md and docs/internals/saving-and-restoring.md.
 
-/** Emscripten's functions that return the time or random bytes. */
-const WORLD = ["emscripten_date_now", "emscripten_get_now", "random_get"];
+import { createRecorder } from "./recorder.js";
+
+/** Emscripten's functions that return the time, and the kinds of their notes. */
+const TIME = /** @type {const} */ ([
+  ["emscripten_date_now", "date"],
+  ["emscripten_get_now", "now"],
+]);
 /** Emscripten's functions that change, or read, what is outside of Python's memory and files. */
 const OUTSIDE = [
   "_setitimer_js",
@@ -34,6 +39,10 @@ const ABOUT_FILES = /** @type {const} */ ([
   ["__syscall_lstat64", 1],
   ["__syscall_newfstatat", 2],
 ]);
+/** The offset in a description of its three times, and their length in bytes. */
+const [ALL_TIMES, TIMES_LENGTH] = [40, 48];
+/** Says that code uses what no note holds. */
+const JAVASCRIPT = "it used JavaScript";
 /** The offsets in a description of the seconds of the last write and the last change. The nanoseconds follow each. */
 const TIMES = [56, 72];
 // Taken before any guest code runs: it may replace them.
@@ -45,6 +54,8 @@ const today = Date.now;
 export function createDetector() {
   /** Hears of nondeterminism, once; undefined while no code is watched. @type {(() => void) | undefined} */
   let listener;
+  /** Notes the answers of the world; undefined while no execution is recorded. @type {ReturnType<typeof createRecorder> | undefined} */
+  let recorder;
   let begunAt = 0;
   /** True while the runtime's own clock stands still. */
   let stands = false;
@@ -89,6 +100,20 @@ export function createDetector() {
   const reportJavaScript = () => {
     usedJavaScript = true;
     report();
+    recorder?.end(JAVASCRIPT);
+  };
+  /** @param {number} at @param {number} length */
+  const bytesAt = (at, length) => new Uint8Array(/** @type {WebAssembly.Memory} */ (memory).buffer, at, length);
+
+  /** Hears that a file was described. @param {number} told  the address of its description */
+  const described = (told) => {
+    if (writtenAt(told) < begunAt) return;
+    if (listener) report();
+    recorder?.bytes(
+      "times",
+      () => 0,
+      () => bytesAt(told + ALL_TIMES, TIMES_LENGTH),
+    );
   };
 
   /**
@@ -127,13 +152,23 @@ export function createDetector() {
 
     /** Wraps the functions that Python calls. @param {any} env  Emscripten's functions */
     hook(env) {
-      for (const name of WORLD) {
+      for (const [name, kind] of TIME) {
         const call = env[name];
-        env[name] = (/** @type {any} */ a, /** @type {any} */ b, /** @type {any} */ c) => {
+        env[name] = () => {
           if (listener) report();
-          return call(a, b, c);
+          return recorder ? recorder.number(kind, call) : call();
         };
       }
+      const draw = env.random_get;
+      env.random_get = (/** @type {number} */ at, /** @type {number} */ length) => {
+        if (listener) report();
+        if (!recorder) return draw(at, length);
+        return recorder.bytes(
+          "random",
+          () => draw(at, length),
+          () => bytesAt(at >>> 0, length >>> 0),
+        );
+      };
       const clock = env.clock_time_get;
       env.clock_time_get = (/** @type {number} */ id, /** @type {bigint} */ precision, /** @type {number} */ told) => {
         if (id === OWN_CLOCK) {
@@ -142,7 +177,12 @@ export function createDetector() {
           return failed;
         }
         if (listener) report();
-        return clock(id, precision, told);
+        if (!recorder || id > OWN_CLOCK) return clock(id, precision, told); // there is no such clock
+        return recorder.bytes(
+          "clock",
+          () => clock(id, precision, told),
+          () => bytesAt(told >>> 0, 8),
+        );
       };
       for (const name of OUTSIDE) {
         const call = env[name];
@@ -163,19 +203,19 @@ export function createDetector() {
         const call = env[name];
         env[name] = (/** @type {number[]} */ ...values) => {
           const failed = call(...values);
-          if (listener && !failed && writtenAt(values[place] >>> 0) >= begunAt) report();
+          if ((listener || recorder) && !failed) described(values[place] >>> 0);
           return failed;
         };
       }
       const [open, look] = [env.__syscall_openat, env.__syscall_fstat64];
       env.__syscall_openat = (/** @type {number[]} */ ...values) => {
         const fd = open(...values);
-        if (listener && fd >= 0) fresh.add(fd);
+        if ((listener || recorder) && fd >= 0) fresh.add(fd);
         return fd;
       };
       env.__syscall_fstat64 = (/** @type {number} */ fd, /** @type {number} */ told) => {
         const failed = look(fd, told);
-        if (listener && !fresh.delete(fd) && !failed && writtenAt(told >>> 0) >= begunAt) report();
+        if ((listener || recorder) && !fresh.delete(fd) && !failed) described(told >>> 0);
         return failed;
       };
     },
@@ -197,6 +237,7 @@ export function createDetector() {
         const { read } = device;
         device.read = (/** @type {any[]} */ ...values) => {
           if (listener) report();
+          recorder?.end("it read a random device");
           return read(...values);
         };
       }
@@ -209,6 +250,24 @@ export function createDetector() {
       fresh.clear();
       listener = onNondeterminism;
       if (usedJavaScript || !exact) report();
+    },
+
+    /**
+     * Begins to record an execution, or to repeat it by its notes.
+     * @param {Uint8Array} noted @param {Parameters<typeof createRecorder>[1]} host
+     */
+    record(noted, host) {
+      recorder = createRecorder(noted, host);
+    },
+
+    /** Notes what the world answers; undefined while no execution is recorded. */
+    get recorder() {
+      return recorder;
+    },
+
+    /** Ends the record. */
+    endRecord() {
+      recorder = undefined;
     },
 
     /** Stops the runtime's own clock, or lets it run. @param {boolean} on */

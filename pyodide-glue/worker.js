@@ -22,6 +22,8 @@ const { parse, stringify } = JSON;
 const { imul } = Math;
 /** Code that may call JavaScript, which may call Python where that cannot wait for the library. */
 const JAVASCRIPT = /\b(js\b|pyodide)/; // not `json`
+/** Code that may use Pyodide's own event loop, whose order no record has. */
+const EVENT_LOOP = /\bpyodide\b/;
 const SMALL_BODY = 100_000;
 const PIECE = 1 << 20;
 /** Bytes of a file that Python decodes in one step. */
@@ -142,12 +144,17 @@ function createHandler(
     post({ type: "ready", version: info.version, guest: { ...info.guest, ...bridge.capabilities } });
   };
 
-  /** @param {Extract<Request, { type: "execute" }>} request */
-  const execute = async ({ exchange, execution: id, code, ahead = false, more = false }) => {
+  /** @param {Extract<Request, { type: "execute" }>} request @param {Uint8Array} notes  those of an earlier run */
+  const execute = async ({ exchange, execution: id, code, ahead = false, more = false, noted = false }, notes) => {
     const before = [files.edits, libraries.number];
     files.watch();
     if (detector.usedJavaScript || JAVASCRIPT.test(code)) await bridge.haveLibrary();
     detector.begin(() => ahead && post({ type: "external", exchange }));
+    if (noted) {
+      bridge.record(notes);
+      if (EVENT_LOOP.test(code)) detector.recorder?.end("it used Pyodide, and maybe its event loop");
+      if (!checkpoints.isExact) detector.recorder?.end("no copy of its state would be exact");
+    }
     if (more) python.extend(id, code, false);
     else python.prepare?.(id, code);
     let ended = await python.execute(id, code, ahead);
@@ -156,6 +163,7 @@ function createHandler(
       python.extend(id, text, isLast);
       ended = await python.execute(id, text, ahead && !isAsked);
     }
+    if (noted) bridge.endRecord();
     const isWhole = detector.end() && bridge.isSteady && !ahead && !more;
     const isAlone = files.edits === before[0] && libraries.number === before[1] && !detector.hasCallbacks;
     const isPure = isWhole && isAlone && checkpoints.isExact;
@@ -379,7 +387,7 @@ function createHandler(
       case "interrupt":
         return bridge.interrupt(request.exchange, request.reason);
       case "execute":
-        return void orDie(execute(request));
+        return void orDie(execute(request, body));
       case "writeFile":
       case "readFile":
       case "listFiles":

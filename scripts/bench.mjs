@@ -63,6 +63,10 @@ async function keptSessions() {
     "A session that the browser keeps, 100 MB of state, beside the same made anew",
     await run("kept", values.quick ? 1 : 5),
   );
+  for (const ms of [1000, 100, 0]) {
+    const samples = await run("journal", ms, values.quick ? 2 : 9);
+    table(`A kept session: an execution of 10 calls that take the host ${ms} ms each`, samples, "withoutJournal");
+  }
 }
 
 /** All but the visits. @param {number} boots */

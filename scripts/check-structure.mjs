@@ -38,7 +38,7 @@ const GLUE = [
     ["runtime.js", "lockdown.js"],
     ["bridge.js", "checkpoint.js", "install.js"],
     ["snapshot.js", "files.js", "libraries.js", "library.js", "nondeterminism.js"],
-    ["file-names.js", "bytes.js", "packing.js"],
+    ["file-names.js", "bytes.js", "packing.js", "recorder.js"],
   ],
   [["start-worker.js"], ["mailbox.js", "wheel.js", "pipe.js", "trusted-types.js", "sandbox-error.js"]],
 ].map((layers) => layers.map((names) => names.map((name) => `pyodide-glue/${name}`)));

@@ -228,6 +228,9 @@ const SUITES = [
   { name: "site of documents", ...e2e("site", "--browser", "chromium") },
   { name: "react", ...e2e("react", "--browser", "chromium") },
   ...inBrowsers(COMPUTES, "persist", ...either(["--rounds", "200"])),
+  // Python waits for its calls in both ways: with shared memory, and without.
+  ...inBrowsers(COMPUTES, "journal", "--shared", ...either(["--rounds", "200"])),
+  ...inBrowsers(COMPUTES, "journal", ...either(["--rounds", "200"])).filter(({ name }) => name.includes("chromium")),
   ...inBrowsers(0.5, "snapshot"),
   { name: "examples", ...e2e("examples", ...either([], ["--only", "vite build|script"])) },
 ];

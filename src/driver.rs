@@ -8,6 +8,7 @@
 //! - `messages`: events, decoded from guests' messages.
 //! - `host_calls`: calls of the user's functions.
 //! - `keeping`: the session in the browser's store.
+//! - `resuming`: executions of an earlier page, and replays.
 //! - `packages`: files of packages.
 //! - `ahead`: preparations for code that may come.
 
@@ -20,6 +21,7 @@ mod messages;
 mod packages;
 mod parked;
 mod remote;
+mod resuming;
 mod slots;
 
 use std::cell::{Cell, RefCell};
@@ -52,7 +54,7 @@ use sandglass_core::error::Error;
 use sandglass_core::execution::{CodeExecution, Killer, Outcome};
 use sandglass_core::protocol::{GuestInfo, Request, Stream};
 use sandglass_core::session::{
-    Command, Effect, Encoded, Execute, Fork, GuestEffect, HostEffect, Input, Reply, Session, Ticket,
+    Command, Effect, Encoded, Execute, Fork, GuestEffect, HostEffect, Input, Reply, Session, Slot, Ticket,
 };
 
 /// One session, and the guests, timers and callbacks around it.
@@ -96,6 +98,10 @@ pub(super) struct Driver {
     on_query: Option<OnQuery>,
     /// Keeps the session in the browser.
     keeper: Option<Rc<Keeper>>,
+    /// Effects that wait until the journal is written, in order.
+    held: RefCell<VecDeque<Effect<JsBody>>>,
+    /// True if the driver replays an execution, and calls that its record does not answer fail.
+    asks_nobody: Cell<bool>,
 }
 
 /// Takes a command's outcome, and the displays that the execution has shown.
@@ -191,6 +197,8 @@ impl Driver {
             reading: Cell::default(),
             on_query,
             keeper,
+            held: RefCell::default(),
+            asks_nobody: Cell::default(),
         })
     }
 
@@ -345,9 +353,16 @@ impl Driver {
             let next = self.effects.borrow_mut().pop_front();
             let Some(effect) = next else { break };
             match effect {
+                effect if self.awaits_journal(&effect) => self.held.borrow_mut().push_back(effect),
+                Effect::Host(HostEffect::Note(note)) => self.note(note),
                 Effect::Guest(slot, GuestEffect::Boot) => self.boot(slot),
                 Effect::Guest(_, GuestEffect::Revive(checkpoint)) => self.revive_remotely(&checkpoint),
-                Effect::Guest(slot, GuestEffect::Kill) => self.kill(slot),
+                Effect::Guest(slot, GuestEffect::Kill) => {
+                    if slot == Slot::Main {
+                        self.drop_held(None);
+                    }
+                    self.kill(slot);
+                }
                 Effect::Guest(_, GuestEffect::Post(Request::Save { checkpoint, .. }, _)) if self.server.is_some() => {
                     self.pause_remotely(checkpoint);
                 }
@@ -379,6 +394,7 @@ impl Driver {
                 Effect::Host(HostEffect::ClaimHost(call)) => self.fates.claim(call),
                 Effect::Host(HostEffect::Keep(kept)) => self.keep_session(*kept),
                 Effect::Host(HostEffect::AbortHost(call)) => {
+                    self.drop_held(Some(call));
                     self.fates.end(call);
                     if let Some(controller) = self.calls.borrow_mut().remove(&call) {
                         controller.abort();

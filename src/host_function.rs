@@ -21,6 +21,11 @@ export interface HostFunction {
 
 /** A call of a host function. Python code chooses all of it, so show it as text only. */
 export interface HostCall {
+  /**
+   * The call's name in the journal (`persist: { journal: true }`). A call that is made again after the page has ended has the same one, so a
+   * function can tell that it has run already.
+   */
+  id?: string;
   /** The function's name. */
   name: string;
   /** The positional arguments. */

@@ -36,6 +36,7 @@ mod files;
 mod glue;
 mod guest_frame;
 mod host_function;
+mod journal;
 mod options;
 mod outbox;
 mod packages;

@@ -48,9 +48,64 @@ impl Body for JsBody {
             Self::Checkpoint(_) => 0,
         }
     }
+
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Blob(one), Self::Blob(other)) => js_sys::Object::is(one, other),
+            (Self::Text(one), Self::Text(other)) => one == other,
+            _ => self
+                .bytes()
+                .zip(other.bytes())
+                .is_some_and(|(one, other)| one.to_vec() == other.to_vec()),
+        }
+    }
+
+    fn joined(parts: &[&Self]) -> Self {
+        let parts: Vec<Uint8Array> = parts.iter().filter_map(|part| part.bytes()).collect();
+        Self::Bytes(join(&parts))
+    }
+
+    fn first(&self, most: usize) -> Vec<u8> {
+        let most = u32::try_from(most).unwrap_or(u32::MAX);
+        match self {
+            Self::Bytes(data) => data.subarray(0, most.min(data.length())).to_vec(),
+            Self::Text(text) => String::from(text.slice(0, most)).into_bytes(),
+            Self::Blob(_) | Self::Checkpoint(_) => Vec::new(),
+        }
+    }
 }
 
 impl JsBody {
+    /// The body as the browser's store holds it.
+    pub(super) fn to_value(&self) -> JsValue {
+        match self {
+            Self::Text(text) => text.into(),
+            Self::Bytes(bytes) => bytes.into(),
+            Self::Blob(blob) => blob.into(),
+            Self::Checkpoint(_) => JsValue::UNDEFINED, // sessions on servers are not kept
+        }
+    }
+
+    /// The body that the browser's store holds so. `None` for any other value.
+    pub(super) fn of_value(value: &JsValue) -> Option<Self> {
+        if let Some(text) = value.dyn_ref::<JsString>() {
+            return Some(Self::Text(text.clone()));
+        }
+        if let Some(blob) = value.dyn_ref::<Blob>() {
+            return Some(Self::Blob(blob.clone()));
+        }
+        Some(Self::Bytes(value.dyn_ref::<Uint8Array>()?.clone()))
+    }
+
+    /// The bytes, or those of the text in UTF-8. `None` for a `Blob` or a checkpoint on a server.
+    fn bytes(&self) -> Option<Uint8Array> {
+        match self {
+            Self::Text(text) => Some(bytes(&wtf8_from_utf16(&text.iter().collect::<Vec<u16>>()))),
+            Self::Bytes(data) => Some(data.clone()),
+            Self::Blob(_) | Self::Checkpoint(_) => None,
+        }
+    }
+
     /// The length, in UTF-16 units or bytes.
     fn length(&self) -> u32 {
         match self {

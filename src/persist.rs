@@ -5,21 +5,22 @@
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 
-use js_sys::{Array, JsString, Object, Promise, Uint8Array};
+use js_sys::{Array, Object, Promise, Uint8Array};
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, spawn_local};
-use web_sys::{Blob, CryptoKey};
+use web_sys::CryptoKey;
 
 use super::arguments::entries;
 use super::budget::shown;
 use super::glue::{Glue, get, sandbox_error};
+use super::journal::Journal;
 use super::outbox::JsBody;
 use sandglass_core::error::Error;
-use sandglass_core::session::{HistoryEntry, Kept};
+use sandglass_core::session::{HistoryEntry, Kept, Record, RecordChange};
 
 /// The most characters of a session's name.
 const MOST_NAME_CHARS: usize = 200;
@@ -30,6 +31,11 @@ const TYPES: &str = r#"
 export interface PersistOptions {
   name: string;
   key?: EncryptionKey;
+  /**
+   * True: the browser also keeps a journal of the execution that runs. If the page ends during a host call, a later sandbox goes on with the
+   * execution (`pending`, `resume`). Ended executions can be replayed (`replay`). No code runs ahead then. Default false.
+   */
+  journal?: boolean;
 }
 
 /** A `CryptoKey` of AES-GCM that encrypts and decrypts. */
@@ -68,7 +74,21 @@ extern "C" {
     #[wasm_bindgen(method, js_name = forgetBodies)]
     fn forget_bodies(this: &Store);
     #[wasm_bindgen(method)]
-    fn write(this: &Store, description: &str, execution: u32, bytes: f64, added: &Array, all: &Array) -> Promise;
+    fn write(
+        this: &Store,
+        description: &str,
+        execution: u32,
+        bytes: f64,
+        added: &Array,
+        all: &Array,
+        keeps_journal: bool,
+    ) -> Promise;
+    #[wasm_bindgen(method, getter)]
+    fn journal(this: &Store) -> Array;
+    #[wasm_bindgen(method, getter)]
+    fn broken(this: &Store) -> Option<String>;
+    #[wasm_bindgen(method)]
+    fn note(this: &Store, notes: &Array) -> Promise;
     #[wasm_bindgen(method)]
     fn close(this: &Store);
 }
@@ -78,17 +98,34 @@ extern "C" {
 pub(super) struct Persist {
     name: String,
     key: Option<CryptoKey>,
+    /// True if the browser keeps a journal of the execution that runs.
+    pub(super) has_journal: bool,
+}
+
+/// A session that was opened.
+pub(super) struct Opened {
+    pub(super) keeper: Rc<Keeper>,
+    /// What was kept.
+    pub(super) kept: Option<Kept<JsBody>>,
+    /// The reason for which this release cannot take its state.
+    pub(super) foreign: Option<&'static str>,
+    /// The record of the execution that was under way.
+    pub(super) record: Option<Record<JsBody>>,
 }
 
 impl Persist {
     pub(super) fn parse(option: &str, value: &JsValue) -> Result<Self, Error> {
         let wrong = || Error::invalid(option, "must be a session's name, or { name, key } with a CryptoKey");
-        let (mut name, mut key) = (value.as_string(), None);
+        let (mut name, mut key, mut has_journal) = (value.as_string(), None, false);
         if name.is_none() {
             for (inner, value) in entries(value, option)? {
                 match inner.as_str() {
                     _ if value.is_undefined() => {}
                     "name" => name = value.as_string(),
+                    "journal" => {
+                        let wrong = || Error::invalid(format!("{option}.journal"), "must be true or false");
+                        has_journal = value.as_bool().ok_or_else(wrong)?;
+                    }
                     "key" => key = Some(value.dyn_into().map_err(|_| wrong())?),
                     _ => return Err(Error::invalid(format!("{option}.{inner}"), "there is no such option")),
                 }
@@ -99,14 +136,11 @@ impl Persist {
             let why = format!("a name has at most {MOST_NAME_CHARS} characters");
             return Err(Error::invalid(option, why));
         }
-        Ok(Self { name, key })
+        Ok(Self { name, key, has_journal })
     }
 
-    /// Opens the session. Returns what was kept of it, and why this release cannot take its state, if so.
-    pub(super) async fn open(
-        &self,
-        glue: &Glue,
-    ) -> Result<(Rc<Keeper>, Option<Kept<JsBody>>, Option<&'static str>), JsValue> {
+    /// Opens the session.
+    pub(super) async fn open(&self, glue: &Glue) -> Result<Opened, JsValue> {
         let key = self.key.as_ref().map_or(JsValue::UNDEFINED, JsValue::from);
         let store = JsFuture::from(glue.open_session(&self.name, &key)?).await?;
         let store: Store = store.unchecked_into();
@@ -120,8 +154,19 @@ impl Persist {
         };
         store.forget_bodies();
         let foreign = (!store.is_of_build()).then_some("another release of sandglass has saved it");
+        let journal = Journal::default();
+        let broken = foreign.map(str::to_owned).or_else(|| store.broken());
+        let record = journal.read(&store.journal(), broken).map_err(|error| {
+            store.close();
+            self.unreadable(glue, &error)
+        })?;
         let keeper = Keeper {
             store,
+            journal,
+            noted: Cell::default(),
+            to_note: Cell::default(),
+            has_no_journal: Cell::default(),
+            on_noted: RefCell::default(),
             written: RefCell::new(written),
             pending: RefCell::default(),
             is_writing: Cell::new(false),
@@ -129,7 +174,12 @@ impl Persist {
             failure: RefCell::default(),
             waiting: RefCell::default(),
         };
-        Ok((Rc::new(keeper), kept, foreign))
+        Ok(Opened {
+            keeper: Rc::new(keeper),
+            kept,
+            foreign,
+            record,
+        })
     }
 
     /// A promise of the run of this name in the browser's store.
@@ -181,7 +231,7 @@ impl Written {
                 None if self.others.iter().any(|(_, known)| *known == id) => {}
                 None => self.others.push((value.clone(), id)),
             }
-            body_of(&value).unwrap_or_else(|| {
+            JsBody::of_value(&value).unwrap_or_else(|| {
                 missing = Some(id);
                 JsBody::Bytes(Uint8Array::new_with_length(0))
             })
@@ -197,7 +247,7 @@ impl Written {
         let (added, all) = (Array::new(), Array::new());
         let (mut checkpoints, mut others) = (HashMap::new(), Vec::new());
         let kept = kept.map(|checkpoint, body| {
-            let value = value_of(&body);
+            let value = body.to_value();
             let known = match checkpoint {
                 Some(checkpoint) => self.checkpoints.get(&checkpoint).copied(),
                 None => {
@@ -231,35 +281,34 @@ impl Written {
     }
 }
 
-/// A body as the store holds it.
-fn value_of(body: &JsBody) -> JsValue {
-    match body {
-        JsBody::Text(text) => text.into(),
-        JsBody::Bytes(bytes) => bytes.into(),
-        JsBody::Blob(blob) => blob.into(),
-        JsBody::Checkpoint(_) => JsValue::UNDEFINED, // sessions on servers are not kept
-    }
-}
-
-fn body_of(value: &JsValue) -> Option<JsBody> {
-    if let Some(text) = value.dyn_ref::<JsString>() {
-        return Some(JsBody::Text(text.clone()));
-    }
-    if let Some(blob) = value.dyn_ref::<Blob>() {
-        return Some(JsBody::Blob(blob.clone()));
-    }
-    Some(JsBody::Bytes(value.dyn_ref::<Uint8Array>()?.clone()))
-}
+/// Hears of each write of the journal, and of the reason for which it has failed.
+pub(super) type OnNoted = Box<dyn Fn(Option<&str>)>;
 
 /// Hears of each write: the execution whose state is kept now, or the reason why it is not.
 pub(super) type OnKept = Box<dyn Fn(u32, Option<&str>)>;
+
+/// A write to the store.
+enum Work {
+    /// Replaces what is kept.
+    Keep(Box<Kept<JsBody>>, OnKept),
+    /// Changes the journal.
+    Note(Vec<RecordChange<JsBody>>),
+}
 
 /// Writes a session to the browser's store.
 pub(super) struct Keeper {
     store: Store,
     written: RefCell<Written>,
-    /// The next to write.
-    pending: RefCell<Option<Kept<JsBody>>>,
+    pub(super) journal: Journal,
+    /// The numbers of changes of the journal that are written, and that are to be written.
+    noted: Cell<u32>,
+    to_note: Cell<u32>,
+    /// True while the journal could not be written. The next execution begins another one.
+    has_no_journal: Cell<bool>,
+    /// Hears of each write of the journal, and of the reason for which it has failed.
+    pub(super) on_noted: RefCell<Option<OnNoted>>,
+    /// The next to write, in order.
+    pending: RefCell<VecDeque<Work>>,
     is_writing: Cell<bool>,
     /// True once the sandbox has ended. The session is given up after the last write.
     is_ending: Cell<bool>,
@@ -272,31 +321,97 @@ pub(super) struct Keeper {
 impl Keeper {
     /// Writes the session, after a write that is under way.
     pub(super) fn keep(self: &Rc<Self>, kept: Kept<JsBody>, on_kept: OnKept) {
-        self.pending.replace(Some(kept));
+        let mut pending = self.pending.borrow_mut();
+        if let Some(Work::Keep(..)) = pending.back() {
+            pending.pop_back();
+        }
+        pending.push_back(Work::Keep(Box::new(kept), on_kept));
+        drop(pending);
+        self.work();
+    }
+
+    /// Changes the journal, after all earlier writes.
+    pub(super) fn note(self: &Rc<Self>, note: RecordChange<JsBody>) {
+        match &note {
+            RecordChange::Begin(_) => self.has_no_journal.set(false),
+            _ if self.has_no_journal.get() => return,
+            _ => {}
+        }
+        self.to_note.set(self.to_note.get().wrapping_add(1));
+        let mut pending = self.pending.borrow_mut();
+        match pending.back_mut() {
+            Some(Work::Note(notes)) => notes.push(note),
+            _ => pending.push_back(Work::Note(vec![note])),
+        }
+        drop(pending);
+        self.work();
+    }
+
+    /// Returns true if all changes of the journal are written.
+    pub(super) fn has_noted(&self) -> bool {
+        self.noted == self.to_note
+    }
+
+    /// Does the work that waits, one write after the other.
+    fn work(self: &Rc<Self>) {
         if self.is_writing.replace(true) {
             return;
         }
         let keeper = Rc::clone(self);
         spawn_local(async move {
-            while let Some(kept) = keeper.pending.take() {
-                let execution = kept.execution();
-                let result = keeper.write(kept).await;
-                let why = result.as_ref().err().map(|error| get(error, "message"));
-                on_kept(execution, why.map(|why| why.as_string().unwrap_or_default()).as_deref());
-                keeper.failure.replace(result.err());
+            loop {
+                let Some(work) = keeper.pending.borrow_mut().pop_front() else {
+                    break;
+                };
+                match work {
+                    Work::Keep(kept, on_kept) => {
+                        let execution = kept.execution();
+                        let result = keeper.write(*kept).await;
+                        on_kept(execution, result.as_ref().err().map(message).as_deref());
+                        keeper.failure.replace(result.err());
+                    }
+                    Work::Note(notes) => keeper.write_notes(notes).await,
+                }
             }
             keeper.is_writing.set(false);
             keeper.rest();
         });
     }
 
+    async fn write_notes(&self, notes: Vec<RecordChange<JsBody>>) {
+        #[expect(clippy::cast_possible_truncation, reason = "the numbers wrap around as well")]
+        let count = notes.len() as u32;
+        let parts: Result<Array, String> = notes.into_iter().map(|note| self.journal.part(note)).collect();
+        let written = match parts {
+            Ok(parts) => JsFuture::from(self.store.note(&parts))
+                .await
+                .map_err(|error| message(&error)),
+            Err(error) => Err(error),
+        };
+        if written.is_err() {
+            // A journal that lacks a part would have calls made twice.
+            self.has_no_journal.set(true);
+            if let Ok(end) = self.journal.part(RecordChange::End) {
+                let _ = JsFuture::from(self.store.note(&Array::of1(&end))).await;
+            }
+        }
+        self.noted.set(self.noted.get().wrapping_add(count));
+        if let Some(on_noted) = &*self.on_noted.borrow() {
+            on_noted(written.err().as_deref());
+        }
+    }
+
     async fn write(&self, kept: Kept<JsBody>) -> Result<(), JsValue> {
-        let (execution, history) = (kept.execution(), kept.history());
+        let (execution, history, has_record) = (kept.execution(), kept.history(), kept.has_record());
         let bytes = history.iter().map(|entry| entry.bytes).sum();
         let mut written = self.written.borrow().clone();
         let described = written.describe(kept, &history);
         let (description, added, all) = described.map_err(|error| JsValue::from(js_sys::Error::new(&error)))?;
-        JsFuture::from(self.store.write(&description, execution, bytes, &added, &all)).await?;
+        JsFuture::from(
+            self.store
+                .write(&description, execution, bytes, &added, &all, has_record),
+        )
+        .await?;
         self.written.replace(written);
         Ok(())
     }
@@ -354,6 +469,10 @@ impl Keeper {
         }
         shown(&rows).unchecked_into()
     }
+}
+
+fn message(error: &JsValue) -> String {
+    get(error, "message").as_string().unwrap_or_default()
 }
 
 impl Drop for Keeper {

@@ -82,10 +82,10 @@ export interface SandboxOptions {
   persist?: string | PersistOptions;
   /** Spares: guests that are kept ready to take over. The sandboxes of a page share them. Default 1. */
   spares?: number;
-  /** Answers `llm_query(prompt, model)`: a function, or an endpoint. */
+  /** Answers `llm_query(prompt, model)`: a function, or an endpoint. `id`: as that of a `HostCall`. */
   onLLMQuery?:
     | RlmEndpoint
-    | ((prompt: string, info: { model?: string; signal: AbortSignal }) => string | Answer | Promise<string | Answer>);
+    | ((prompt: string, info: { model?: string; signal: AbortSignal; id?: string }) => string | Answer | Promise<string | Answer>);
   /**
    * Answers `rlm_query(task, context)`. `budget` is for the child's sandbox: a part of this sandbox's budget, one level deeper. In the
    * profiles `rlm` and `rlm-legacy`, Python calls `rlm_query(prompt, model)`: the child gets the prompt only, and `context` is null.
@@ -93,7 +93,7 @@ export interface SandboxOptions {
   onRLMQuery?: (
     task: string,
     context: unknown,
-    info: { model?: string; signal: AbortSignal; budget: Budget },
+    info: { model?: string; signal: AbortSignal; budget: Budget; id?: string },
   ) => string | Answer | Promise<string | Answer>;
   /**
    * The budget for models, of all executions of this sandbox together: limits, or the budget of another sandbox, to share it. A call beyond
@@ -547,6 +547,40 @@ impl Sandbox {
             .driver
             .submit_for(Command::State(StateCommand::Fork), Watch::default(), present);
         forked.unchecked_into()
+    }
+
+    /// The execution that was under way when the last page of the kept session ended (`persist: { journal: true }`), and the calls that it
+    /// waits for. Null if there is none. Until `resume` or `discard`, other calls reject with `execution_pending`.
+    #[wasm_bindgen(unchecked_return_type = "Promise<PendingExecution | null>")]
+    pub fn pending(&self) -> Promise {
+        Promise::resolve(&self.driver.pending())
+    }
+
+    /// Goes on with the pending execution: its code runs again from the state before it, and gets the answers of the journal. Calls that have an
+    /// answer are not made again. A call without one is made again, unless `answers` has it. Resolves to the execution. Rejects with
+    /// `journal_differs` if the code goes another way than the journal says; then the execution is still pending.
+    pub fn resume(
+        &self,
+        #[wasm_bindgen(unchecked_optional_param_type = "ResumeOptions")] options: &JsValue,
+    ) -> ExecutionPromise {
+        self.promise(self.driver.resume(options)).unchecked_into()
+    }
+
+    /// Gives the pending execution up. The state stays as it was before it.
+    pub fn discard(&self) -> VoidPromise {
+        self.driver.discard().unchecked_into()
+    }
+
+    /// Runs an ended execution again in a copy of the state before it, by its journal (`persist: { journal: true }`): no function is called, and
+    /// the result is the same. With other `answers`, shows what would have come of them. The sandbox itself stays as it is.
+    #[wasm_bindgen(unchecked_return_type = "Promise<Replay>")]
+    pub fn replay(
+        &self,
+        #[wasm_bindgen(unchecked_param_type = "number")] execution: &JsValue,
+        #[wasm_bindgen(unchecked_optional_param_type = "ReplayOptions")] options: &JsValue,
+    ) -> Promise {
+        let number = whole_number("execution", execution, "must be the number of an execution");
+        self.promise(number.and_then(|number| self.driver.replay(number, options)))
     }
 
     /// Interrupts the running execution, if any. Its output and its assignments are kept if it stops within `gracePeriod`. Its `execute`

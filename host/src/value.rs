@@ -98,6 +98,19 @@ impl Body for Payload {
     fn size(&self) -> usize {
         self.0.len()
     }
+
+    fn is_same(&self, other: &Self) -> bool {
+        self == other
+    }
+
+    fn joined(parts: &[&Self]) -> Self {
+        let bytes: Vec<u8> = parts.iter().flat_map(|part| part.0.iter().copied()).collect();
+        Self(bytes.into())
+    }
+
+    fn first(&self, most: usize) -> Vec<u8> {
+        self.0.iter().copied().take(most).collect()
+    }
 }
 
 /// The largest int that is a number in JSON, which is JavaScript's largest safe integer.

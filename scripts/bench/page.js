@@ -186,6 +186,45 @@ const benchmarks = {
   },
 
   /**
+   * Times an execution of 10 calls that take the host `ms` each, in a kept session with and without a journal.
+   * @param {number} ms @param {number} [rounds]
+   */
+  async journal(ms, rounds = 9) {
+    const code =
+      "import random, time\nfor at in range(10):\n    began = time.time(), random.random()\n    ask(f'{at}' * 1000)";
+    /** @type {Record<string, number[]>} */
+    const samples = { withoutJournal: [], withJournal: [] };
+    const ask = async () => {
+      if (ms) await idle(ms);
+      return "answer".repeat(500);
+    };
+    const sandboxes = await Promise.all(
+      Object.keys(samples).map(async (name) => {
+        const persist = { name, journal: name === "withJournal" };
+        await deletePersisted(name);
+        const sandbox = await createSandbox({ persist, hostFunctions: { ask } });
+        await sandbox.initialize(null);
+        await sandbox.execute(code);
+        return /** @type {const} */ ([name, sandbox]);
+      }),
+    );
+    for (let round = 0; round < rounds; round++) {
+      for (const [name, sandbox] of sandboxes) {
+        await idle(300);
+        const begin = performance.now();
+        const { error } = await sandbox.execute(code);
+        if (error) throw new Error(error);
+        samples[name]?.push(performance.now() - begin);
+      }
+    }
+    for (const [name, sandbox] of sandboxes) {
+      await sandbox.destroy();
+      await deletePersisted(name);
+    }
+    return samples;
+  },
+
+  /**
    * Times sessions that the browser keeps, with 100 MB of state: an execution and the time until it is kept, and the way back to the state,
    * beside a new sandbox and the same code run again.
    */

@@ -27,6 +27,7 @@ impl Driver {
     pub(super) fn call_function(
         &self,
         call: u32,
+        id: Option<String>,
         function: &HostFunction,
         (args, kwargs, line): Arguments,
         signal: &AbortSignal,
@@ -40,6 +41,9 @@ impl Driver {
             ("kwargs", &kwargs),
             ("signal", signal),
         ]);
+        if let Some(id) = id {
+            set(&made, "id", &id.into());
+        }
         if let Some((execution, number)) = line {
             let place = object(&[("execution", &execution.into()), ("number", &number.into())]);
             if let Some(text) = self.session.borrow().line(execution, number) {
@@ -216,7 +220,7 @@ fn flat(args: &Array, kwargs: &Object) -> Array {
     args
 }
 
-fn set(object: &Object, key: &str, value: &JsValue) {
+pub(super) fn set(object: &Object, key: &str, value: &JsValue) {
     // Setting a property of a fresh ordinary object cannot fail.
     let _ = Reflect::set(object, &key.into(), value);
 }

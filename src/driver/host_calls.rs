@@ -10,12 +10,12 @@ use std::collections::HashMap;
 use std::pin::Pin;
 use std::rc::Rc;
 
-use js_sys::{Array, Function, JsString, Promise};
+use js_sys::{Array, Function, JsString, Object, Promise};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, spawn_local};
 use web_sys::{AbortController, AbortSignal};
 
-use super::functions::arguments;
+use super::functions::{arguments, set};
 use super::{Driver, notify};
 use crate::budget::{JsBudget, usage};
 use crate::convert::{decode, encode};
@@ -108,8 +108,19 @@ impl Driver {
             args,
             budget,
             ahead,
+            place,
             ..
         } = asked;
+        if self.asks_nobody.get() {
+            let why = "the journal has no answer to this call, and replay() makes no calls without { ask: true }";
+            self.calls.borrow_mut().remove(&call);
+            return self.feed(Input::HostReturned(call, Err(why.to_owned())));
+        }
+        let id = self
+            .keeper
+            .as_ref()
+            .filter(|_| place > 0)
+            .map(|keeper| keeper.journal.call_id(place));
         if let Some(on_query) = self.on_query.as_ref().filter(|_| QUERIES.contains(&name.as_str())) {
             let asked = self.asked(call, &name, &args, &budget, &signal, ahead);
             return self.query(call, &name, asked, signal, on_query.clone());
@@ -119,8 +130,8 @@ impl Driver {
         let promise = decode(&args)
             .map_err(|error| JsValue::from_str(&error.to_string()))
             .and_then(|decoded| match function {
-                Some(function) => self.call_function(call, function, arguments(&args, decoded)?, &signal),
-                None => self.ask(&name, &list(decoded), &signal, &budget),
+                Some(function) => self.call_function(call, id, function, arguments(&args, decoded)?, &signal),
+                None => self.ask(&name, &list(decoded), &signal, &budget, id),
             });
         let this = self.this.clone();
         // The user's promise may never settle. So waiting ends with the call.
@@ -218,15 +229,28 @@ impl Driver {
     }
 
     /// Has `onLLMQuery` or `onRLMQuery` answer a query.
-    fn ask(&self, name: &str, args: &Array, signal: &JsValue, budget: &Budget) -> Result<JsValue, JsValue> {
+    fn ask(
+        &self,
+        name: &str,
+        args: &Array,
+        signal: &JsValue,
+        budget: &Budget,
+        id: Option<String>,
+    ) -> Result<JsValue, JsValue> {
         let nobody = JsValue::UNDEFINED;
+        let with_id = |info: Object| {
+            if let Some(id) = &id {
+                set(&info, "id", &id.into());
+            }
+            info
+        };
         if !args.get(0).is_string() {
             return Err(JsValue::from_str("the first argument must be a str"));
         }
         match (name, &self.options.on_llm_query, &self.options.on_rlm_query) {
             ("llm_query", Some(function), _) => {
                 let info = object(&[("model", &model(args.get(1))), ("signal", signal)]);
-                function.call2(&nobody, &args.get(0), &info)
+                function.call2(&nobody, &args.get(0), &with_id(info))
             }
             ("rlm_query", _, Some(function)) => {
                 let child = JsBudget::new(budget.child(BudgetLimits::default(), now()));
@@ -235,7 +259,7 @@ impl Driver {
                     ("signal", signal),
                     ("budget", &child.into()),
                 ]);
-                function.call3(&nobody, &args.get(0), &args.get(1), &info)
+                function.call3(&nobody, &args.get(0), &args.get(1), &with_id(info))
             }
             _ => Err(JsValue::from_str("there is no such function")),
         }

@@ -13,6 +13,9 @@ use crate::outbox::{JsBody, join};
 /// The most UTF-16 units of a header. The longest header of an honest guest holds the names of its variables.
 const MAX_HEADER: u32 = 4 << 20;
 
+/// The most bytes of notes that do not count as a value.
+const MAX_NOTES: u32 = 1 << 20;
+
 /// The fewest bytes of a piece. Together with the limit on all bytes, this bounds the number of pieces.
 const MIN_PIECE: u32 = 1 << 19;
 
@@ -78,7 +81,9 @@ impl Parts {
                 }
                 let body = body_of(next).map_err(|_| "a body that is not bytes")?;
                 next += 1;
-                size += f64::from(body.length());
+                let most_notes = f64::from(MAX_NOTES);
+                let is_small_note = matches!(event, Event::Noted { .. }) && f64::from(body.length()) <= most_notes;
+                size += if is_small_note { 0.0 } else { f64::from(body.length()) };
                 if size > max_bytes {
                     return Err("a message larger than maxValueSize".to_owned());
                 }

@@ -21,11 +21,13 @@ const ANSWER_MS = 120_000;
 /**
  * The ways to try an example. Without `build`, its files are served as they are. With `start`, its own server is asked, at the port that
  * the words `PORT` stand for; else `folder` is served.
- * @typedef {{ example: string, build?: string, start?: string[], folder?: string }} Way
+ * With `asks`, the page is closed while it asks, and opened again.
+ * @typedef {{ example: string, build?: string, start?: string[], folder?: string, asks?: boolean }} Way
  */
 /** @type {Record<string, Way>} */
 const WAYS = {
   script: { example: "script", folder: "." },
+  approval: { example: "approval", folder: ".", asks: true },
   "vite build": { example: "vite", build: "build", folder: "dist" },
   "vite dev": { example: "vite", start: ["node_modules/.bin/vite", "--host", "127.0.0.1", "--port", "PORT"] },
   webpack: { example: "webpack", build: "build", folder: "dist" },
@@ -61,7 +63,7 @@ try {
 score.end();
 
 /** @param {Way} way @param {string} tarball @returns {Promise<string[]>} problems */
-async function tryOut({ example, build, start, folder }, tarball) {
+async function tryOut({ example, build, start, folder, asks }, tarball) {
   const copy = join(top, example);
   const isNew = await mkdir(copy).then(
     () => true,
@@ -82,7 +84,7 @@ async function tryOut({ example, build, start, folder }, tarball) {
   }
   if (!start) {
     const { url, close } = await serve(join(copy, folder ?? "."));
-    return open(url).finally(close);
+    return (asks ? closeAndOpen(url) : open(url)).finally(close);
   }
   const { port, close } = await listen(createServer());
   await close();
@@ -98,6 +100,30 @@ async function tryOut({ example, build, start, folder }, tarball) {
   } finally {
     if (server.pid && server.exitCode === null) process.kill(-server.pid, "SIGKILL");
     await ended;
+  }
+}
+
+/** Opens a page that asks, closes it, opens it again, and says yes. @param {string} url @returns {Promise<string[]>} problems */
+async function closeAndOpen(url) {
+  const first = await browser.newPage();
+  await first.goto(url);
+  await first.waitForSelector("#yes", { visible: true, timeout: ANSWER_MS });
+  await first.close();
+  const page = await browser.newPage();
+  try {
+    await page.goto(url);
+    const yes = await page.waitForSelector("#yes", { visible: true, timeout: ANSWER_MS });
+    await yes?.click();
+    await page.waitForFunction(
+      () => !/^(Starting|Python waits)/.test(document.querySelector("#result")?.textContent ?? "Starting"),
+      {
+        timeout: ANSWER_MS,
+      },
+    );
+    const said = await page.$eval("#result", (element) => element.textContent ?? "");
+    return /^Paid 14\. Python began on \d\d \w+\.$/.test(said) ? [] : [`it says: ${said}`];
+  } finally {
+    await page.close();
   }
 }
 

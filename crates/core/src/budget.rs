@@ -161,7 +161,7 @@ impl Usage {
         self.input_tokens + self.output_tokens
     }
 
-    fn add(&mut self, more: &Self) {
+    pub(crate) fn add(&mut self, more: &Self) {
         // Callbacks report these numbers. A negative one or NaN must not make room in the budget.
         let amount = |value: f64| if value > 0.0 { value.min(MOST) } else { 0.0 };
         self.calls += amount(more.calls);

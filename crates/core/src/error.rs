@@ -56,6 +56,12 @@ pub enum Error {
     /// No backend, or not the requested one, can run a guest on this machine. Nothing was started.
     #[error("{0}")]
     BackendUnavailable(String),
+    /// An execution of an earlier session is pending. Nothing was done.
+    #[error("{0}")]
+    ExecutionPending(String),
+    /// The code did something else than its journal has. The state is as it was before the execution.
+    #[error("{0}")]
+    JournalDiffers(String),
     /// The call did not finish in time and was interrupted. The state is kept.
     #[error("{0}")]
     Timeout(String),
@@ -80,6 +86,8 @@ impl Error {
             Self::File(_) => "file_error",
             Self::GuestLost(_) => "guest_lost",
             Self::BackendUnavailable(_) => "backend_unavailable",
+            Self::ExecutionPending(_) => "execution_pending",
+            Self::JournalDiffers(_) => "journal_differs",
             Self::Timeout(_) => "timeout",
         }
     }

@@ -36,7 +36,7 @@ pub use profile::Profile;
 
 macro_rules! version {
     () => {
-        10
+        11
     };
 }
 
@@ -68,7 +68,8 @@ pub enum Request {
     /// Runs `code` as `<cell {execution}>`. The guest interrupts itself after `timeout_ms` of guest time. `ahead`: nobody has asked for the
     /// code yet. The guest sends `External` once the code depends on the outside world. `more`: the code is still being written. It has
     /// whole lines, after which another statement begins. After running them, the guest sends `Waiting`. The exchange continues with
-    /// `Extend` and, at last, `Promote`.
+    /// `Extend` and, at last, `Promote`. `noted`: the guest notes what the clock and chance answer (`Noted`). The body, if there is one, has
+    /// the notes of an earlier run, and the guest gives the code these answers first.
     Execute {
         exchange: u32,
         execution: u32,
@@ -80,6 +81,9 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         more: bool,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+        noted: bool,
     },
     /// Adds code that is being written, after the guest sent `Waiting`. `last`: the code seems to be complete.
     Extend {
@@ -361,6 +365,12 @@ pub enum Event {
         encoding: Encoding,
         blocking: bool,
     },
+    /// The answers of clock and chance since the last notes, in the body. Sent before calls and before the end.
+    Noted { exchange: u32 },
+    /// The code used something of the world that cannot be noted.
+    Unnoted { exchange: u32, why: String },
+    /// The code asked the world for something else than the notes have.
+    Differs { exchange: u32, what: String },
     /// An execution ended. The body is the final answer, if there is one.
     Executed {
         exchange: u32,
@@ -429,6 +439,7 @@ impl Event {
         match self {
             Self::Display { .. }
             | Self::HostCall { .. }
+            | Self::Noted { .. }
             | Self::Value { .. }
             | Self::Part { .. }
             | Self::Saved { .. }

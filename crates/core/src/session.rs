@@ -19,6 +19,7 @@
 //! | `setup.rs` | what a driver declares of a session before its first input |
 //! | `copies.rs` | sessions that continue from another session's state: forks, shadows, and kept sessions |
 //! | `kept_guests.rs` | checkpoints that are paused copies of the guest |
+//! | `records.rs`, `resuming.rs`, `sketch.rs` | what the world answered during an execution, and a later session that goes on with it |
 //! | `going_back.rs`, `journal.rs` | the return to an earlier state, and the executions that make a state again which was not saved |
 //! | `contexts.rs`, `packages.rs` | values and packages that every guest is given |
 //! | `pings.rs`, `oversized.rs` | checks on guests: a proof of idleness, and bounds on events |
@@ -48,10 +49,13 @@ mod kept_guests;
 mod oversized;
 mod packages;
 mod pings;
+mod records;
+mod resuming;
 mod saves;
 mod setup;
 mod shadow;
 mod shadows;
+mod sketch;
 mod variables;
 
 use crate::budget::{Budget, Usage};
@@ -77,17 +81,36 @@ pub use display::ToResult;
 pub use execution::Execute;
 pub use files::{CellFile, FileCommand, Look};
 pub use packages::{Package, Wanted};
+pub use records::{Beginning, Entry, Record, RecordChange, Strictness, Waits};
 pub use variables::VariableCommand;
 
 /// The bytes of a message, in the form in which the driver holds them.
 pub trait Body: Clone {
     /// The size in bytes.
     fn size(&self) -> usize;
+    /// Returns true if both hold the same bytes.
+    fn is_same(&self, other: &Self) -> bool;
+    /// A body with the bytes of all of these.
+    fn joined(parts: &[&Self]) -> Self;
+    /// The first bytes, at most so many.
+    fn first(&self, most: usize) -> Vec<u8>;
 }
 
 impl Body for Vec<u8> {
     fn size(&self) -> usize {
         self.len()
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        self == other
+    }
+
+    fn joined(parts: &[&Self]) -> Self {
+        parts.iter().flat_map(|part| part.iter().copied()).collect()
+    }
+
+    fn first(&self, most: usize) -> Vec<u8> {
+        self.iter().copied().take(most).collect()
     }
 }
 
@@ -122,6 +145,10 @@ pub enum Command<B> {
     Load(Wanted),
     /// Saves the state, or goes back to an earlier one.
     State(StateCommand),
+    /// Goes on with the pending execution. Calls whose answer is given here are not made again. Each has its place among the calls.
+    Resume(Vec<(u32, Encoded<B>)>),
+    /// Gives the pending execution up. The state stays as it was before it.
+    Discard,
 }
 
 /// Settings to change. `None` leaves a setting as it is.
@@ -258,6 +285,8 @@ pub enum HostEffect<B> {
     },
     /// Keeps the session, which differs from what was last kept.
     Keep(Box<Kept<B>>),
+    /// Writes a part of an execution's record. Calls and replies that follow wait until it is written.
+    Note(RecordChange<B>),
     /// Answers a command. Each command gets one answer.
     Resolve(Ticket, Result<Reply<B>, Error>),
 }
@@ -418,6 +447,7 @@ impl<B: Body> Session<B> {
             Input::NeedsApproval(call) => interpreter.call_waits(now, call, true),
             Input::Approved(call) => interpreter.call_waits(now, call, false),
             Input::HostReturned(call, result) => self.host_returned(now, call, result),
+            Input::Hint(_) if interpreter.records => {} // no code runs ahead
             Input::Hint(predictions) => self.shadows.predict(predictions),
             Input::Written(code, timeout_ms) if interpreter.can_be_copied() => self.shadows.written(code, timeout_ms),
             Input::Written(..) => {} // no copy will exist

@@ -238,7 +238,7 @@ impl SandboxTask {
                         task.abort();
                     }
                 }
-                Effect::Host(HostEffect::Progress(_) | HostEffect::Keep(_)) => {}
+                Effect::Host(HostEffect::Progress(_) | HostEffect::Keep(_) | HostEffect::Note(_)) => {}
                 Effect::Host(HostEffect::Print(ticket, stream, text)) => self.print(ticket, stream, &text),
                 Effect::Host(HostEffect::Display {
                     ticket,

@@ -22,13 +22,16 @@ impl<B: Body> Interpreter<B> {
             execution.budget = self.budget.scope(execution.asked.budget, now);
         }
         self.checkpoints.begins(&job, ticket.is_none(), &self.contexts);
+        let record = self.record_of(&job, begun.is_some());
         let number = begun.unwrap_or(self.last_exchange);
         if begun.is_none() {
             self.checkpoints.overtaken();
-            let request = job.request(number, &self.config, &self.contexts, &self.checkpoints);
+            let request = job.request(number, &self.config, &self.contexts, &self.checkpoints, record.as_ref());
             self.effects.push(Effect::Guest(Slot::Main, request));
         }
-        self.exchange = Some(Exchange::new(now, number, ticket, job, &self.config));
+        let mut exchange = Exchange::new(now, number, ticket, job, &self.config);
+        exchange.calls.record = record;
+        self.exchange = Some(exchange);
     }
 
     /// Records that a copy of the guest takes over, which runs the job already. Its messages so far are handled with their own times.
@@ -69,13 +72,24 @@ impl<B: Body> Interpreter<B> {
             }
             _ => {}
         }
+        let unused = |exchange: &Exchange<B>| exchange.calls.record.as_ref()?.unused();
+        if let Some(what) = self.exchange.as_ref().and_then(unused) {
+            return self.journal_differs(now, &what);
+        }
         let Some(exchange) = self.finish_exchange(now) else {
             return;
         };
         let is_stopping = exchange.is_stopping();
         let Exchange {
-            ticket, job, deadline, ..
+            ticket,
+            job,
+            deadline,
+            calls,
+            ..
         } = exchange;
+        if let (Event::Executed { execution: report, .. }, Some(record)) = (&event, calls.record) {
+            self.record_ended(record, is_stopping || report.stopped.is_some());
+        }
         let encoded = |encoding| body.map(|body| Encoded { encoding, body });
         let reply = match (event, job) {
             (
@@ -218,6 +232,7 @@ impl<B: Body> Interpreter<B> {
     pub(super) fn ask_to_stop(&mut self, now: f64, reason: StopReason) {
         self.abort_calls();
         if let Some(exchange) = &mut self.exchange {
+            exchange.end_record("it was stopped", &mut self.effects);
             exchange.deadline.resume(now);
             let exchange = exchange.number;
             self.post(Request::Interrupt { exchange, reason });

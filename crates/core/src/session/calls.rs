@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::calls_ahead::BegunCalls;
 use super::exchange::{Exchange, Job};
 use super::interpreter::{Config, Interpreter};
+use super::records::{Made, Record};
 use super::{Body, Effect, Encoded, GuestEffect, HostEffect, Slot, Ticket};
 use crate::budget::{Budget, Exhausted, Usage};
 use crate::limits::Naming;
@@ -41,6 +42,8 @@ pub(super) struct Calls<B> {
     batch: Option<Batch>,
     /// The progress of the calls that Python made at once.
     progress: Option<Progress>,
+    /// The record of the execution, if it is recorded.
+    pub(super) record: Option<Record<B>>,
 }
 
 /// A call of a function of the user's.
@@ -56,6 +59,8 @@ pub struct Call<B> {
     pub args: Encoded<B>,
     /// The execution's budget. A recursion gets a child of it.
     pub budget: Budget,
+    /// The call's place among the calls of its execution, from 1. 0 if the execution is not recorded.
+    pub place: u32,
     /// True if the call is begun before its code is asked for. [`HostEffect::ClaimHost`] or [`HostEffect::AbortHost`] follows.
     pub ahead: bool,
 }
@@ -97,6 +102,7 @@ impl<B> Default for Calls<B> {
             waiting_bytes: 0,
             batch: None,
             progress: None,
+            record: None,
         }
     }
 }
@@ -161,6 +167,27 @@ impl<B: Body> Exchange<B> {
         let most = config.limits.max_host_calls;
         let naming = config.limits.naming;
         let is_counted = config.profile.has_whole_batches() && name == QUERIES[0];
+        let args = Encoded { encoding, body };
+        let mut place = 0;
+        if let Some(record) = &mut calls.record {
+            match record.made(guest_call, &name, &args) {
+                Ok(Made::Fresh(its)) => place = its,
+                Ok(Made::Known(answer)) => {
+                    execution.budget.charge(&answer.usage);
+                    if is_counted {
+                        calls.admitted(batch.clamp(1, most.saturating_sub(made) + 1));
+                    }
+                    calls.reply(guest_call, answer.status, answer.result, effects);
+                    return Ok(());
+                }
+                Err(what) => {
+                    self.differs = Some(what);
+                    return Ok(());
+                }
+            }
+        }
+        calls.tell_record(effects);
+        let Encoded { encoding, body } = args;
         #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
         let bytes = calls.waiting_bytes.saturating_add(body.size()) as f64;
         let refusal = if self.deadline.stop_reason().is_some() {
@@ -213,6 +240,7 @@ impl<B: Body> Exchange<B> {
                 name,
                 args: Encoded { encoding, body },
                 budget: execution.budget.clone(),
+                place,
                 ahead: false,
             };
             calls.waiting.push_back(Waiting {
@@ -304,6 +332,11 @@ impl<B: Body> Interpreter<B> {
             && exchange.calls.running.contains_key(&call)
         {
             execution.budget.charge(usage);
+            if let Some(guest_call) = exchange.calls.running.get(&call).map(|call| call.guest_call)
+                && let Some(record) = &mut exchange.calls.record
+            {
+                record.used(guest_call, usage);
+            }
         }
     }
 
@@ -346,7 +379,24 @@ impl<B: Body> Interpreter<B> {
     }
 }
 
-impl<B> Calls<B> {
+impl<B: Body> Calls<B> {
+    /// Counts a call of a batch that was admitted in an earlier run.
+    fn admitted(&mut self, size: u32) {
+        let begun = self.batch.take().filter(|batch| batch.missing > 0);
+        let mut batch = begun.unwrap_or(Batch {
+            missing: size,
+            refusal: None,
+        });
+        batch.missing -= 1;
+        self.batch = Some(batch);
+    }
+
+    /// Has the driver write what is new in the record.
+    fn tell_record(&mut self, effects: &mut Vec<Effect<B>>) {
+        let notes = self.record.as_mut().map(Record::untold).unwrap_or_default();
+        effects.extend(notes.into_iter().map(|note| Effect::Host(HostEffect::Note(note))));
+    }
+
     /// Sends the guest a call's result, or the reason for which there is none, with the status of such a failure.
     fn reply(
         &mut self,
@@ -362,6 +412,11 @@ impl<B> Calls<B> {
                 effects.push(Effect::Host(HostEffect::Progress(progress.clone())));
             }
         }
+        if let Some(record) = &mut self.record {
+            let status = if result.is_ok() { ReplyStatus::Ok } else { failure };
+            record.answered(call, status, &result);
+        }
+        self.tell_record(effects);
         let (status, encoding, message, body) = match result {
             Ok(Encoded { encoding, body }) => (ReplyStatus::Ok, encoding, None, Some(body)),
             Err(why) => (failure, Encoding::None, Some(why), None),

@@ -174,6 +174,7 @@ impl<B: Body> Shadows<B> {
                 name: name.to_owned(),
                 args,
                 budget,
+                place: 0,
                 ahead: true,
             })));
         }

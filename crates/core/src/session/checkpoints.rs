@@ -30,6 +30,8 @@ pub enum StateCommand {
     Undo,
     /// Saves the state, and returns it for another session.
     Fork,
+    /// Goes to the state before the pending execution.
+    Rewind,
 }
 
 /// The saved states, and the present state's relation to them.
@@ -80,6 +82,12 @@ pub(super) struct Checkpoints<B> {
     pub(super) unsaved_ms: f64,
     /// The reason for which this guest's state could not be saved at the last try.
     pub(super) unsavable: Option<String>,
+    /// The executions that were repeated when the state was last restored.
+    pub(super) repeated: Steps,
+    /// True while an execution is pending. The state must stay as it is, so nothing is saved.
+    pub(super) frozen: bool,
+    /// True if the first execution waits for a save of the state before it.
+    pub(super) saves_first: bool,
     /// True if nothing has changed since a failed save, so that another would fail as well.
     pub(super) vain: bool,
     /// The number of guests in a row that crashed before they finished an exchange with the state that they were given.
@@ -122,6 +130,9 @@ impl<B> Checkpoints<B> {
             unsaved_ms: 0.0,
             unsavable: None,
             vain: false,
+            repeated: Steps::default(),
+            frozen: false,
+            saves_first: false,
             crashes: 0,
             unproven: false,
             failed: false,
@@ -251,7 +262,7 @@ impl<B: Body> Checkpoints<B> {
                 let link = self.chain.newest(execution);
                 link.map(|link| Origin::Saved(link.number, Steps::default()))
             }
-            StateCommand::Checkpoint | StateCommand::Fork => None,
+            StateCommand::Checkpoint | StateCommand::Fork | StateCommand::Rewind => None,
         };
         found.ok_or_else(|| {
             let wanted = match command {
@@ -319,6 +330,11 @@ impl<B: Body> Interpreter<B> {
                 .checkpoints
                 .newest()
                 .map(|link| Reply::Fork(Box::new(self.fork_of(link)))),
+            StateCommand::Rewind => match self.before_pending() {
+                Some(origin) if !self.is_before_pending() => return self.revert(now, ticket, origin),
+                Some(_) => Ok(Reply::State(self.checkpoints.execution)),
+                None => Err(Error::invalid("resume", "no execution is pending; nothing was done")),
+            },
             StateCommand::Restore(_) | StateCommand::Undo => match self.checkpoints.target(command) {
                 // After an execution that crashed, for example, the state is already the one to go back to.
                 Ok(origin) if self.checkpoints.is_at(&origin) => {
@@ -468,6 +484,7 @@ impl<B: Body> Interpreter<B> {
             steps = repeated.clone();
         }
         checkpoints.journal = Journal::of(steps.clone());
+        checkpoints.repeated = steps.clone();
         let mut is_outdated = false;
         let mut state = None;
         if let Some(link) = checkpoints.base.and_then(|number| checkpoints.chain.find(number)) {

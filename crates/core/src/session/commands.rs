@@ -64,7 +64,7 @@ impl<B: Body> Interpreter<B> {
 
     /// Adds a command to the queue, or answers it at once. `aborted` is true if the user has cancelled it already.
     pub(super) fn submit(&mut self, now: f64, ticket: Ticket, command: Command<B>, aborted: bool) {
-        if let Some(error) = self.refusal(&command) {
+        if let Some(error) = self.refusal(&command).or_else(|| self.refused_by_pending(&command)) {
             return self.resolve(ticket, Err(error));
         }
         let queued = match command {
@@ -79,6 +79,11 @@ impl<B: Body> Interpreter<B> {
             Command::Variable(command) => Some(Queued::Job(Job::Variable(command))),
             Command::Configure(settings) => Some(Queued::Job(Job::Configure(settings))),
             Command::File(command) => Some(Queued::Job(Job::File(command))),
+            Command::Resume(answers) => match self.resumed(now, answers) {
+                Ok(execution) => Some(Queued::Job(Job::Execute(Box::new(execution)))),
+                Err(error) => return self.resolve(ticket, Err(error)),
+            },
+            Command::Discard => return self.discard(ticket),
             Command::Execute(asked) => {
                 self.last_execution += 1;
                 match Execution::new(now, self.last_execution, asked, &self.config.limits) {
@@ -147,6 +152,12 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
+    /// Returns true if a request to resume the pending execution is in the queue.
+    pub(super) fn has_queued_resumption(&self) -> bool {
+        let resumes = |queued: &Queued<B>| matches!(queued, Queued::Job(Job::Execute(execution)) if execution.resumes);
+        self.queue.iter().any(|(_, queued)| resumes(queued))
+    }
+
     /// The first command in the queue.
     pub(super) fn front(&self) -> Option<&Queued<B>> {
         self.queue.front().map(|(_, queued)| queued)
@@ -169,6 +180,11 @@ impl<B: Body> Interpreter<B> {
             // The `initialize` before this command failed.
             Some((ticket, Queued::Job(job))) if !self.may_run() && !job.initializes() => {
                 self.resolve(ticket, Err(Error::NotInitialized));
+            }
+            Some((ticket, Queued::Job(Job::Execute(execution)))) if execution.resumes && !self.is_before_pending() => {
+                let why =
+                    "the state before the pending execution could not be made again; the execution is still pending";
+                self.resolve(ticket, Err(Error::NoCheckpoint(why.to_owned())));
             }
             Some((ticket, Queued::Job(job))) => match (&job, self.budget.overdue(now)) {
                 (Job::Execute(_), Some(why)) => self.resolve(ticket, job.unaffordable(&why)),

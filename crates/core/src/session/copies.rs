@@ -45,6 +45,9 @@ pub struct Kept<B> {
     /// The checkpoint that the state came from, or was last saved as.
     base: Option<u32>,
     chain: Vec<Link<B>>,
+    /// True if the driver has the record of an execution after this state.
+    #[serde(skip)]
+    has_record: bool,
 }
 
 /// A checkpoint that a session can go back to.
@@ -92,6 +95,7 @@ impl<B> Kept<B> {
             untold: self.untold,
             base: self.base,
             chain: self.chain.into_iter().map(|link| link.map(&mut replace)).collect(),
+            has_record: self.has_record,
         }
     }
 
@@ -104,6 +108,11 @@ impl<B> Kept<B> {
     pub fn execution(&self) -> u32 {
         let base = self.chain.iter().find(|link| Some(link.number) == self.base);
         base.map_or(0, |link| link.execution)
+    }
+
+    /// Returns true if the driver keeps the record that it has ([`RecordChange`](super::RecordChange)): it is of an execution after this state.
+    pub fn has_record(&self) -> bool {
+        self.has_record
     }
 
     /// Returns true if there is a state other than that of a fresh guest with its contexts.
@@ -174,6 +183,9 @@ impl<B: Body> Interpreter<B> {
     /// An interpreter that continues from the present state, saves nothing and needs no context. `None` if guests cannot be forked and no
     /// checkpoint holds all of the state.
     pub(super) fn exact_copy(&self) -> Option<Self> {
+        if self.records {
+            return None;
+        }
         let mut fork = if self.forks {
             self.bare_fork()
         } else if self.checkpoints.most_paused.is_some() {
@@ -199,6 +211,7 @@ impl<B: Body> Interpreter<B> {
             untold: self.untold_loss.clone(),
             base: self.checkpoints.base,
             chain: self.checkpoints.chain.all().to_vec(),
+            has_record: self.has_told_record(),
         }
     }
 

@@ -11,6 +11,7 @@ use super::files::FileCommand;
 use super::interpreter::Config;
 use super::oversized::{does_not_fit, not_asked, number_of};
 use super::packages::Load;
+use super::records::{Record, Strictness};
 use super::variables::VariableCommand;
 use super::{Body, Effect, GuestEffect, HostEffect, Reply, Settings, Ticket};
 use crate::budget::Exhausted;
@@ -46,6 +47,8 @@ pub(super) struct Exchange<B> {
     pub(super) job: Job<B>,
     pub(super) deadline: Deadline,
     pub(super) calls: Calls<B>,
+    /// The difference of a resumed execution from its record.
+    pub(super) differs: Option<String>,
     flow: Flow,
 }
 
@@ -133,6 +136,7 @@ impl<B: Body> Job<B> {
         config: &Config,
         contexts: &Contexts<B>,
         checkpoints: &Checkpoints<B>,
+        record: Option<&Record<B>>,
     ) -> GuestEffect<B> {
         let timeout_ms = self.timeout_ms(config);
         let (request, body) = match self {
@@ -156,8 +160,9 @@ impl<B: Body> Job<B> {
                         timeout_ms,
                         ahead: false,
                         more: false,
+                        noted: record.is_some(),
                     },
-                    None,
+                    record.and_then(Record::notes),
                 )
             }
             Self::Variable(command) => command.request(exchange, timeout_ms, contexts),
@@ -204,6 +209,7 @@ impl<B: Body> Exchange<B> {
             job,
             deadline: deadline.within(budget_ends_at),
             calls: Calls::default(),
+            differs: None,
             flow: Flow::new(config.limits.max_output_chars),
         }
     }
@@ -248,6 +254,17 @@ impl<B: Body> Exchange<B> {
                     effects.push(Effect::Host(HostEffect::Print(ticket, stream, text)));
                 }
             }
+            (Event::Noted { .. }, Job::Execute(_)) => {
+                let record = self.calls.record.as_mut().ok_or("notes that nobody asked for")?;
+                record.hear(body.ok_or("notes without a body")?)?;
+            }
+            (Event::Unnoted { why, .. }, Job::Execute(_)) => self.end_record(&why, effects),
+            (Event::Differs { what, .. }, Job::Execute(_)) => match &mut self.calls.record {
+                Some(record) if record.strictness() == Strictness::Explore => {
+                    record.difference.get_or_insert(what);
+                }
+                _ => self.differs = Some(what),
+            },
             (Event::Waiting { .. }, Job::Execute(_)) => {} // `Extend` or `Promote` is on its way already
             (Event::Display { mime, is_result, .. }, Job::Execute(execution)) => {
                 let most_bytes = config.max_result_bytes;

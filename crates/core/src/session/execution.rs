@@ -41,6 +41,8 @@ pub(super) struct Execution {
     /// The execution's part of the session's budget.
     pub(super) budget: Budget,
     pub(super) host_calls: u32,
+    /// True if an earlier session has begun it.
+    pub(super) resumes: bool,
     shown: Shown,
     stdout: OutputBuffer,
     stderr: OutputBuffer,
@@ -62,6 +64,7 @@ impl Execution {
             budget: Budget::new(asked.budget, now),
             asked,
             host_calls: 0,
+            resumes: false,
             shown: Shown::default(),
             stdout: buffer(),
             naming: limits.naming,

@@ -17,6 +17,7 @@ use super::exchange::{Exchange, Job};
 use super::oversized::{does_not_fit, kind, oversized};
 use super::packages::Package;
 use super::pings::Pings;
+use super::records::Record;
 use super::saves::Demand;
 use super::{Body, Effect, GuestEffect, GuestInput, HostEffect, Reply, Slot, Ticket};
 use crate::budget::{Budget, BudgetLimits};
@@ -103,6 +104,14 @@ pub(super) struct Interpreter<B> {
     pub(super) pings: Option<Pings>,
     /// The loaded packages, in the order of loading.
     pub(super) packages: Vec<Package<B>>,
+    /// True if executions are recorded.
+    pub(super) records: bool,
+    /// The execution of an earlier session that was not finished.
+    pub(super) pending: Option<Record<B>>,
+    /// The base of the record of an ended execution that the driver has.
+    pub(super) told_record: Option<u32>,
+    /// Records of ended executions.
+    pub(super) ended_records: VecDeque<Record<B>>,
     /// The number of the newest exchange.
     pub(super) last_exchange: u32,
     pub(super) last_execution: u32,
@@ -135,6 +144,10 @@ impl<B: Body> Interpreter<B> {
             forks: false,
             pings: None,
             packages: Vec::new(),
+            records: false,
+            pending: None,
+            told_record: None,
+            ended_records: VecDeque::new(),
             last_exchange: 0,
             last_execution: 0,
             last_call: 0,
@@ -338,6 +351,9 @@ impl<B: Body> Interpreter<B> {
 
     pub(super) fn end_guest(&mut self, next: Guest) {
         self.abort_calls();
+        if next != Guest::Destroyed {
+            self.drop_told_record();
+        }
         self.notes.push_back(Note::Ended);
         if matches!(self.guest, Guest::Booting(_) | Guest::Up) {
             self.do_with_guest(GuestEffect::Kill);
@@ -438,7 +454,7 @@ impl<B: Body> Interpreter<B> {
             GuestInput::BadMessage(what) => return self.violation(now, &what),
             GuestInput::Lost(error) => return self.guest_gone(now, error),
         };
-        let is_value = !matches!(event, Event::Saved { .. });
+        let is_value = !matches!(event, Event::Saved { .. } | Event::Noted { .. });
         #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
         if body
             .as_ref()
@@ -478,7 +494,12 @@ impl<B: Body> Interpreter<B> {
                 };
                 match heard {
                     Err(what) => self.violation(now, &what),
-                    Ok(None) => {}
+                    Ok(None) => {
+                        let differs = self.exchange.as_mut().and_then(|exchange| exchange.differs.take());
+                        if let Some(what) = differs {
+                            self.journal_differs(now, &what);
+                        }
+                    }
                     Ok(Some((event, body))) => self.ended(now, event, body),
                 }
             }

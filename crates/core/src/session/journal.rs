@@ -186,7 +186,7 @@ impl<B: Body> Checkpoints<B> {
     pub(super) fn needs_save(&self, command: StateCommand) -> bool {
         match command {
             StateCommand::Checkpoint | StateCommand::Fork => true,
-            StateCommand::Restore(_) => false,
+            StateCommand::Restore(_) | StateCommand::Rewind => false,
             StateCommand::Undo => matches!(&self.before, Some(Origin::Saved(_, steps)) if !steps.is_empty()),
         }
     }

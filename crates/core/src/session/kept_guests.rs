@@ -42,7 +42,7 @@ impl<B: Body> Checkpoints<B> {
 impl<B: Body> Interpreter<B> {
     /// Returns true if there is or can be a copy of the state.
     pub(super) fn can_be_copied(&self) -> bool {
-        self.forks || (self.checkpoints.are_saved() && self.checkpoints.most_paused.is_none())
+        self.forks || (!self.records && self.checkpoints.are_saved() && self.checkpoints.most_paused.is_none())
     }
 
     /// Takes note that a paused guest is gone, with its checkpoint.

@@ -16,6 +16,9 @@ pub(super) fn kind(event: &Event) -> &'static str {
         Event::Output { .. } => "`output`",
         Event::Display { .. } => "`display`",
         Event::HostCall { .. } => "`hostCall`",
+        Event::Noted { .. } => "`noted`",
+        Event::Unnoted { .. } => "`unnoted`",
+        Event::Differs { .. } => "`differs`",
         Event::Executed { .. } => "`executed`",
         Event::Value { .. } => "`value`",
         Event::Done { .. } => "`done`",
@@ -41,6 +44,9 @@ pub(super) fn number_of(event: &Event) -> Option<u32> {
         Event::Output { exchange, .. }
         | Event::HostCall { exchange, .. }
         | Event::Display { exchange, .. }
+        | Event::Noted { exchange }
+        | Event::Unnoted { exchange, .. }
+        | Event::Differs { exchange, .. }
         | Event::Executed { exchange, .. }
         | Event::Waiting { exchange }
         | Event::Value { exchange, .. }
@@ -72,6 +78,8 @@ pub(super) fn oversized(event: &Event) -> Option<&'static str> {
         Event::BootFailed { message }
         | Event::Fatal { message }
         | Event::Refused { message, .. }
+        | Event::Unnoted { why: message, .. }
+        | Event::Differs { what: message, .. }
         | Event::NotSaved {
             reason: Some(message), ..
         } => message.len() > MAX_MESSAGE_BYTES,
@@ -92,6 +100,7 @@ pub(super) fn oversized(event: &Event) -> Option<&'static str> {
                 || oversized_report(&execution.files)
         }
         Event::Value { .. }
+        | Event::Noted { .. }
         | Event::Done { .. }
         | Event::Part { .. }
         | Event::Snapshot { .. }

@@ -70,7 +70,7 @@ pub(super) struct Saving<B> {
 impl<B: Body> Checkpoints<B> {
     /// Returns true if the state is saved and saving can succeed.
     pub(super) fn are_saved(&self) -> bool {
-        self.are_made && !self.vain
+        self.are_made && !self.vain && !self.frozen
     }
 
     /// Returns true if the present state needs a save, and none is under way.
@@ -90,7 +90,8 @@ impl<B: Body> Checkpoints<B> {
 
     /// Returns true if only a save makes the next execution one that can be undone, and the state is not too large to be saved for that.
     fn could_not_be_undone(&self) -> bool {
-        self.are_repeated && self.journal.steps().is_none() && self.chain.bytes() <= PROMPT_BYTES
+        let is_first = self.saves_first && self.base.is_none();
+        self.are_repeated && (is_first || self.journal.steps().is_none()) && self.chain.bytes() <= PROMPT_BYTES
     }
 
     fn is_worth_waiting(&self) -> bool {

@@ -416,6 +416,7 @@ impl<B: Body> Shadow<B> {
                     timeout_ms,
                     ahead: true,
                     more: self.is_written(),
+                    noted: false,
                 };
                 self.effects.push(GuestEffect::Post(request, body));
             }

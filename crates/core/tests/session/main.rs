@@ -16,6 +16,7 @@ mod kept;
 mod lifecycle;
 mod packages;
 mod paused;
+mod records;
 mod several;
 mod shadows;
 mod stopping;

@@ -11,8 +11,8 @@ use sandglass_core::protocol::{
     SurveyedVariable,
 };
 use sandglass_core::session::{
-    Call, Command, Effect, Encoded, Execute, GuestEffect, GuestInput, HostEffect, Input, Kept, Reply, Series, Session,
-    ShadowId, Slot, Target, Ticket, VariableCommand,
+    Call, Command, Effect, Encoded, Execute, GuestEffect, GuestInput, HostEffect, Input, Kept, RecordChange, Reply,
+    Series, Session, ShadowId, Slot, Target, Ticket, VariableCommand,
 };
 use sandglass_core::{Error, Profile};
 
@@ -79,6 +79,8 @@ pub(crate) struct World {
     pub(crate) keeps: usize,
     /// The session that was last to be kept.
     pub(crate) last_kept: Option<Kept<Bytes>>,
+    /// What was to be written of records.
+    pub(crate) noted: Vec<RecordChange<Bytes>>,
     limits: Limits,
     tickets: Ticket,
     last_turn: u32,
@@ -135,6 +137,7 @@ impl World {
             fetching: BTreeSet::new(),
             keeps: 0,
             last_kept: None,
+            noted: Vec::new(),
             limits,
             tickets: 0,
             last_turn: 0,
@@ -739,6 +742,7 @@ impl World {
                 self.keeps += 1;
                 self.last_kept = Some(*kept);
             }
+            HostEffect::Note(note) => self.noted.push(note),
             HostEffect::Resolve(ticket, answer) => {
                 assert!(ticket <= self.tickets, "answered a command that was never given");
                 assert!(

@@ -2,7 +2,7 @@
 
 from typing import Literal, NotRequired, TypeAlias, TypedDict
 
-VERSION: Literal[10]
+VERSION: Literal[11]
 
 Change: TypeAlias = Literal["created", "modified", "deleted"]
 
@@ -102,6 +102,7 @@ class ExecuteRequest(TypedDict):
     exchange: int
     execution: int
     more: NotRequired[bool]
+    noted: NotRequired[bool]
     timeoutMs: float
     type: Literal["execute"]
 
@@ -302,6 +303,20 @@ class HostCallEvent(TypedDict):
     name: str
     type: Literal["hostCall"]
 
+class NotedEvent(TypedDict):
+    exchange: int
+    type: Literal["noted"]
+
+class UnnotedEvent(TypedDict):
+    exchange: int
+    type: Literal["unnoted"]
+    why: str
+
+class DiffersEvent(TypedDict):
+    exchange: int
+    type: Literal["differs"]
+    what: str
+
 class ExecutedEvent(TypedDict):
     encoding: Encoding
     exchange: int
@@ -384,6 +399,9 @@ Event: TypeAlias = (
     | OutputEvent
     | DisplayEvent
     | HostCallEvent
+    | NotedEvent
+    | UnnotedEvent
+    | DiffersEvent
     | ExecutedEvent
     | ValueEvent
     | DoneEvent

@@ -1,0 +1,418 @@
+//! Recorded executions: what is written of them, and a later session that goes on with one.
+
+use sandglass_core::execution::{Outcome, StateStatus};
+use sandglass_core::limits::Limits;
+use sandglass_core::protocol::{Encoding, Event, ExecutionReport, ReplyStatus, Request};
+use sandglass_core::session::{
+    Beginning, Command, Entry, Input, Kept, Record, RecordChange, Reply, Session, StateCommand, Strictness,
+};
+
+use crate::world::{Bytes, World, guest_lost, limits, ok, text};
+
+fn saved() -> Limits {
+    Limits {
+        checkpoints: true,
+        ..limits()
+    }
+}
+
+fn session() -> Session<Bytes> {
+    Session::new(saved(), vec!["ask".to_owned(), "look".to_owned()]).with_repeats()
+}
+
+/// A session that records, with its context. The first execution is about to begin.
+fn ready() -> World {
+    let mut world = World::with(saved(), session().with_keeping(None, None).with_records()).begun();
+    while world.saves(true) {}
+    world
+}
+
+/// The parts of the record that the driver has: the beginning, the entries, and the reason for which it cannot be resumed.
+fn written(world: &World) -> Option<(Beginning, Vec<Entry<Bytes>>, Option<String>)> {
+    let mut found = None;
+    for note in &world.noted {
+        match (note, &mut found) {
+            (RecordChange::Begin(beginning), _) => found = Some((beginning.clone(), Vec::new(), None)),
+            (RecordChange::End, _) => found = None,
+            (RecordChange::Add(index, entry), Some((_, entries, _))) => {
+                assert_eq!(*index, entries.len(), "in order");
+                entries.push(through_json(entry.clone()));
+            }
+            (RecordChange::Break(why), Some((_, _, broken))) => *broken = Some(why.clone()),
+            (note, None) => panic!("{note:?} before the beginning"),
+        }
+    }
+    found
+}
+
+/// An entry as a driver writes and reads it.
+fn through_json(entry: Entry<Bytes>) -> Entry<Bytes> {
+    let mut body = None;
+    let json = serde_json::to_string(&entry.map(|its| body = Some(its))).expect("it is plain data");
+    let read: Entry<()> = serde_json::from_str(&json).expect("it can be read again");
+    read.map(|()| body.clone().expect("it had a body"))
+}
+
+/// A later session, whose guest has the state before the execution that was under way.
+fn later(first: &World) -> World {
+    let kept: Kept<Bytes> = first.last_kept.clone().expect("it was kept").map(|_, body| body);
+    let (beginning, entries, broken) = written(first).expect("there is a record");
+    let record = Record::written(beginning, entries, broken).expect("it is whole");
+    let session = session().with_keeping(Some(kept), None);
+    let mut world = World::with(saved(), session.with_pending(record, Strictness::Resume));
+    let begun = world.command(Command::State(StateCommand::Checkpoint));
+    world.boot();
+    world.restored(&[]);
+    world.done(); // the settings
+    assert!(matches!(world.answer(begun), Ok(Reply::State(_))));
+    world
+}
+
+/// The guest sends notes of the world's answers.
+fn notes(world: &mut World, notes: &[u8]) {
+    let exchange = world.exchange();
+    world.event_with(Event::Noted { exchange }, notes);
+}
+
+/// The notes that the guest got with the code.
+fn recalled(world: &World) -> Option<&[u8]> {
+    match world.guest.as_ref()?.inbox.last()? {
+        (Request::Execute { noted: true, .. }, body) => body.as_deref(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The second execution has got one answer and waits for another.
+fn waiting() -> World {
+    let mut world = ready();
+    world.execute("x = 1");
+    world.ends_well(&["context", "x"]);
+    while world.saves(true) {}
+    world.execute("ask(ask())");
+    notes(&mut world, b"12");
+    world.calls("ask");
+    world.returns(world.under_way()[0], "first");
+    notes(&mut world, b"3");
+    world.calls("look");
+    world
+}
+
+#[test]
+fn the_first_execution_waits_for_a_save_of_the_state_before_it() {
+    let mut world = World::with(saved(), session().with_keeping(None, None).with_records()).begun();
+    world.execute("ask()");
+    assert!(world.guest.as_ref().is_some_and(|guest| guest.saving.is_some()));
+    assert!(world.saves(true));
+    assert_eq!(world.asked_for(), "execute ask()");
+}
+
+#[test]
+fn a_call_is_written_with_all_notes_before_it_is_made() {
+    let world = waiting();
+    let (beginning, entries, broken) = written(&world).expect("there is a record");
+    assert_eq!((beginning.execution, beginning.code.as_str()), (2, "ask(ask())"));
+    assert_eq!(broken, None);
+    let kinds: Vec<&str> = entries
+        .iter()
+        .map(|entry| match entry {
+            Entry::Notes { .. } => "notes",
+            Entry::Call { name, .. } => name.as_str(),
+            Entry::Answer { .. } => "answer",
+        })
+        .collect();
+    assert_eq!(kinds, ["notes", "ask", "answer", "notes", "look"]);
+}
+
+#[test]
+fn an_execution_without_calls_writes_nothing() {
+    let mut world = ready();
+    world.execute("x = 1");
+    notes(&mut world, b"12");
+    world.ends_well(&["context", "x"]);
+    assert_eq!(world.noted, []);
+}
+
+#[test]
+fn a_later_session_goes_on_with_the_execution() {
+    let first = waiting();
+    let mut world = later(&first);
+    let pending = world.session.pending().expect("an execution is pending");
+    assert_eq!((pending.execution(), pending.code()), (2, "ask(ask())"));
+    let waits = pending.waiting();
+    assert_eq!(waits.len(), 1);
+    assert_eq!((waits[0].call, waits[0].name.as_str()), (2, "look"));
+
+    let refused = world.execute("x");
+    assert_eq!(world.code_of(refused), "execution_pending");
+    let resumed = world.command(Command::Resume(Vec::new()));
+    assert_eq!(recalled(&world), Some(&b"123"[..]));
+    let call = world.calls("ask");
+    assert_eq!(world.reply(call), Some((ReplyStatus::Ok, "first")));
+    assert!(world.under_way().is_empty(), "the function is not called again");
+    world.calls("look");
+    world.returns(world.under_way()[0], "second");
+    world.ends_well(&["context", "x"]);
+    let execution = world.execution(resumed);
+    assert_eq!(
+        (execution.id, execution.outcome, execution.host_calls),
+        (2, Outcome::Ok, 2)
+    );
+    assert!(world.session.pending().is_none());
+    assert!(world.last_kept.is_none(), "the record is still of use");
+    while world.saves(true) {}
+    assert!(!world.last_kept.as_ref().expect("it is kept").has_record());
+    let next = world.execute("x");
+    world.ends_well(&["context", "x"]);
+    assert_eq!(world.execution(next).id, 3);
+}
+
+#[test]
+fn the_record_goes_on_where_it_ended() {
+    let mut world = later(&waiting());
+    world.command(Command::Resume(Vec::new()));
+    world.calls("ask");
+    world.calls("look");
+    assert_eq!(world.noted, [], "nothing is new");
+    world.returns(world.under_way()[0], "second");
+    notes(&mut world, b"4");
+    world.calls("ask");
+    let indexes: Vec<usize> = world
+        .noted
+        .iter()
+        .filter_map(|note| match note {
+            RecordChange::Add(index, _) => Some(*index),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(indexes, [5, 6, 7]);
+}
+
+#[test]
+fn an_answer_of_the_user_takes_the_place_of_the_call() {
+    let mut world = later(&waiting());
+    let wrong = world.command(Command::Resume(vec![(1, text("again"))]));
+    assert_eq!(world.code_of(wrong), "invalid_option");
+    world.command(Command::Resume(vec![(2, text("given"))]));
+    world.calls("ask");
+    let call = world.calls("look");
+    assert_eq!(world.reply(call), Some((ReplyStatus::Ok, "given")));
+    assert!(world.under_way().is_empty());
+}
+
+#[test]
+fn another_call_is_a_difference_that_names_both() {
+    let mut world = later(&waiting());
+    let resumed = world.command(Command::Resume(Vec::new()));
+    world.calls("look");
+    assert_eq!(world.code_of(resumed), "journal_differs");
+    let said = world.error(resumed).to_string();
+    assert!(said.contains("call 1 is look(") && said.contains("has ask("), "{said}");
+    assert!(world.session.pending().is_some());
+    world.boot();
+    assert!(world.asked_for().starts_with("restore"), "{}", world.asked_for());
+    world.restored(&[]);
+    world.done();
+    let again = world.command(Command::Resume(Vec::new()));
+    world.calls("ask");
+    world.calls("look");
+    world.returns(world.under_way()[0], "second");
+    world.ends(ok());
+    assert_eq!(world.execution(again).outcome, Outcome::Ok);
+}
+
+#[test]
+fn another_way_between_calls_is_a_difference_as_well() {
+    let mut world = later(&waiting());
+    let resumed = world.command(Command::Resume(Vec::new()));
+    let exchange = world.exchange();
+    let what = "the code sleeps where it reads a clock in the journal".to_owned();
+    world.event(Event::Differs { exchange, what });
+    assert_eq!(world.code_of(resumed), "journal_differs");
+    assert!(world.error(resumed).to_string().contains("sleeps where"));
+}
+
+#[test]
+fn a_pending_execution_can_be_given_up() {
+    let mut world = later(&waiting());
+    let discarded = world.command(Command::Discard);
+    assert_eq!(world.answer(discarded), &Ok(Reply::Done));
+    assert_eq!(world.noted, [RecordChange::End]);
+    let next = world.execute("x");
+    world.ends_well(&["context", "x"]);
+    let execution = world.execution(next);
+    assert_eq!((execution.id, execution.state.status), (3, StateStatus::Kept));
+    let nothing = world.command(Command::Discard);
+    assert_eq!(world.code_of(nothing), "invalid_option");
+}
+
+#[test]
+fn what_cannot_be_noted_is_told_by_the_next_execution() {
+    let mut first = ready();
+    first.execute("js; ask()");
+    let exchange = first.exchange();
+    let why = "it used JavaScript".to_owned();
+    first.event(Event::Unnoted { exchange, why });
+    first.calls("ask");
+    let (_, entries, broken) = written(&first).expect("there is a record");
+    assert_eq!((entries.len(), broken.as_deref()), (0, Some("it used JavaScript")));
+
+    let mut world = later(&first);
+    assert!(world.session.pending().is_none());
+    assert_eq!(world.noted, [RecordChange::End]);
+    let next = world.execute("x");
+    world.ends_well(&["context"]);
+    let state = &world.execution(next).state;
+    assert_eq!((state.status, state.restored_to), (StateStatus::Restored, Some(0)));
+    let lost = state.lost.as_ref().expect("the execution is lost");
+    assert_eq!(lost[0].name, "execution 1");
+    assert!(lost[0].reason.contains("it used JavaScript"));
+}
+
+#[test]
+fn an_execution_that_is_stopped_cannot_be_resumed() {
+    let mut world = waiting();
+    world.feed(Input::Interrupt);
+    let (.., broken) = written(&world).expect("there is a record");
+    assert_eq!(broken.as_deref(), Some("it was stopped"));
+}
+
+#[test]
+fn the_record_of_an_execution_whose_guest_crashed_is_removed() {
+    let mut world = waiting();
+    world.feed(guest_lost(sandglass_core::Error::GuestLost("it crashed".to_owned())));
+    assert_eq!(written(&world), None);
+}
+
+#[test]
+fn the_record_of_an_execution_that_is_undone_is_removed() {
+    let mut world = waiting();
+    world.returns(world.under_way()[0], "second");
+    world.ends_well(&["context", "x"]);
+    assert!(written(&world).is_some());
+    world.command(Command::State(StateCommand::Undo));
+    while world.guest.as_ref().is_some_and(|guest| guest.saving.is_some()) {
+        world.saves(false);
+    }
+    assert_eq!(written(&world), None);
+}
+
+#[test]
+fn notes_are_bounded() {
+    let mut world = ready();
+    let ticket = world.execute("while True: time.time()");
+    let many = vec![0; 2 << 20];
+    notes(&mut world, &many);
+    assert!(world.is_pending(ticket));
+    notes(&mut world, &many);
+    assert_eq!(world.execution(ticket).outcome, Outcome::Crashed);
+}
+
+#[test]
+fn nobody_notes_what_was_not_asked_for() {
+    let mut world = World::ready();
+    let ticket = world.execute("x");
+    notes(&mut world, b"1");
+    assert_eq!(world.execution(ticket).outcome, Outcome::Crashed);
+}
+
+#[test]
+fn damaged_records_are_refused() {
+    let beginning = Beginning {
+        execution: 1,
+        code: "ask()".to_owned(),
+        timeout_ms: 1.0,
+        budget: sandglass_core::budget::BudgetLimits::default(),
+        base: 1,
+        steps: Vec::new(),
+    };
+    let answer = Entry::Answer {
+        call: 1,
+        status: ReplyStatus::Ok,
+        message: None,
+        value: Some(text("x")),
+        usage: sandglass_core::budget::Usage::default(),
+    };
+    let call = Entry::Call {
+        name: "ask".to_owned(),
+        args: sandglass_core::session::Encoded {
+            encoding: Encoding::Marshal,
+            body: b"args".to_vec(),
+        },
+    };
+    let read = |entries: &[Entry<Bytes>]| Record::written(beginning.clone(), entries.to_vec(), None).is_ok();
+    assert!(read(&[call.clone(), answer.clone()]));
+    assert!(!read(std::slice::from_ref(&answer)));
+    assert!(!read(&[call, answer.clone(), answer]));
+}
+
+/// Replays the second execution of a session that has ended, with this answer to its first call.
+fn replaying(answer: Option<&str>) -> (World, u32) {
+    let mut first = waiting();
+    first.returns(first.under_way()[0], "second");
+    notes(&mut first, b"5");
+    first.ends_well(&["context", "x"]);
+    while first.saves(true) {}
+    let (fork, mut record) = first.session.replayed(2).expect("it can be replayed");
+    assert!(first.session.replayed(7).is_err());
+    let strictness = match answer {
+        Some(answer) => {
+            assert!(record.change(1, text(answer)) && !record.change(3, text(answer)));
+            Strictness::Explore
+        }
+        None => Strictness::Replay,
+    };
+    let session = Session::forked(fork).with_pending(record, strictness);
+    let mut world = World::with(saved(), session);
+    let ticket = world.command(Command::Resume(Vec::new()));
+    world.boot();
+    world.restored(&[]);
+    assert_eq!(recalled(&world), Some(&b"1235"[..]));
+    (world, ticket)
+}
+
+#[test]
+fn a_replay_calls_nobody_and_must_go_the_same_way() {
+    let (mut world, ticket) = replaying(None);
+    world.calls("ask");
+    let call = world.calls("look");
+    assert_eq!(world.reply(call), Some((ReplyStatus::Ok, "second")));
+    world.ends(ok());
+    assert_eq!(world.execution(ticket).outcome, Outcome::Ok);
+    assert_eq!((world.session.difference(), world.noted.as_slice()), (None, &[][..]));
+
+    let (mut world, ticket) = replaying(None);
+    world.calls("ask");
+    world.ends(ok());
+    assert_eq!(world.code_of(ticket), "journal_differs");
+
+    let (mut world, ticket) = replaying(None);
+    for name in ["ask", "look", "look"] {
+        world.calls(name);
+    }
+    assert_eq!(world.code_of(ticket), "journal_differs");
+}
+
+#[test]
+fn a_replay_with_another_answer_tells_the_first_difference() {
+    let (mut world, ticket) = replaying(Some("otherwise"));
+    let call = world.calls("ask");
+    assert_eq!(world.reply(call), Some((ReplyStatus::Ok, "otherwise")));
+    world.calls("ask");
+    let [made] = world.under_way()[..] else {
+        panic!("a call without a recorded answer is made")
+    };
+    world.returns(made, "new");
+    let call = world.calls("look");
+    assert_eq!(
+        world.reply(call),
+        Some((ReplyStatus::Ok, "second")),
+        "the same call has the same answer"
+    );
+    world.ends(ExecutionReport { ..ok() });
+    assert_eq!(world.execution(ticket).outcome, Outcome::Ok);
+    let difference = world.session.difference().expect("it went another way");
+    assert!(
+        difference.contains("call 2 is ask(") && difference.contains("has look("),
+        "{difference}"
+    );
+}

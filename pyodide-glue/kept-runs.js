@@ -69,7 +69,7 @@ export async function openRun(name, key, task, contexts) {
     }
     try {
       const numbers = [...Array.from({ length: contextBodies }, (_, index) => index + 1), ...about.parts];
-      await store.write(JSON.stringify(about), count, bytes, added, numbers);
+      await store.write(JSON.stringify(about), count, bytes, added, numbers, false);
       added = [];
       problem = "";
     } catch (error) {

@@ -68,7 +68,7 @@ const isSmall = values["local-sub-model"];
 const isLong = !quick && !full && !values.seeds && !values.sizes && !values.kinds && !values.contestants;
 if (values.write && (real || !isLong))
   throw new Error("--write is for the long form with the scripted model: leave out all other options");
-const seeds = Number(values.seeds ?? (quick ? 1 : isSmall ? 5 : 20));
+const seeds = Number(values.seeds ?? (quick ? 1 : isSmall ? 2 : 20));
 const sizes = list(values.sizes ?? (isSmall ? "13" : quick ? "13,16" : "13,16,20")).map((power) => 2 ** Number(power));
 const kinds = list(values.kinds ?? (isSmall ? SMALL : KINDS.join(",")));
 const withLimits = values.limits && !isSmall;

@@ -201,7 +201,7 @@ async function answer(run, subModel, request, response) {
   if (!stream) {
     await until(due + latency);
     const choices = [{ index: 0, finish_reason: "stop", message: { role: "assistant", content: reply } }];
-    call.delivered = true;
+    call.delivered = Number.isNaN(call.end); // or it was given up before
     return send(response, 200, {
       id: `chat-${name}`,
       object: "chat.completion",
@@ -228,12 +228,13 @@ async function answer(run, subModel, request, response) {
   await until(due + latency);
   response.write(chunk({}, "stop"));
   if (wantsUsage) response.write(event({ id: name, object: "chat.completion.chunk", choices: [], usage }));
-  call.delivered = true;
+  call.delivered = Number.isNaN(call.end);
   response.end("data: [DONE]\n\n");
 }
 
 /**
- * Records the end of an answer. `delivered` is set just before the answer ends; HTTP/2 reports the end of answers that were given up, too.
+ * Records the end of an answer. `delivered` is set just before the answer ends; HTTP/2 reports the end of answers that were given up, too, and
+ * browsers reset streams of which they have had all.
  * @param {ServerResponse} response @param {Call} call @param {number} start
  */
 function watch(response, call, start) {
@@ -243,7 +244,7 @@ function watch(response, call, start) {
     const { stream } = /** @type {{ stream?: import("node:http2").ServerHttp2Stream }} */ (
       /** @type {unknown} */ (response)
     );
-    if (stream ? stream.aborted || stream.rstCode !== 0 : !response.writableFinished) call.delivered = false;
+    if (!(stream ?? response).writableFinished) call.delivered = false;
   });
 }
 

@@ -39,12 +39,15 @@ export function phrase(dice, characters) {
     task: "Lines that begin with NOTICE each tell somebody's job. Answer with the jobs in the order of the lines, separated by semicolons.",
     turns: [
       {
-        say: "Code finds the lines, and the sub-model copies the job out of each.",
+        say: "Code finds the lines.",
         code: [
           "notices = [line[7:] for line in CONTEXT.splitlines() if line.startswith('NOTICE ')]",
-          `answers = ask(${JSON.stringify(INSTRUCTION)}, notices)`,
-          "print(list(zip(notices, answers))[:3])",
+          "print(len(notices), notices[:3])",
         ],
+      },
+      {
+        say: "The sub-model copies the job out of each.",
+        code: [`answers = ask(${JSON.stringify(INSTRUCTION)}, notices)`, "print(list(zip(notices, answers))[:3])"],
       },
       {
         say: "Only a phrase that is in its sentence counts.",

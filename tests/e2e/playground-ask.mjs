@@ -144,7 +144,8 @@ const STEPS = {
     await page.waitForSelector("#turns .turn");
     await page.waitForFunction(async () => {
       const { listPersisted } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
-      return (await listPersisted()).length === 1;
+      const [run] = await listPersisted();
+      return run?.execution >= 1; // a reply is kept
     });
     await page.reload();
     await page.waitForSelector("#ask-run:disabled");

@@ -105,7 +105,7 @@ pub(super) struct Persist {
 /// A session that was opened.
 pub(super) struct Opened {
     pub(super) keeper: Rc<Keeper>,
-    /// What was kept.
+    /// The session as it was kept. `None` for a new one.
     pub(super) kept: Option<Kept<JsBody>>,
     /// The reason for which this release cannot take its state.
     pub(super) foreign: Option<&'static str>,

@@ -1,6 +1,6 @@
 // The part of BENCHMARKS.md that a run of `npm run bench:rlm -- --write` makes.
 import { quantile } from "../quantile.mjs";
-import { answeredByAll, markdown, mean, overhead, percent, spread, sum } from "./report.mjs";
+import { answeredByAll, markdown, mean, memoryOf, overhead, percent, spread, sum } from "./report.mjs";
 
 /** @import { Row } from "./measure.mjs" */
 /** @import { Facts } from "./report.mjs" */
@@ -88,12 +88,7 @@ function main(standard, facts) {
       ),
       `${total("lost")}; ${total("doubled")}`,
       total("begun") > 0 ? `${total("begun")}; ${total("wasted")}` : "–",
-      own.length
-        ? quantile(
-            own.map(({ memory }) => memory),
-            0.5,
-          ).toFixed(0)
-        : "–",
+      memoryOf(own),
       isolation,
     ];
   });

@@ -78,17 +78,19 @@ export function mainTable(rows, all) {
           .map((key) => sum(own.map((row) => Number(row[/** @type {keyof Row} */ (key)]))))
           .join("; "),
         ["begun", "wasted"].map((key) => sum(own.map((row) => Number(row[/** @type {keyof Row} */ (key)])))).join("; "),
-        own.length
-          ? quantile(
-              own.map(({ memory }) => memory),
-              0.5,
-            ).toFixed(0)
-          : "–",
+        memoryOf(own),
         start.toFixed(1),
         left,
       ];
     }),
   );
+}
+
+/** The median of the most memory that each run took, in MB. @param {Row[]} rows */
+export function memoryOf(rows) {
+  if (rows.length === 0) return "–";
+  const all = rows.map(({ memory }) => memory);
+  return quantile(all, 0.5).toFixed(0);
 }
 
 /** Time added, by the size of the context. @param {Row[]} rows @param {Facts[]} all */

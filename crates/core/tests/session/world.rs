@@ -79,7 +79,7 @@ pub(crate) struct World {
     pub(crate) keeps: usize,
     /// The session that was last to be kept.
     pub(crate) last_kept: Option<Kept<Bytes>>,
-    /// What was to be written of records.
+    /// The changes of records that were to be written.
     pub(crate) noted: Vec<RecordChange<Bytes>>,
     limits: Limits,
     tickets: Ticket,

@@ -86,7 +86,7 @@ pub(super) struct Checkpoints<B> {
     pub(super) repeated: Steps,
     /// True while an execution is pending. The state must stay as it is, so nothing is saved.
     pub(super) frozen: bool,
-    /// True if the first execution waits for a save of the state before it.
+    /// True if executions are recorded: the first one waits for a save of the state before it, and each for a save that is under way.
     pub(super) saves_first: bool,
     /// True if nothing has changed since a failed save, so that another would fail as well.
     pub(super) vain: bool,

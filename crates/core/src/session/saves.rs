@@ -82,7 +82,7 @@ impl<B: Body> Checkpoints<B> {
     pub(super) fn holds_up(&self, demand: Demand) -> bool {
         let unsaved = self.dirty || self.saving.is_some();
         let is_due = demand.asks
-            || (demand.executes && self.could_not_be_undone())
+            || (demand.executes && (self.could_not_be_undone() || self.would_have_two_origins()))
             || self.is_worth_waiting()
             || self.pauses_guest(demand);
         self.are_saved() && !self.failed && unsaved && is_due
@@ -92,6 +92,12 @@ impl<B: Body> Checkpoints<B> {
     fn could_not_be_undone(&self) -> bool {
         let is_first = self.saves_first && self.base.is_none();
         self.are_repeated && (is_first || self.journal.steps().is_none()) && self.chain.bytes() <= PROMPT_BYTES
+    }
+
+    /// Returns true if the save under way could end after the next execution has begun. Its record would then begin with a state that is not the
+    /// newest one.
+    fn would_have_two_origins(&self) -> bool {
+        self.saves_first && self.saving.is_some() && self.chain.bytes() <= PROMPT_BYTES
     }
 
     fn is_worth_waiting(&self) -> bool {

@@ -107,6 +107,23 @@ fn the_first_execution_waits_for_a_save_of_the_state_before_it() {
 }
 
 #[test]
+fn an_execution_waits_for_a_save_that_is_under_way() {
+    let mut world = ready();
+    world.execute("x = 1");
+    world.ends_well(&["context", "x"]);
+    world.sleep(1_000.0);
+    assert!(world.guest.as_ref().is_some_and(|guest| guest.saving.is_some()));
+    world.execute("ask()");
+    assert!(world.saves(true), "or the kept state would be another one than that of the record");
+    assert_eq!(world.asked_for(), "execute ask()");
+    world.calls("ask");
+    let (beginning, ..) = written(&world).expect("there is a record");
+    let history = world.last_kept.as_ref().expect("it is kept").history();
+    let current = history.iter().find(|entry| entry.current).expect("there is a state");
+    assert_eq!((beginning.base, beginning.steps), (current.number, Vec::new()));
+}
+
+#[test]
 fn a_call_is_written_with_all_notes_before_it_is_made() {
     let world = waiting();
     let (beginning, entries, broken) = written(&world).expect("there is a record");

@@ -81,6 +81,9 @@ const FAULT_RATE = 0.25;
 const faultSeeds = full ? Math.ceil(seeds / 2) : Math.min(2, seeds);
 /** A large model's speed, which talks on behind its code, and whose code now and then ends in the middle: for calls ahead. @type {Behaviour} */
 const SLOW_WRITER = { ...STANDARD, writesPerSecond: 50, talks: true, brokenRate: 0.1 };
+/** Code that asks about so many texts at once as every contestant does by default, and the seeds of these runs. @type {Behaviour} */
+const EQUAL = { ...STANDARD, atOnce: 8 };
+const equalSeeds = quick || isSmall ? 0 : Math.min(5, seeds);
 /** Limits that a count of 2^15 tokens does not fit into. */
 const LIMITS = { calls: 10, seconds: 2 };
 /** Seconds after which a run is ended. */
@@ -136,6 +139,7 @@ try {
   for (let seed = 301; seed <= (isLong && !isSmall ? 300 + faultSeeds : 0); seed++) {
     for (const kind of ["needles", "count"]) await compare("slow writer", kind, seed, 2 ** 15, SLOW_WRITER);
   }
+  for (let seed = 401; seed <= 400 + equalSeeds; seed++) await compare("equal", "count", seed, 2 ** 15, EQUAL);
   // The runs with faults and limits have seeds of their own.
   for (let seed = 101; seed <= 100 + faultSeeds; seed++) {
     for (const kind of faults)

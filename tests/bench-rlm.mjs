@@ -40,13 +40,14 @@ const task = makeTask("count", 1, 2 ** 13);
 
 await test("the code for each task finds the right answer when the oracle never errs", async () => {
   for (const kind of [...KINDS, SMALL]) {
-    for (const [seed, tokens] of /** @type {const} */ ([
-      [1, 2 ** 13],
-      [2, 2 ** 15],
+    for (const [seed, tokens, atOnce] of /** @type {const} */ ([
+      [1, 2 ** 13, 8],
+      [2, 2 ** 15, undefined],
     ])) {
       const made = makeTask(kind, seed, tokens);
       const run = model.begin({ task: made, convention: "sandglass", behaviour: QUICK });
-      const answer = await python(run.url, { context: made.context, code: codeOf(made.turns, CONVENTIONS.sandglass) });
+      const code = codeOf(made.turns, CONVENTIONS.sandglass, atOnce);
+      const answer = await python(run.url, { context: made.context, code });
       deepStrictEqual([kind, seed, made.score(answer)], [kind, seed, 1], answer);
       ok(run.calls.length <= 33, `${kind}: ${run.calls.length} calls`);
       ok(run.calls.every(({ delivered, kind }) => delivered && kind === "sub"));
@@ -180,6 +181,11 @@ await test("the critical path has each reply, and the longest call of each batch
   deepStrictEqual(criticalPath([...replies, ...batch, again, again]), 162);
   const chain = [call({ latency: 7, chain: true }), call({ latency: 9, chain: true })];
   deepStrictEqual(criticalPath([...replies, ...chain]), 166);
+  const cut = [1, 2, 4, 8, 16].map((latency, start) => call({ latency, start, question: "q" }));
+  deepStrictEqual(
+    [2, 5, Infinity].map((atOnce) => criticalPath(cut, atOnce)),
+    [2 + 8 + 16, 16, 16],
+  );
 });
 
 await test("tables and picture name all contestants", () => {
@@ -216,10 +222,12 @@ await test("tables and picture name all contestants", () => {
     notes: ["A note."],
   };
   const has = (/** @type {string} */ name) => (name === "a" ? { seconds: true } : {});
-  const page = pageTables([...rows, faulty], facts, { calls: 10, seconds: 2 }, has, run);
+  const equal = rows.map((one) => ({ ...one, scenario: "equal", wall: 3 }));
+  const page = pageTables([...rows, ...equal, faulty], facts, { calls: 10, seconds: 2 }, has, run);
   for (const part of [
     ...["2 January 2026", "abc1234", "A note.", "Left processes or files behind: nobody."],
     "1 runs of each",
+    "| the b | 3.0 | 1.5 | 1.50 | 1 |",
     "| the b | 100 % | 0.50; 0.50 | 250 | 0.20 | 4 | 0; 1 | – | 7 |",
     "| the a | 100 %, 1.5 s | no such",
   ])

@@ -18,6 +18,7 @@ import { oracle, readPrompt } from "./tasks.mjs";
  * @property {number} readsPerSecond  tokens of prompts
  * @property {number} writesPerSecond  tokens of replies
  * @property {number} errorRate  of the oracle's answers, those that are wrong
+ * @property {number} [atOnce]  the most prompts that its code asks about in one batch
  * @property {boolean} [talks]  it goes on in words behind its code
  * @property {number} [brokenRate]  of all turns, those whose first reply has code that ends in the middle
  * @property {{ kind: keyof typeof FAULTS, rate: number }} [fault]  of all calls, those that meet a fault in their first attempt
@@ -161,7 +162,9 @@ async function answer(run, subModel, request, response) {
   const last = texts.at(-1) ?? "";
   const prompt = readPrompt(last);
   const name = drawn(prompt ? `${prompt.answer.question}\n${prompt.text}` : text).toString(36);
-  const root = prompt ? undefined : replyAfter(run.task.turns, CONVENTIONS[run.convention], turnsDone(texts));
+  const root = prompt
+    ? undefined
+    : replyAfter(run.task.turns, CONVENTIONS[run.convention], turnsDone(texts), run.behaviour.atOnce);
   if (root) run.turn = root.turn;
   const isBroken = root && drawn("broken", run.task.kind, run.task.seed, root.turn) < (behaviour.brokenRate ?? 0);
   // Prompts for code differ from controller to controller, and yet all shall meet the same luck.

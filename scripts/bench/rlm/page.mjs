@@ -60,6 +60,7 @@ export function pageTables(rows, facts, limits, has, { date, machine, load, spen
   const parts = [head, picture(), main(standard, facts), ends(standard, facts), sizes(rows, facts)];
   if (slow.length > 0) parts.push(ahead(slow, facts));
   const plain = facts.filter((fact) => fact.plain);
+  if (rows.some(({ scenario }) => scenario === "equal")) parts.push(equal(rows, plain));
   if (rows.some(({ scenario }) => scenario !== "standard")) parts.push(troubles(rows, plain, limits, has));
   return `${parts.join("\n\n")}\n`;
 }
@@ -143,6 +144,25 @@ function ahead(slow, facts) {
     }),
   );
   return `${table}\n\nIn vain: ${wasted} of ${calls} calls.`;
+}
+
+/** Runs whose code asks in batches that no contestant cuts. @param {Row[]} rows @param {Facts[]} facts */
+function equal(rows, facts) {
+  const good = answeredByAll(rows, "equal");
+  const own = (/** @type {string} */ name) => good.filter(({ contestant }) => contestant === name);
+  return markdown(
+    [
+      `batches of 8 for all (runs of each: ${own(facts[0]?.name ?? "").length})`,
+      ...["time of a run, s", "of it the model's own, s", "added, s", "sub-calls doubled"],
+    ],
+    facts.map(({ name, title }) => [
+      title,
+      spread(own(name).map(({ wall }) => wall)),
+      spread(own(name).map(({ model }) => model)),
+      spread(own(name).map(overhead), 2),
+      String(sum(own(name).map(({ doubled }) => doubled))),
+    ]),
+  );
 }
 
 /** @param {Row[]} rows @param {Facts[]} facts */

@@ -28,7 +28,7 @@ print("state", {{
 }})"""
 _COUNTER = "def counter():\n    number = 0\n    while True:\n        yield number\n        number += 1\n"
 #: Errors that are said and change nothing, and the rest of a message that was cut off.
-ALLOWED = ("no_checkpoint", "not_serializable", "boot_failed", "guest_lost", "not_initialized")
+ALLOWED = ("no_checkpoint", "not_serializable", "boot_failed", "guest_lost")
 MIB = 1 << 20
 MEMORY_BYTES = 256 * MIB
 

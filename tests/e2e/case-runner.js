@@ -509,7 +509,7 @@ async function runSteps(test, world) {
     if (problems.length > 0) return [`step ${index + 1}, ${describeStep(step)}`, ...problems];
   }
   if (!isOver(test)) {
-    const after = await sandbox.execute("1 + 1");
+    const after = await sandbox.execute("1 + 1", { timeout: 30_000 }); // the case's own may be short
     const { outcome, result, state, error } = after;
     const shown = SILENT.includes(test.options?.profile) ? undefined : "2";
     if (outcome !== "ok" || result !== shown || state.status !== "kept")

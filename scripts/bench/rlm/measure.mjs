@@ -30,6 +30,7 @@ import { family, ownMegabytes } from "../../processes.mjs";
  * @property {number} first  seconds until the first call; infinite if there was none
  * @property {number} begun  calls that began before their code was asked for
  * @property {number} wasted  those of them that no code made
+ * @property {number} broke  replies whose code ended in the middle
  * @property {number} memory  MB at most, without pages of files
  */
 
@@ -112,6 +113,7 @@ export async function measure({
       late: after,
       first: (Math.min(...calls.map(({ start }) => start)) - begin) / 1000,
       begun: outcome.ahead?.begun ?? 0,
+      broke: of("root").filter((call) => call.broke).length,
       wasted: (outcome.ahead?.begun ?? 0) - (outcome.ahead?.used ?? 0),
       memory,
     },

@@ -36,6 +36,7 @@ import { oracle, readPrompt } from "./tasks.mjs";
  * @property {number} promptTokens
  * @property {number} replyTokens
  * @property {string} [fault]
+ * @property {boolean} [broke]  its code ends in the middle
  * @property {boolean} delivered  the whole reply was sent
  *
  * @typedef {object} Run
@@ -45,6 +46,7 @@ import { oracle, readPrompt } from "./tasks.mjs";
  * @property {Call[]} calls
  * @property {Map<string, number>} attempts  by prompt, or by turn
  * @property {number} turn
+ * @property {string} [rootText]  the first text of prompts for code to a real endpoint
  */
 
 /** Time of a slow first token. */
@@ -99,7 +101,7 @@ const CORS = {
 
 /**
  * A real endpoint.
- * @typedef {{ url: string, key: string, subModel: string }} Endpoint
+ * @typedef {{ url: string, key: string }} Endpoint
  * @typedef {(text: string) => Promise<string>} SubModel  answers the question about a text
  */
 
@@ -192,6 +194,7 @@ async function answer(run, subModel, request, response) {
     ...{ kind, turn: run.turn, prompt: name, start, end: NaN, latency, delivered: false },
     ...{ promptTokens: usage.prompt_tokens, replyTokens: usage.completion_tokens, fault: meets },
     ...{ question: prompt?.answer.question, chain: prompt?.answer.chain },
+    ...(isBroken && attempt === 1 && { broke: true }),
   };
   run.calls.push(call);
   watch(response, call, start);
@@ -253,10 +256,12 @@ function watch(response, call, start) {
 
 /** Hands a request on to a real endpoint. @param {Run} run @param {Endpoint} endpoint @param {IncomingMessage} request @param {ServerResponse} response */
 async function forward(run, endpoint, request, response) {
-  const { body, text, texts, model, stream, length } = await read(request);
+  const { body, text, texts, stream, length } = await read(request);
   const start = performance.now();
   const prompt = readPrompt(texts.at(-1) ?? "");
-  const kind = prompt || texts.length === 1 || model === endpoint.subModel ? "sub" : "root";
+  // The first call asks for code, and all others that do begin with the same text. minrlm asks one model for both.
+  if (texts.length > 1) run.rootText ??= texts[0];
+  const kind = !prompt && texts.length > 1 && texts[0] === run.rootText ? "root" : "sub";
   if (kind === "root") run.turn = run.calls.filter((call) => call.kind === "root" && call.delivered).length;
   /** @type {Call} */
   const call = {
@@ -305,7 +310,7 @@ async function read(request) {
   let body = "";
   request.setEncoding("utf8");
   for await (const piece of request) body += piece;
-  const { model, messages, stream, stream_options } = JSON.parse(body);
+  const { messages, stream, stream_options } = JSON.parse(body);
   /** @type {string[]} */
   const texts = messages.map((/** @type {{ content?: string | { text?: string }[] }} */ { content }) =>
     typeof content === "string" ? content : (content ?? []).map(({ text = "" }) => text).join(""),
@@ -313,7 +318,6 @@ async function read(request) {
   const text = texts.join("\n\n");
   return {
     body,
-    model: String(model),
     texts,
     text,
     length: text.length,

@@ -3,8 +3,10 @@
 /** @import { Turn } from "./tasks/parts.mjs" */
 
 /**
- * Names of helpers and forms of replies. `batch` is an expression for the answers to `PROMPTS`, and `prompt` one of these.
- * @typedef {{ context: string, prompt: string, batch: string, answer: string[], reply: (say: string, code: string) => string }} Convention
+ * Names of helpers and forms of replies, as a controller's own prompt has them. `prompt` is an expression for one prompt. `single` asks about
+ * `PROMPT`, and `batch` about the list `PROMPTS`. `inOneReply`: the controller asks its model for one reply with all of the code.
+ * @typedef {{ context: string, prompt: string, single: string, batch: string, answer: string[], inOneReply?: boolean,
+ *   reply: (say: string, code: string) => string }} Convention
  */
 
 /** @param {string} language @returns {Convention["reply"]} */
@@ -12,6 +14,7 @@ const fenced = (language) => (say, code) => `${say}\n\n\`\`\`${language}\n${code
 const USUAL = {
   context: "context",
   prompt: "f'{question}\\n\\n<<<\\n{text}\\n>>>'",
+  single: "llm_query(PROMPT)",
   batch: "llm_query_batched(PROMPTS)",
 };
 
@@ -32,7 +35,9 @@ export const CONVENTIONS = {
   minrlm: {
     context: "input_0",
     prompt: "(question, f'<<<\\n{text}\\n>>>')",
+    single: "sub_llm(*PROMPT)",
     batch: "sub_llm_batch(PROMPTS)",
+    inOneReply: true,
     answer: ["FINAL(result)"],
     reply: fenced("python"),
   },
@@ -43,13 +48,29 @@ export const CONVENTIONS = {
  * @param {Turn[]} turns @param {Convention} convention @param {number} [atOnce]  the most prompts of a batch; by default a batch has all
  */
 export function codeOf(turns, convention, atOnce) {
-  return turns.map(({ code }, index) =>
-    [...(index === 0 ? ask(convention, atOnce) : []), ...code, `print('step', ${index + 1}, 'done')`]
+  const all = turns.flatMap(({ code }) => code).join("\n");
+  const helpers = [
+    ...(all.includes("ask(") ? ask(convention, atOnce) : []),
+    ...(all.includes("ask_one(") ? askOne(convention) : []),
+  ];
+  return repliesOf(turns, convention).map(({ code }, index) =>
+    [...(index === 0 ? helpers : []), ...code, `print('step', ${index + 1}, 'done')`]
       .flatMap((line) => (line === "ANSWER(result)" ? convention.answer : [line]))
       .join("\n")
       .replaceAll("CONTEXT", convention.context),
   );
 }
+
+/** The turns as the controller's model writes them. @param {Turn[]} turns @param {Convention} convention @returns {Turn[]} */
+function repliesOf(turns, { inOneReply }) {
+  return inOneReply ? [{ say: turns[0]?.say ?? "", code: turns.flatMap(({ code }) => code) }] : turns;
+}
+
+/** A function of Python that asks one question about a text. @param {Convention} convention */
+const askOne = ({ prompt, single }) => [
+  "def ask_one(question, text):",
+  `    return ${single.replace("PROMPT", prompt)}`,
+];
 
 /** A function of Python that asks a question about each text. @param {Convention} convention @param {number} [atOnce] */
 function ask({ prompt, batch }, atOnce) {
@@ -74,6 +95,7 @@ export function turnsDone(messages) {
 
 /** The next reply: the first turn that has not gone well yet. @param {Turn[]} turns @param {Convention} convention @param {number} done @param {number} [atOnce] */
 export function replyAfter(turns, convention, done, atOnce) {
-  const at = Math.min(done, turns.length - 1);
-  return { turn: at, text: convention.reply(turns[at]?.say ?? "", codeOf(turns, convention, atOnce)[at] ?? "") };
+  const replies = repliesOf(turns, convention);
+  const at = Math.min(done, replies.length - 1);
+  return { turn: at, text: convention.reply(replies[at]?.say ?? "", codeOf(turns, convention, atOnce)[at] ?? "") };
 }

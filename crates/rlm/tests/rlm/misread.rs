@@ -88,6 +88,21 @@ const CASES: &[Case] = &[
     },
     Case {
         sources: &[
+            "Leonwenhao/deeprepo#6",
+            "Leonwenhao/deeprepo:tests/test_extract_code.py@431b2cb",
+            "stanfordnlp/dspy:dspy/predict/rlm.py@3.4.1",
+        ],
+        misreading: "The code ends in a prompt that quotes a file, before the prompt is sent.",
+        reply: "```python\nfor name in files:\n    ask = f\"\"\"What is in\n```\n{files[name]}\n```\nOne line.\"\"\"\n    print(llm_query(ask))\n```\nThat is all.",
+        blocks: &[
+            "for name in files:\n    ask = f\"\"\"What is in\n```\n{files[name]}\n```\nOne line.\"\"\"\n    print(llm_query(ask))",
+        ],
+        others: 0,
+        prose: &["That is all.\n"],
+        answer: None,
+    },
+    Case {
+        sources: &[
             "huggingface/smolagents#2472",
             "avbiswas/fast-rlm:src/call_llm.ts@f1a76a9",
         ],

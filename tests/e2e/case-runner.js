@@ -4,7 +4,7 @@ import { createSandbox } from "/pyodide-glue/index.js";
 import { parse } from "/node_modules/smol-toml/dist/index.js";
 import { leftOut } from "./where.js";
 
-const CASE_SECONDS = 120;
+const CASE_SECONDS = 300;
 
 /** Grace period: long, as guests with few processors hear of an interrupt late. A case with deaf code sets a shorter one. */
 const GRACE_PERIOD_MS = 30_000;

@@ -3,6 +3,7 @@
 mod builder;
 mod captured;
 mod going_back;
+mod suspended;
 
 use std::fmt;
 use std::ops::Deref;
@@ -28,6 +29,7 @@ pub use crate::callbacks::{
 pub use crate::value::Variable;
 pub use builder::SandboxBuilder;
 pub use captured::Captured;
+pub use suspended::{Past, Spent, Suspended};
 
 use builder::check_names;
 

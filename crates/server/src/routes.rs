@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 
 use super::errors::ApiError;
-use super::{App, channel, create, execute, files, going_back, health, middleware, rpc, stateless, variables};
+use super::{App, channel, create, execute, files, going_back, health, listing, middleware, rpc, stateless, variables};
 
 /// The description of the routes.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -25,9 +25,9 @@ macro_rules! routes {
 
 routes! {
     post "/v1/sessions" create::create;
-    get "/v1/sessions" create::list;
-    get "/v1/sessions/{id}" create::show;
-    delete "/v1/sessions/{id}" create::destroy;
+    get "/v1/sessions" listing::list;
+    get "/v1/sessions/{id}" listing::show;
+    delete "/v1/sessions/{id}" listing::destroy;
     post "/v1/sessions/{id}/execute" execute::execute;
     post "/v1/sessions/{id}/hint" execute::hint;
     post "/v1/sessions/{id}/interrupt" execute::interrupt;

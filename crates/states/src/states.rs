@@ -55,8 +55,10 @@ pub struct Written {
 pub struct Collected {
     /// The sessions that have a state.
     pub sessions: u64,
-    /// The objects that stay.
+    /// The objects that a session's state needs.
     pub kept: u64,
+    /// The objects that nobody needs, but that are too young to be removed.
+    pub too_young: u64,
     /// The objects that were removed.
     pub removed: u64,
 }
@@ -246,8 +248,10 @@ impl Tenant {
         }
         for listed in self.store.list(Place::Objects(self.keys.id))? {
             let Name::Object(_, id) = listed.name else { continue };
-            if named.contains(&id) || listed.age < least_age {
+            if named.contains(&id) {
                 collected.kept += 1;
+            } else if listed.age < least_age {
+                collected.too_young += 1;
             } else {
                 self.store.remove(&listed.name)?;
                 collected.removed += 1;

@@ -1,10 +1,10 @@
 //! Sandboxes that are written out, and go on later in another guest.
 
 use bytes::Bytes;
+use sandglass_core::Error;
 use sandglass_core::budget::Usage;
 use sandglass_core::execution::LostVariable;
 use sandglass_core::session::Past as CorePast;
-use sandglass_core::Error;
 use serde_json::Value as Json;
 
 use super::{Captured, Sandbox};

@@ -19,3 +19,4 @@ mod states;
 mod storage;
 mod stream;
 mod support;
+mod suspending;

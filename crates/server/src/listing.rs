@@ -51,28 +51,29 @@ pub async fn show(State(app): State<App>, OwnId(id, account): OwnId) -> Result<R
 /// `DELETE /v1/sessions/{id}`.
 pub async fn destroy(State(app): State<App>, OwnId(id, account): OwnId) -> Result<Response, ApiError> {
     // The removal goes on when the client leaves.
-    let removing = tokio::spawn(async move {
-        let mut found = app.sessions.of(&account.owner, &id)?;
-        loop {
-            match found {
-                (_, Some(settled)) => drop(settled.wait().await),
-                (Known::Asleep(_), None) => drop(suspending::forget(&app, &id).await?),
-                (Known::Awake(session), None) => {
-                    // The stored state goes first: a server that is killed in between must not bring the session back.
-                    suspending::forget_stored(&app, &session).await?;
-                    app.sessions.remove(&id, Fate::Removed).await;
-                }
-            }
-            // It may have begun to move in between.
-            found = match app.sessions.of(&account.owner, &id) {
-                Ok(found) => found,
-                Err(_) => return Ok(()),
-            };
-        }
-    });
-    let removed: Result<(), ApiError> = removing
+    let removing = tokio::spawn(remove(app, account, id));
+    removing
         .await
-        .map_err(|_| ApiError::internal("the session could not be destroyed; this is a bug"))?;
-    removed?;
+        .map_err(|_| ApiError::internal("the session could not be destroyed; this is a bug"))??;
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn remove(app: App, account: Arc<Account>, id: String) -> Result<(), ApiError> {
+    let mut found = app.sessions.of(&account.owner, &id)?;
+    loop {
+        match found {
+            (_, Some(settled)) => drop(settled.wait().await),
+            (Known::Asleep(_), None) => suspending::forget(&app, &id).await?,
+            (Known::Awake(session), None) => {
+                // The stored state goes first: a server that is killed in between must not bring the session back.
+                suspending::forget_stored(&app, &session).await?;
+                app.sessions.remove(&id, Fate::Removed).await;
+            }
+        }
+        // It may have begun to move in between.
+        found = match app.sessions.of(&account.owner, &id) {
+            Ok(found) => found,
+            Err(_) => return Ok(()),
+        };
+    }
 }

@@ -275,18 +275,18 @@ fn too_large(most: u64) -> Vain {
     ))
 }
 
-/// Removes a suspended session with its stored state. Returns false if it is not suspended any more.
+/// Removes a suspended session with its stored state, unless it is not suspended any more.
 ///
 /// # Errors
 /// The stored state cannot be removed. Then the session stays.
-pub(super) async fn forget(app: &App, id: &str) -> Result<bool, ApiError> {
+pub(super) async fn forget(app: &App, id: &str) -> Result<(), ApiError> {
     let Some((asleep, moving)) = Sessions::begin_to_forget(app, id) else {
-        return Ok(false);
+        return Ok(());
     };
     match remove(app, &asleep.owner, id).await {
         Ok(()) => {
             moving.end(None, Ok(()));
-            Ok(true)
+            Ok(())
         }
         Err(error) => {
             moving.end_in_vain(Ok(()));

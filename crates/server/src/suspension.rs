@@ -114,14 +114,14 @@ impl Suspension {
     /// # Errors
     /// The store cannot be used, or the settings contradict each other.
     pub fn open(args: &ServeArgs, secrets: &Secrets, owners: &[Arc<str>]) -> Result<Option<Self>, String> {
-        let args = (&args.suspend, args.session_idle_seconds);
-        let (suspend, Some(folder)) = (args.0, &args.0.state_dir) else {
+        let (suspend, idle) = (&args.suspend, args.session_idle_seconds);
+        let Some(folder) = &suspend.state_dir else {
             return Ok(None);
         };
-        if suspend.suspend_after >= args.1 {
+        if suspend.suspend_after >= idle {
             return Err(format!(
-                "--suspend-after is {} s, but --session-idle-seconds ends sessions after {} s: give a shorter time",
-                suspend.suspend_after, args.1
+                "--suspend-after is {} s, but --session-idle-seconds ends sessions after {idle} s: give a shorter time",
+                suspend.suspend_after
             ));
         }
         let told = |error: StateError| format!("--state-dir (SANDGLASS_STATE_DIR): {error}");

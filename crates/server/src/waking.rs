@@ -78,6 +78,11 @@ async fn revived(app: &App, account: &Account, asleep: &Arc<Asleep>) -> Result<A
         )
     })?;
     let prepared = prepare(app, &account.owner, asleep.id.clone(), &options).await?;
+    // Files on disk outlive a server that was killed, and are newer than the stored ones.
+    let fate = if asleep.is_left() { Fate::Kept } else { Fate::Removed };
+    if let Some(folder) = prepared.folder() {
+        folder.decide(fate);
+    }
     let spent = Spent {
         usage: stored.spent,
         time_ms: stored
@@ -101,7 +106,7 @@ async fn revived(app: &App, account: &Account, asleep: &Arc<Asleep>) -> Result<A
     match opened {
         Ok(()) => Ok(session),
         Err(error) => {
-            session.destroy(Fate::Removed).await;
+            session.destroy(fate).await;
             Err(error)
         }
     }
@@ -147,7 +152,6 @@ async fn open(
     sandbox: &Sandbox,
     saved: Saved,
 ) -> Result<(), ApiError> {
-    // Files on disk outlive a server that was killed, and are newer than the stored ones.
     let has_newer_files = match prepared.folder().filter(|_| asleep.is_left()) {
         Some(folder) => folder.has_files().await?,
         None => false,

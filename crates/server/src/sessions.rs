@@ -55,7 +55,7 @@ pub struct Session {
     /// The settings from which the session is made again. `None` if it cannot be suspended.
     recipe: Option<Recipe>,
     /// The stored state from which the session went on. It stays until the next one is written.
-    stored: Mutex<Option<Arc<Asleep>>>,
+    stored: Option<Arc<Asleep>>,
 }
 
 /// The kind of a session.
@@ -125,7 +125,7 @@ impl Session {
             counted: Mutex::default(),
             held: Mutex::new(Some(held)),
             recipe,
-            stored: Mutex::new(stored),
+            stored,
         })
     }
 
@@ -192,12 +192,7 @@ impl Session {
 
     /// The stored state from which the session went on, if there is one.
     pub fn stored(&self) -> Option<Arc<Asleep>> {
-        lock(&self.stored).clone()
-    }
-
-    /// Gives up the place in the quota that the stored state has.
-    pub fn release_stored(&self) {
-        drop(lock(&self.stored).take());
+        self.stored.clone()
     }
 
     /// Notes that the session could not be suspended. It is tried again after `pause`, or after the next use.

@@ -126,7 +126,6 @@ async fn suspend(app: &App, id: &str, idle: Option<Duration>) {
         Ok(asleep) => {
             // The files are stored, so the folder goes.
             session.destroy(Fate::Removed).await;
-            session.release_stored();
             app.metrics.suspension("ok");
             let ms = began.elapsed().as_secs_f64() * 1_000.0;
             tracing::info!(session = session.id, owner = %session.owner, bytes = asleep.head.bytes, ms, "suspended");
@@ -161,8 +160,20 @@ async fn write(
     let about = json!({ "backend": session.backend(), "capabilities": capabilities(session) });
     let (tenant, id) = (suspension.tenant(&session.owner)?, session_id(&session.id)?);
     let kept = about.clone();
-    let written = off_the_workers(move || tenant.write_about(id, &saved, kept)).await?;
-    written.map_err(|error| Vain::Store(error.to_string()))?;
+    let written = off_the_workers(move || {
+        let written = tenant.write_about(id, &saved, kept);
+        if written.is_err() {
+            // It may be there all the same, and the session goes on.
+            let _ = tenant.mark_awake(id);
+        }
+        written
+    });
+    if let Err(error) = written.await? {
+        if let Some(stored) = session.stored() {
+            stored.hold(Some(held));
+        }
+        return Err(Vain::Store(error.to_string()));
+    }
     suspension.has_garbage(&session.owner); // of its earlier state
     let head = Head {
         execution,
@@ -215,11 +226,14 @@ fn place(app: &App, session: &Session, bytes: u64) -> Result<Held, Vain> {
     let account = app.quotas.account(&session.owner);
     let account = account.ok_or_else(|| Vain::Store("the key is gone".to_owned()))?;
     match account.stored(bytes) {
-        Err(_) if session.stored().is_some() => {
-            session.release_stored();
-            Ok(account.stored(bytes)?)
-        }
-        held => Ok(held?),
+        Ok(held) => Ok(held),
+        Err(full) => match session.stored() {
+            Some(earlier) => {
+                earlier.hold(None);
+                Ok(account.stored(bytes)?)
+            }
+            None => Err(full.into()),
+        },
     }
 }
 
@@ -300,11 +314,11 @@ pub(super) async fn forget(app: &App, id: &str) -> Result<(), ApiError> {
 /// # Errors
 /// The stored state cannot be removed.
 pub(super) async fn forget_stored(app: &App, session: &Session) -> Result<(), ApiError> {
-    if session.stored().is_some() {
-        remove(app, &session.owner, &session.id).await?;
-        session.release_stored();
+    match session.recipe() {
+        // An attempt that failed may have left one as well.
+        Some(_) => remove(app, &session.owner, &session.id).await,
+        None => Ok(()),
     }
-    Ok(())
 }
 
 async fn remove(app: &App, owner: &str, id: &str) -> Result<(), ApiError> {

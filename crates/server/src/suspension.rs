@@ -55,7 +55,7 @@ pub struct Asleep {
     /// True if the session went on from this state. Then clients have seen a newer one.
     is_left: AtomicBool,
     /// Its place in the quota. `None` if a former server stored more than this one allows.
-    _held: Option<Held>,
+    held: Mutex<Option<Held>>,
 }
 
 impl Asleep {
@@ -66,8 +66,13 @@ impl Asleep {
             owner,
             is_left: AtomicBool::new(head.awake),
             head,
-            _held: held,
+            held: Mutex::new(held),
         })
+    }
+
+    /// Takes the state's place in the quota, or gives it up.
+    pub fn hold(&self, held: Option<Held>) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
     }
 
     /// Returns true if the session went on from this state. Its later executions are undone when it comes back from here.

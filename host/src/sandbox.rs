@@ -2,6 +2,7 @@
 
 mod builder;
 mod captured;
+mod files;
 mod going_back;
 mod suspended;
 
@@ -29,6 +30,7 @@ pub use crate::callbacks::{
 pub use crate::value::Variable;
 pub use builder::SandboxBuilder;
 pub use captured::Captured;
+pub use files::Files;
 pub use suspended::{Past, Spent, Suspended};
 
 use builder::check_names;

@@ -215,7 +215,7 @@ impl Prepared {
 }
 
 /// Adds a new session to the server's.
-async fn add(app: &App, session: Arc<Session>) -> Result<Arc<Session>, ApiError> {
+pub(super) async fn add(app: &App, session: Arc<Session>) -> Result<Arc<Session>, ApiError> {
     app.sessions.add(Arc::clone(&session)).await?;
     watch(app, &session);
     app.metrics.sessions_created.inc();

@@ -34,6 +34,7 @@ pub mod errors;
 mod exchanges;
 mod execute;
 mod files;
+mod forking;
 mod going_back;
 mod health;
 mod listing;

@@ -1,13 +1,12 @@
 //! Suspension: sessions that nobody uses are written to the store, and their guests end.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, stream};
 use sandglass_core::Error;
 use sandglass_host::Sandbox;
-use sandglass_host::sandbox::Suspended;
+use sandglass_host::sandbox::{Files, Suspended};
 use sandglass_states::{Head, Lost, Saved, SavedFile};
 use serde_json::json;
 
@@ -36,7 +35,7 @@ const STATE_PAUSE: Duration = Duration::from_secs(1 << 30);
 
 /// The reason for which a session was not suspended.
 #[derive(Debug)]
-enum Vain {
+pub(super) enum Vain {
     /// The guest's state cannot be written.
     State(String),
     /// The store cannot take it now, or the key may store no more.
@@ -191,7 +190,7 @@ async fn write(
 }
 
 /// All that is stored of a session, of at most `most` bytes.
-async fn captured(sandbox: &Sandbox, recipe: &Recipe, most: u64) -> Result<Saved, Vain> {
+pub(super) async fn captured(sandbox: &Sandbox, recipe: &Recipe, most: u64) -> Result<Saved, Vain> {
     let began_ms = sandbox.budget_time().map(|time| ms_as_float(now_ms()) - time);
     let Suspended { state, lost, past } = sandbox.suspend(most).await?;
     let execution = past.execution();
@@ -217,7 +216,7 @@ async fn captured(sandbox: &Sandbox, recipe: &Recipe, most: u64) -> Result<Saved
         ..Saved::default()
     };
     let left = most.checked_sub(saved.bytes()).ok_or_else(|| too_large(most))?;
-    add_files(sandbox, &mut saved, left, most).await?;
+    add_files(sandbox, &mut saved, left).await?;
     Ok(saved)
 }
 
@@ -238,48 +237,17 @@ fn place(app: &App, session: &Session, bytes: u64) -> Result<Held, Vain> {
 }
 
 /// Adds the files of the working folder, of at most `left` bytes.
-async fn add_files(sandbox: &Sandbox, saved: &mut Saved, mut left: u64, most: u64) -> Result<(), Vain> {
-    let entries = sandbox.list_files("").await?;
-    if entries.len() > MOST_FILES {
-        let number = entries.len();
-        return Err(Vain::State(format!(
-            "its working folder has {number} files and folders, of which at most {MOST_FILES} go along"
-        )));
-    }
-    let mut full: HashSet<&str> = HashSet::new();
-    for entry in &entries {
-        if let Some((folder, _)) = entry.path.rsplit_once('/') {
-            full.insert(folder);
-        }
-    }
-    for entry in &entries {
-        if entry.kind == "directory" {
-            if !full.contains(entry.path.as_str()) {
-                saved.folders.push(entry.path.clone());
-            }
-            continue;
-        }
-        if u64::try_from(entry.size).unwrap_or_default() > left {
-            return Err(too_large(most));
-        }
-        let body = match sandbox.read_file(entry.path.clone()).await {
-            Ok(body) => body,
-            Err(Error::FileNotFound(_)) => continue,
-            Err(Error::File(why)) => {
-                saved.lost.push(Lost {
-                    name: format!("file {}", entry.path),
-                    reason: why,
-                });
-                continue;
-            }
-            Err(error) => return Err(error.into()),
-        };
-        left = left.checked_sub(body.len() as u64).ok_or_else(|| too_large(most))?;
-        saved.files.push(SavedFile {
-            path: entry.path.clone(),
-            body: body.into(),
-        });
-    }
+async fn add_files(sandbox: &Sandbox, saved: &mut Saved, left: u64) -> Result<(), Vain> {
+    let Files { files, folders, lost } = sandbox.read_files(MOST_FILES, left).await?;
+    saved.files = files
+        .into_iter()
+        .map(|(path, body)| SavedFile { path, body })
+        .collect();
+    saved.folders = folders;
+    saved.lost.extend(lost.into_iter().map(|lost| Lost {
+        name: lost.name,
+        reason: lost.reason,
+    }));
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use sandglass_core::Error;
 use sandglass_core::execution::LostVariable;
 use sandglass_host::Sandbox;
-use sandglass_host::sandbox::{Past, Spent};
+use sandglass_host::sandbox::{Files, Past, Spent};
 use sandglass_rpc::options::Options;
 use sandglass_states::{Saved, StateError};
 
@@ -19,9 +19,6 @@ use super::quotas::Account;
 use super::sessions::{InUse, Kind, Known, Move, Session, Sessions, Target};
 use super::storage::Fate;
 use super::suspension::{Asleep, Stored, Suspension, now_ms, session_id, unreadable};
-
-/// The file that makes an empty folder, and is removed at once.
-const PLACEHOLDER: &str = ".sandglass-empty";
 
 /// A session of this key, in use. A suspended session is woken first.
 ///
@@ -157,14 +154,7 @@ async fn open(
         None => false,
     };
     if !has_newer_files {
-        for file in saved.files {
-            sandbox.write_file(file.path, file.body).await?;
-        }
-        for folder in saved.folders {
-            let placeholder = format!("{folder}/{PLACEHOLDER}");
-            sandbox.write_file(placeholder.clone(), Vec::new()).await?;
-            sandbox.remove_file(placeholder).await?;
-        }
+        give_files(sandbox, &saved).await?;
     }
     let most = asleep
         .head
@@ -176,6 +166,17 @@ async fn open(
         }
         opened => Ok(opened?),
     }
+}
+
+/// Gives a fresh guest the files of a state.
+pub(super) async fn give_files(sandbox: &Sandbox, saved: &Saved) -> Result<(), Error> {
+    let files = saved.files.iter().map(|file| (file.path.clone(), file.body.clone()));
+    let files = Files {
+        files: files.collect(),
+        folders: saved.folders.clone(),
+        lost: Vec::new(),
+    };
+    sandbox.write_files(&files).await
 }
 
 /// Notes that the session goes on, durably. Otherwise a server that is killed would leave an older state that looks like the newest.

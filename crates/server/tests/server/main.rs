@@ -11,6 +11,7 @@ mod access;
 mod attacks;
 mod copies;
 mod forged;
+mod forking;
 mod model;
 mod resuming;
 mod rpc;

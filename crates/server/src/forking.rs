@@ -54,12 +54,19 @@ pub async fn fork(
     let recipe = session
         .recipe()
         .ok_or_else(|| ApiError::internal("the session's settings are unknown; this is a bug"))?;
-    let wanted = take_json::<Fork>(&account, app.args.body_limits(), &headers, body).await?.value;
+    let wanted = take_json::<Fork>(&account, app.args.body_limits(), &headers, body)
+        .await?
+        .value;
     let count = wanted.count.unwrap_or(1);
     if !(1..=MOST).contains(&count) {
-        return Err(ApiError::option("count", format!("must be 1 to {MOST}; nothing was done")));
+        return Err(ApiError::option(
+            "count",
+            format!("must be 1 to {MOST}; nothing was done"),
+        ));
     }
-    let places = (0..count).map(|_| account.session()).collect::<Result<Vec<Held>, _>>()?;
+    let places = (0..count)
+        .map(|_| account.session())
+        .collect::<Result<Vec<Held>, _>>()?;
     let options = Options::read(recipe.0.clone(), &bounds(&app))?;
     let saved = captured(sandbox, recipe, most_bytes(&app)).await.map_err(refused)?;
     let original = Original {
@@ -99,7 +106,11 @@ struct Original<'a> {
 async fn copy(app: &App, account: &Account, original: &Original<'_>, place: Held) -> Result<Arc<Session>, ApiError> {
     let prepared = prepare(app, &account.owner, new_id()?, &original.options).await?;
     let builder = prepared.builder(app, &original.options);
-    let sandbox = builder.past(original.past.clone()).spent(original.spent).build().await?;
+    let sandbox = builder
+        .past(original.past.clone())
+        .spent(original.spent)
+        .build()
+        .await?;
     let opened = async {
         give_files(&sandbox, &original.saved).await?;
         sandbox.open_state(original.saved.state.clone(), most_bytes(app)).await
@@ -134,7 +145,7 @@ fn most_bytes(app: &App) -> u64 {
 }
 
 fn refused(why: Vain) -> ApiError {
-    let Vain::State(why) | Vain::Store(why) = why;
+    let (Vain::State(why) | Vain::Store(why)) = why;
     let message = format!("the session cannot be copied: {why}; it goes on as it is");
     ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "not_serializable", message)
 }

@@ -239,10 +239,7 @@ fn place(app: &App, session: &Session, bytes: u64) -> Result<Held, Vain> {
 /// Adds the files of the working folder, of at most `left` bytes.
 async fn add_files(sandbox: &Sandbox, saved: &mut Saved, left: u64) -> Result<(), Vain> {
     let Files { files, folders, lost } = sandbox.read_files(MOST_FILES, left).await?;
-    saved.files = files
-        .into_iter()
-        .map(|(path, body)| SavedFile { path, body })
-        .collect();
+    saved.files = files.into_iter().map(|(path, body)| SavedFile { path, body }).collect();
     saved.folders = folders;
     saved.lost.extend(lost.into_iter().map(|lost| Lost {
         name: lost.name,

@@ -14,6 +14,8 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -123,29 +125,29 @@ def test_no_stored_session_is_lost_when_the_server_is_killed(tmp_path: Path) -> 
     server = Server(folder)
     clients = [Client(server) for _ in range(SESSIONS)]
     gone = stored = 0
-    try:
-        for _ in range(KILLS):
-            for client in clients:
-                if chance.random() < 0.7:
-                    client.work(server)
-            # About half of the time, the kill comes while sessions are being written.
-            time.sleep(chance.choice([0, SUSPEND_AFTER, SUSPEND_AFTER * 2]) + chance.random() * 0.1)
-            for client in clients:
-                if chance.random() < 0.5:
-                    client.look(server)
-            server.kill()
+    with ThreadPoolExecutor(SESSIONS) as lanes:
+        try:
+            for _ in range(KILLS):
+                busy = [client for client in clients if chance.random() < 0.7]
+                list(lanes.map(Client.work, busy, repeat(server)))
+                # About half of the time, the kill comes while sessions are being written.
+                time.sleep(chance.choice([0, SUSPEND_AFTER, SUSPEND_AFTER * 2]) + chance.random() * 0.1)
+                for client in clients:
+                    if chance.random() < 0.5:
+                        client.look(server)
+                server.kill()
+                server = Server(folder)
+                stored += sum(client.stored == client.done for client in clients)
+                for index, survives in enumerate(list(lanes.map(Client.survives, clients, repeat(server)))):
+                    if not survives:
+                        gone += 1
+                        clients[index] = Client(server)
+            server.end()
             server = Server(folder)
-            for index, client in enumerate(clients):
-                stored += client.stored == client.done
-                if not client.survives(server):
-                    gone += 1
-                    clients[index] = Client(server)
-        server.end()
-        server = Server(folder)
-        for client in clients:
-            client.stored = client.done
-            assert client.survives(server), "a server that ends well stores all sessions"
-    finally:
-        server.kill()
+            for client in clients:
+                client.stored = client.done
+                assert client.survives(server), "a server that ends well stores all sessions"
+        finally:
+            server.kill()
     print(f"{KILLS} kills, {gone} sessions gone that were never stored, {stored} checked that were")
     assert stored > 0

@@ -341,13 +341,14 @@ pub(super) async fn expire(app: App) {
     loop {
         tokio::time::sleep((most / 4).clamp(SWEEP.0, SWEEP.1)).await;
         let expired = app.sessions.idle_since(most);
-        join_all(expired.iter().map(async |id| {
-            if end_unused(&app, id, most).await {
-                tracing::info!(session = id, "expired");
-                app.metrics.sessions_expired.inc();
-            }
-        }))
-        .await;
+        join_all(expired.into_iter().map(|id| expire_one(&app, id, most))).await;
+    }
+}
+
+async fn expire_one(app: &App, id: String, most: Duration) {
+    if end_unused(app, &id, most).await {
+        tracing::info!(session = id, "expired");
+        app.metrics.sessions_expired.inc();
     }
 }
 

@@ -89,7 +89,7 @@ pub(super) async fn run(app: App) {
 /// Suspends the sessions that have been unused for so long.
 pub(super) async fn suspend_idle(app: &App, idle: Duration) {
     stream::iter(app.sessions.may_sleep(idle))
-        .for_each_concurrent(AT_ONCE, async |id| suspend(app, &id, Some(idle)).await)
+        .for_each_concurrent(AT_ONCE, |id| async move { suspend(app, &id, Some(idle)).await })
         .await;
 }
 
@@ -101,7 +101,7 @@ pub(super) async fn suspend_used(app: &App) {
         .into_iter()
         .filter(|session| session.recipe().is_some());
     stream::iter(used)
-        .for_each_concurrent(AT_ONCE, async |session| {
+        .for_each_concurrent(AT_ONCE, |session| async move {
             if let Kind::Sandbox(sandbox) = &session.kind {
                 sandbox.interrupt();
             }
@@ -191,7 +191,7 @@ async fn write(
 
 /// All that is stored of a session, of at most `most` bytes.
 pub(super) async fn captured(sandbox: &Sandbox, recipe: &Recipe, most: u64) -> Result<Saved, Vain> {
-    let began_ms = sandbox.budget_time().map(|time| ms_as_float(now_ms()) - time);
+    let began_ms = sandbox.budget_time().map(|time| as_float(now_ms()) - time);
     let Suspended { state, lost, past } = sandbox.suspend(most).await?;
     let execution = past.execution();
     let (past, bodies) = past.into_parts()?;
@@ -298,6 +298,6 @@ async fn remove(app: &App, owner: &str, id: &str) -> Result<(), ApiError> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-fn ms_as_float(ms: u64) -> f64 {
-    ms as f64
+fn as_float(number: u64) -> f64 {
+    number as f64
 }

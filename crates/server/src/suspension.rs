@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use sandglass_core::budget::Usage;
 use sandglass_host::args::Secrets;
-use sandglass_states::{FolderStore, Head, MasterKey, SessionId, StateError, States, Tenant};
+use sandglass_states::{FolderStore, Found, Head, MasterKey, SessionId, StateError, States, Tenant};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
@@ -164,7 +164,7 @@ impl Suspension {
             return Ok(Vec::new());
         };
         let sessions = owned.tenant.sessions().map_err(|error| error.to_string())?;
-        let asleep = |(id, head): (SessionId, Result<Head, StateError>)| {
+        let asleep = |(id, head): Found| {
             let head = head.unwrap_or_else(|error| {
                 tracing::error!(session = %id, owner = %account.owner, %error, "the state of a suspended session cannot be read");
                 Head {

@@ -30,5 +30,5 @@ pub use error::StateError;
 pub use keys::MasterKey;
 pub use manifest::{Head, Lost, Saved, SavedFile};
 pub use names::{Name, ObjectId, Place, SessionId, TenantId};
-pub use states::{Collected, States, Tenant, Written};
+pub use states::{Collected, Found, States, Tenant, Written};
 pub use store::{FolderStore, Listed, MemoryStore, Store};

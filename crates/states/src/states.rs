@@ -50,6 +50,9 @@ pub struct Written {
     pub new_bytes: u64,
 }
 
+/// A session in a listing, with its facts or the reason why they cannot be read.
+pub type Found = (SessionId, Result<Head, StateError>);
+
 /// The work of a collection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Collected {
@@ -214,7 +217,7 @@ impl Tenant {
     ///
     /// # Errors
     /// [`StateError::Io`] when they cannot be listed.
-    pub fn sessions(&self) -> Result<Vec<(SessionId, Result<Head, StateError>)>, StateError> {
+    pub fn sessions(&self) -> Result<Vec<Found>, StateError> {
         let listed = self.store.list(Place::Refs(self.keys.id))?;
         let session = |name| match name {
             Name::Ref(_, session) => Some(session),

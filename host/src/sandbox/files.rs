@@ -48,8 +48,14 @@ impl Sandbox {
                 }
                 continue;
             }
-            if u64::try_from(entry.size).unwrap_or_default() > left {
+            let size = u64::try_from(entry.size).unwrap_or_default();
+            if size > left {
                 return Err(too_large());
+            }
+            #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+            if size as f64 > self.limits.max_value_bytes {
+                let path = &entry.path;
+                return Err(Error::NotSerializable(format!("its file {path} is larger than maxValueSize")));
             }
             let body = match self.read_file(entry.path.clone()).await {
                 Ok(body) => body,

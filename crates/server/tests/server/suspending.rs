@@ -178,7 +178,7 @@ async fn a_guest_from_the_pool_takes_the_state() {
 async fn sessions_outlive_the_server() {
     let (_folder, path) = states();
     let server = slow(&path, &[]).await;
-    let options = json!({ "context": "a text", "timeout": 12_345, "profile": "rlm" });
+    let options = json!({ "context": "a text", "timeout": 1_500, "profile": "rlm" });
     let id = server.session(options).await;
     server.execute(&id, "x = [1, 2]").await;
     let other = server.session(json!({})).await;
@@ -203,7 +203,7 @@ async fn sessions_outlive_the_server() {
         "{run}"
     );
     let late = server.execute(&id, "while True: pass").await;
-    assert!(late["error"].as_str().unwrap().contains("12345 ms"), "{late}");
+    assert!(late["error"].as_str().unwrap().contains("1500 ms"), "{late}");
     server.stop().await;
 
     // What was woken is written again, and what was not woken stays.
@@ -380,13 +380,7 @@ async fn a_damaged_state_is_told_and_others_wake() {
         assert!(!message.contains(folder.path().to_str().unwrap()), "{message}");
         assert!(is_suspended(&server, &bad).await);
     }
-    // The other one shares no object with it but what both have in common, which the next write repairs.
-    let (status, told) = answer(wake(&good)).await;
-    if status == StatusCode::OK {
-        assert_eq!(told["result"], "'good'");
-    } else {
-        assert_eq!(told["error"]["code"], "state_damaged", "{told}");
-    }
+    assert_eq!(server.execute(&good, "x").await["result"], "'good'");
     let remove = server.request(Method::DELETE, &format!("/v1/sessions/{bad}"));
     assert_eq!(answer(remove).await.0, StatusCode::NO_CONTENT);
     assert_eq!(refusal(wake(&bad)).await.0, 404);

@@ -7,7 +7,7 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use sandglass_rlm::openai::Reply;
 use sandglass_rpc::options::{Bounds, Options, flag};
 use serde_json::{Map, Value as Json, json};

@@ -216,8 +216,10 @@ impl Server {
             "shutting down: waiting for running requests"
         );
         drop(end);
-        expiring.abort();
-        warming.abort();
+        for task in [expiring, warming] {
+            task.abort();
+            let _ = task.await; // it holds the folder of states
+        }
         let mut connections = accepting.await.unwrap_or_default();
         let requests_end = async {
             while connections.join_next().await.is_some() {}

@@ -195,11 +195,11 @@ async fn sessions_outlive_the_server() {
     let listed = answer(server.get("/v1/sessions")).await.1;
     assert_eq!(listed["sessions"].as_array().unwrap().len(), 2, "{listed}");
     let run = server
-        .execute(&id, "x.append(3)\nx, context, 'SHOW_VARS' in globals()")
+        .execute(&id, "x.append(3)\nprint(x, context, 'SHOW_VARS' in globals())")
         .await;
     assert_eq!(
-        (&run["result"], &run["id"]),
-        (&json!("([1, 2, 3], 'a text', True)"), &json!(2)),
+        (&run["stdout"], &run["id"]),
+        (&json!("[1, 2, 3] a text True\n"), &json!(2)),
         "{run}"
     );
     let late = server.execute(&id, "while True: pass").await;
@@ -208,7 +208,7 @@ async fn sessions_outlive_the_server() {
 
     // What was woken is written again, and what was not woken stays.
     let server = slow(&path, &[]).await;
-    assert_eq!(server.execute(&id, "x").await["result"], "[1, 2, 3]");
+    assert_eq!(server.execute(&id, "print(x)").await["stdout"], "[1, 2, 3]\n");
     assert_eq!(server.execute(&other, "x").await["result"], "'other'");
     server.stop().await;
 }

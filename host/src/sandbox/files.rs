@@ -55,7 +55,9 @@ impl Sandbox {
             #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
             if size as f64 > self.limits.max_value_bytes {
                 let path = &entry.path;
-                return Err(Error::NotSerializable(format!("its file {path} is larger than maxValueSize")));
+                return Err(Error::NotSerializable(format!(
+                    "its file {path} is larger than maxValueSize"
+                )));
             }
             let body = match self.read_file(entry.path.clone()).await {
                 Ok(body) => body,

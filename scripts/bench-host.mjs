@@ -1,5 +1,5 @@
 // npm run bench:host: the costs of guests on a server, beside rivals, in one run. Needs Linux and bubblewrap; rivals need Docker.
-//   node scripts/bench-host.mjs [--quick] [--rivals monty,ipykernel] [--only checkpoints,burst,http,docker]
+//   node scripts/bench-host.mjs [--quick] [--rivals monty,ipykernel] [--only checkpoints,burst,http,suspend,docker]
 //   All rivals by default, none with --rivals "". `--only` names parts of the rest.
 import { spawn } from "node:child_process";
 import { existsSync } from "node:fs";
@@ -8,6 +8,7 @@ import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { parseArgs } from "node:util";
 import { quantile } from "./bench/quantile.mjs";
+import { suspendedSessions } from "./bench/suspended.mjs";
 import { mustRun, root } from "./project.mjs";
 
 const logOf = (/** @type {string} */ name) => join(root, ".setup/logs", `${name}.log`);
@@ -23,7 +24,7 @@ const { values } = parseArgs({
     only: { type: "string" },
   },
 });
-const PARTS = ["checkpoints", "burst", "http", "docker"];
+const PARTS = ["checkpoints", "burst", "http", "suspend", "docker"];
 const parts = values.only?.split(",") ?? PARTS;
 const notPart = parts.filter((part) => !PARTS.includes(part));
 if (notPart.length > 0) throw new Error(`--only can be ${PARTS.join(", ")}, not ${notPart.join(", ")}`);
@@ -46,7 +47,7 @@ if (names.length > 0) {
     log: logOf("bench-rivals"),
   });
 }
-if (!existsSync(dataPython) && parts.some((part) => part === "burst" || part === "http")) {
+if (!existsSync(dataPython) && parts.some((part) => ["burst", "http", "suspend"].includes(part))) {
   await mustRun([join(release, "sandglass-host"), "venv", "build", join(root, ".setup/data-science")], {
     log: logOf("bench-venv"),
   });
@@ -79,6 +80,17 @@ try {
   }
   if (parts.includes("http")) {
     await overHttp("Over HTTP", ["--backend", "bubblewrap", "--python", dataPython], often(300), [100, 0]);
+  }
+  if (parts.includes("suspend")) {
+    const count = often(1000);
+    const { samples, bytesEach } = await suspendedSessions(
+      serve,
+      ["--backend", "bubblewrap", "--python", dataPython],
+      count,
+    );
+    console.log(`${count} suspended sessions: the request that wakes one`);
+    for (const [name, times] of Object.entries(samples)) row(name, times, NaN);
+    console.log(`  memory of the server for each: ${(bytesEach / 1024).toFixed(1)} KiB\n`);
   }
   if (parts.includes("docker")) {
     await overHttp("Over HTTP, in Docker", ["--backend", "docker", "--image", "sandglass-base"], often(60), [1000, 0]);
@@ -257,5 +269,5 @@ async function serve(args) {
     }
     await new Promise((resolve) => setTimeout(resolve, 200));
   }
-  return { url, end };
+  return { url, pid: child.pid, end };
 }

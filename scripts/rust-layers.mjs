@@ -11,6 +11,7 @@ const CRATES = [
   "crates/mcp/src",
   "crates/rlm/src",
   "crates/server/src",
+  "crates/states/src",
 ];
 
 /**

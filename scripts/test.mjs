@@ -88,6 +88,13 @@ const thousandCuts = () => ({
   needs: ["rust build"],
   env: { SANDGLASS_CUTS: "1000" },
 });
+/** The suite of a server that is killed a thousand times while it suspends sessions. */
+const thousandKills = () => ({
+  name: "a thousand kills",
+  ...pytest(python("python"), "tests/client/test_suspending.py"),
+  needs: ["rust build"],
+  env: { SANDGLASS_KILLS: "1000" },
+});
 /** The suite of sandboxes whose states come and go for ten minutes. */
 const tenMinutesOfStates = () => ({
   name: "soak of states",
@@ -183,7 +190,7 @@ const SUITES = [
   ...inBrowsers(COMPUTES, "rlm"),
   ...inBrowsers(0.5, "models"),
   ...(long ? [{ name: "a local model", ...e2e("local-model") }] : []),
-  ...(long ? [thousandCuts(), tenMinutesOfStates()] : []),
+  ...(long ? [thousandCuts(), thousandKills(), tenMinutesOfStates()] : []),
   ...inBrowsers(COMPUTES, "speculate", ...either(["--rounds", "20"])),
   ...inBrowsers(COMPUTES, "packages"),
   // Firefox is the browser in which Python can wait with shared memory only. Chromium waits so in the cases, too.

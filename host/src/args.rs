@@ -14,6 +14,8 @@ pub use self::controller::ControllerArgs;
 pub const KEYS_VARIABLE: &str = "SANDGLASS_KEYS";
 /// The environment variable that can hold the key of the model's endpoint.
 const LLM_KEY_VARIABLE: &str = "SANDGLASS_LLM_KEY";
+/// The environment variable that can hold the key of stored states.
+const STATE_KEY_VARIABLE: &str = "SANDGLASS_STATE_KEY";
 
 /// Options for guests, the same for all commands.
 #[derive(Debug, Clone, clap::Args)]
@@ -136,6 +138,8 @@ pub struct Secrets {
     pub keys: Option<String>,
     /// The text of `SANDGLASS_LLM_KEY`.
     pub llm_key: Option<String>,
+    /// The text of `SANDGLASS_STATE_KEY`.
+    pub state_key: Option<String>,
 }
 
 impl Secrets {
@@ -152,6 +156,7 @@ impl Secrets {
         Ok(Self {
             keys: read(KEYS_VARIABLE)?,
             llm_key: read(LLM_KEY_VARIABLE)?,
+            state_key: read(STATE_KEY_VARIABLE)?,
         })
     }
 }

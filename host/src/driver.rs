@@ -23,7 +23,7 @@ use std::time::Instant;
 use sandglass_core::Error;
 use sandglass_core::predictions::Prediction;
 use sandglass_core::protocol::GuestInfo;
-use sandglass_core::session::{Command, Encoded, Input, Reply, Session, Ticket};
+use sandglass_core::session::{Command, Encoded, Input, Past, Reply, Session, Ticket};
 use sandglass_core::stats::Stats;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -87,6 +87,7 @@ enum Message {
     /// Asks for the text of a line: of an execution, by its number.
     Line(u32, u32, oneshot::Sender<Option<String>>),
     Stats(oneshot::Sender<Stats>),
+    Past(oneshot::Sender<Past<Payload>>),
     /// Ends the session. The sender is told when nothing is left.
     Destroy(Option<oneshot::Sender<()>>),
     HostReturned(u32, Result<Encoded<Payload>, String>),
@@ -180,6 +181,13 @@ impl Driver {
     pub(crate) async fn stats(&self) -> Result<Stats, Error> {
         let (answer, answered) = oneshot::channel();
         let _ = self.messages.send(Message::Stats(answer));
+        answered.await.map_err(|_| Error::Destroyed)
+    }
+
+    /// The session's past, for a later session.
+    pub(crate) async fn past(&self) -> Result<Past<Payload>, Error> {
+        let (answer, answered) = oneshot::channel();
+        let _ = self.messages.send(Message::Past(answer));
         answered.await.map_err(|_| Error::Destroyed)
     }
 

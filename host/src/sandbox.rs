@@ -2,7 +2,9 @@
 
 mod builder;
 mod captured;
+mod files;
 mod going_back;
+mod suspended;
 
 use std::fmt;
 use std::ops::Deref;
@@ -28,6 +30,8 @@ pub use crate::callbacks::{
 pub use crate::value::Variable;
 pub use builder::SandboxBuilder;
 pub use captured::Captured;
+pub use files::Files;
+pub use suspended::{Past, Spent, Suspended};
 
 use builder::check_names;
 

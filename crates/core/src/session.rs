@@ -18,6 +18,7 @@
 //! | `saves.rs`, `checkpoints.rs`, `checkpoint_chain.rs` | the time of saves, the states that guests are given, and the kept checkpoints |
 //! | `setup.rs` | what a driver declares of a session before its first input |
 //! | `copies.rs` | sessions that continue from another session's state: forks, shadows, and kept sessions |
+//! | `past.rs` | sessions that go on after the past of another, whose variables were written by value |
 //! | `kept_guests.rs` | checkpoints that are paused copies of the guest |
 //! | `records.rs`, `resuming.rs`, `sketch.rs` | what the world answered during an execution, and a later session that goes on with it |
 //! | `going_back.rs`, `journal.rs` | the return to an earlier state, and the executions that make a state again which was not saved |
@@ -48,6 +49,7 @@ mod journal;
 mod kept_guests;
 mod oversized;
 mod packages;
+mod past;
 mod pings;
 mod records;
 mod resuming;
@@ -81,6 +83,7 @@ pub use display::ToResult;
 pub use execution::Execute;
 pub use files::{CellFile, FileCommand, Look};
 pub use packages::{Package, Wanted};
+pub use past::Past;
 pub use records::{Beginning, Entry, Record, RecordChange, Strictness, Waits};
 pub use variables::VariableCommand;
 

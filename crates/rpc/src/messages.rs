@@ -517,6 +517,29 @@ pub struct CapturedState {
     pub lost: Vec<LostVariable>,
 }
 
+/// Parameters of `fork`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Fork {
+    /// The id that `create` returned.
+    pub sandbox: String,
+    /// The number of copies: 1 to 100, and 1 by default. All are made, or none.
+    #[serde(default)]
+    pub count: Option<usize>,
+}
+
+/// The result of `fork`.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Forked {
+    /// The copies.
+    pub sandboxes: Vec<Created>,
+    /// The variables and files that they lack: `name` and `reason` of each.
+    #[cfg_attr(test, schemars(with = "Json"))]
+    pub lost: Vec<LostVariable>,
+}
+
 /// The result of `listFiles`.
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

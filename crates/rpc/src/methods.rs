@@ -5,9 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use futures_util::future::poll_fn;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use sandglass_core::protocol::Stream;
 use sandglass_core::session::{Series, ToResult};
-use sandglass_host::sandbox::{Captured, ExecuteOptions, Execution, OnDisplay, OnOutput};
+use sandglass_host::sandbox::{
+    Captured, ExecuteOptions, Execution, Files as AllFiles, OnDisplay, OnOutput, Past, Spent, Suspended,
+};
 use sandglass_host::{Value, sanitize_html};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
@@ -18,9 +21,9 @@ use crate::client::Client;
 use crate::connection::{Home, lock, read};
 use crate::messages::{
     AddContext, AllCells, BudgetCounts, CapturedState, Configure, Converse, Counts, Created, Displayed, Empty, Execute,
-    Executed, Files, FinalAnswer, GetVariable, Hello, Hint, Id, Initialize, ListFiles, OfCell, OfCellFile, OfFile,
-    OfSandbox, OpenState, Output, RanCell, RestoreState, RpcError, RunCell, SeriesName, SetVariable, StateOf, Valued,
-    Variable, Variables, Welcome, WireValue, WriteFile, Written,
+    Executed, Files, FinalAnswer, Fork, Forked, GetVariable, Hello, Hint, Id, Initialize, ListFiles, OfCell,
+    OfCellFile, OfFile, OfSandbox, OpenState, Output, RanCell, RestoreState, RpcError, RunCell, SeriesName,
+    SetVariable, StateOf, Valued, Variable, Variables, Welcome, WireValue, WriteFile, Written,
 };
 use crate::options::Options;
 use crate::sandbox::{Caller, ClientSandbox, Executing, Turn, name_of};
@@ -30,6 +33,21 @@ pub const OPENRPC: &str = include_str!("../openrpc.json");
 
 /// Bytes that wait for the client. Above this number printed text is left out.
 const MOST_OUTPUT_BYTES: usize = 8 << 20;
+
+/// The most copies of one request, and those that are made at once.
+const MOST_COPIES: usize = 100;
+const COPIES_AT_ONCE: usize = 4;
+/// The most files and folders that go along with a copy.
+const MOST_COPIED_FILES: usize = 2_000;
+
+/// All that copies of a sandbox are made of.
+struct Original {
+    options: Options,
+    state: Vec<u8>,
+    files: AllFiles,
+    past: Past,
+    spent: Spent,
+}
 
 /// The parts of a connection that its requests share.
 pub(crate) struct Context {
@@ -92,6 +110,7 @@ methods! {
     "configure" configure Configure => Empty;
     "captureState" capture_state OfSandbox => CapturedState;
     "openState" open_state OpenState => Empty;
+    "fork" fork Fork => Forked;
     "checkpoint" checkpoint OfSandbox => StateOf;
     "undo" undo OfSandbox => StateOf;
     "restore" restore RestoreState => StateOf;
@@ -139,21 +158,26 @@ impl Context {
         let context = context.map(|context| blobs.value("context", &context)).transpose()?;
         let caller = Caller::new(Arc::clone(&self.client));
         let functions = caller.functions_of(&options)?;
-        let clean_html = options.clean_html;
-        let made = self.home.make(options, Box::new(functions)).await?;
-        let sandbox = Arc::new(ClientSandbox::new(made, caller, clean_html));
+        let made = self.home.make(options.clone(), Box::new(functions)).await?;
+        let sandbox = Arc::new(ClientSandbox::new(made, caller, options));
         // If the request is cancelled before the end, the sandbox is dropped, because nobody knows its id.
         if let Some(context) = context {
             sandbox.sandbox.initialize(context).await?;
         }
-        lock(&self.sandboxes).insert(sandbox.id().to_owned(), Arc::clone(&sandbox));
+        Ok(self.add(sandbox))
+    }
+
+    /// Adds a sandbox, which the client knows from now on.
+    fn add(&self, sandbox: Arc<ClientSandbox>) -> Created {
         sandbox.caller().known();
         let capabilities = sandbox.sandbox.capabilities();
-        Ok(Created {
+        let created = Created {
             sandbox: sandbox.id().to_owned(),
             backend: capabilities.backend.to_string(),
             capabilities: json!(capabilities),
-        })
+        };
+        lock(&self.sandboxes).insert(created.sandbox.clone(), sandbox);
+        created
     }
 
     async fn start(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
@@ -344,10 +368,73 @@ impl Context {
 
     async fn configure(&self, _: &Id, params: Configure, _: &mut Named) -> Result<Empty, RpcError> {
         let sandbox = self.in_turn(&params.sandbox).await?;
-        let functions = params.host_functions.as_deref();
+        let Configure {
+            host_functions,
+            output_fields,
+            ..
+        } = params;
+        let functions = host_functions.as_deref();
         let functions = functions.map(|names| sandbox.caller().functions(names)).transpose()?;
-        sandbox.sandbox.configure(functions, params.output_fields).await?;
+        sandbox.sandbox.configure(functions, output_fields.clone()).await?;
+        sandbox.configured(host_functions, output_fields);
         Ok(Empty {})
+    }
+
+    async fn fork(&self, _: &Id, params: Fork, _: &mut Named) -> Result<Forked, RpcError> {
+        let count = params.count.unwrap_or(1);
+        if !(1..=MOST_COPIES).contains(&count) {
+            let problem = format!("count: must be 1 to {MOST_COPIES}; nothing was done");
+            return Err(RpcError::InvalidParams(problem));
+        }
+        let original = self.in_turn(&params.sandbox).await?;
+        let options = original.options();
+        if options.local.workspace.is_some() {
+            let problem = "a sandbox with a workspace of its own cannot be copied: both would write into the same folder; nothing was done";
+            return Err(RpcError::InvalidParams(format!("fork: {problem}")));
+        }
+        let most_bytes = self.home.bounds().max_state_bytes;
+        let admitted = original.keeper().admit(None)?; // pickling runs the user's code
+        let Suspended {
+            state,
+            mut lost,
+            mut past,
+        } = original.sandbox.suspend(most_bytes).await?;
+        let files = original.sandbox.read_files(MOST_COPIED_FILES, most_bytes).await?;
+        drop(admitted);
+        lost.extend(files.lost.iter().cloned());
+        past.add_lost(lost.clone());
+        let spent = Spent {
+            usage: original.sandbox.spent(),
+            time_ms: original.sandbox.budget_time().unwrap_or_default(),
+        };
+        let original = Original {
+            options,
+            state,
+            files,
+            past,
+            spent,
+        };
+        // Nobody knows a copy before all are made. If one cannot be, the others are dropped, and end.
+        let copies: Vec<_> = stream::iter(0..count)
+            .map(|_| self.copy(&original, most_bytes))
+            .buffered(COPIES_AT_ONCE)
+            .try_collect()
+            .await?;
+        let sandboxes = copies.into_iter().map(|copy| self.add(copy)).collect();
+        Ok(Forked { sandboxes, lost })
+    }
+
+    async fn copy(&self, original: &Original, most_bytes: u64) -> Result<Arc<ClientSandbox>, RpcError> {
+        let caller = Caller::new(Arc::clone(&self.client));
+        let functions = caller.functions_of(&original.options)?;
+        let (past, spent) = (original.past.clone(), original.spent);
+        let with_past = move |builder| functions(builder).past(past).spent(spent);
+        let made = self.home.make(original.options.clone(), Box::new(with_past)).await?;
+        let copy = Arc::new(ClientSandbox::new(made, caller, original.options.clone()));
+        let _admitted = copy.keeper().admit(None)?; // opening a state runs code, too
+        copy.sandbox.write_files(&original.files).await?;
+        copy.sandbox.open_state(original.state.clone(), most_bytes).await?;
+        Ok(copy)
     }
 
     async fn capture_state(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<CapturedState, RpcError> {

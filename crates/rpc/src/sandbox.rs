@@ -43,6 +43,8 @@ pub(crate) struct ClientSandbox {
     keeper: Box<dyn Keeper>,
     /// The cells, if it is a notebook.
     pub(crate) cells: Option<Arc<Cells>>,
+    /// The options of copies: those of `create`, with the names of the last `configure`.
+    options: Arc<Mutex<Options>>,
     executing: Arc<AllExecuting>,
     turns: Arc<tokio::sync::Mutex<()>>,
 }
@@ -241,7 +243,7 @@ fn answer(name: &str, (answered, mut blobs): (Answered, Named)) -> Result<Answer
 }
 
 impl ClientSandbox {
-    pub(crate) fn new(made: Made, caller: Arc<Caller>, clean_html: bool) -> Self {
+    pub(crate) fn new(made: Made, caller: Arc<Caller>, options: Options) -> Self {
         let Made {
             id,
             sandbox,
@@ -251,10 +253,11 @@ impl ClientSandbox {
         let _ = caller.id.set(id);
         Self {
             sandbox,
-            clean_html,
+            clean_html: options.clean_html,
             caller,
             keeper,
             cells: cells.map(Arc::new),
+            options: Arc::new(Mutex::new(options)),
             executing: Arc::default(),
             turns: Arc::default(),
         }
@@ -268,6 +271,7 @@ impl ClientSandbox {
             caller: Arc::clone(&self.caller),
             keeper,
             cells: self.cells.clone(),
+            options: Arc::clone(&self.options),
             executing: Arc::clone(&self.executing),
             turns: Arc::clone(&self.turns),
         }
@@ -283,6 +287,22 @@ impl ClientSandbox {
 
     pub(crate) fn id(&self) -> &str {
         self.caller.id()
+    }
+
+    /// The options of a copy.
+    pub(crate) fn options(&self) -> Options {
+        lock(&self.options).clone()
+    }
+
+    /// Notes the names that the sandbox was configured with.
+    pub(crate) fn configured(&self, functions: Option<Vec<String>>, fields: Option<Vec<String>>) {
+        let mut options = lock(&self.options);
+        if let Some(functions) = functions {
+            options.host_functions = functions;
+        }
+        if let Some(fields) = fields {
+            options.output_fields = fields;
+        }
     }
 
     pub(crate) fn caller(&self) -> &Arc<Caller> {

@@ -48,10 +48,11 @@ use super::checkpoints::{self, Checkpoints};
 use super::connections::ConnectionPermit;
 use super::errors::ApiError;
 use super::exchanges::{ended_exchange, exchange_of};
+use super::own_session::OwnSession;
 use super::pieces::messages;
 use super::quotas::{Account, Held};
 use super::relayed::{FromGuest, Running};
-use super::sessions::{Attached, Kind, OwnSession, Session};
+use super::sessions::{Attached, Kind, Session};
 use super::sockets::{self, Form, Outgoing, Permits, Socket};
 use super::storage::{Excess, Fate};
 use futures_util::future::BoxFuture;
@@ -81,7 +82,7 @@ pub async fn channel(
         request: held,
         open: app.metrics.channels.up(),
     };
-    let OwnSession(session) = match session {
+    let OwnSession(session, _in_use) = match session {
         Ok(session) => session,
         Err(error) => {
             let (Ok(Path(id)), Ok(upgrade)) = (id, upgrade) else {

@@ -1,4 +1,4 @@
-//! The routes that create, list and destroy sessions.
+//! The route that creates sessions, and the making of new and woken ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use sandglass_rlm::openai::Reply;
 use sandglass_rpc::options::{Bounds, Options, flag};
 use serde_json::{Map, Value as Json, json};
@@ -17,8 +17,9 @@ use super::bodies::{self, sized, take_json};
 use super::errors::ApiError;
 use super::llm::{NO_MODEL, NO_RECURSION};
 use super::quotas::{Account, Held};
-use super::sessions::{Kind, OwnSession, Session, watch_folder};
-use super::storage::{Fate, Folder, new_id};
+use super::sessions::{Kind, Session, watch_folder};
+use super::storage::{Folder, new_id};
+use super::suspension::{Asleep, Recipe};
 use sandglass_host::backend;
 use sandglass_host::launcher::{Launcher, Settings};
 use sandglass_host::sandbox::{Answer, Query, SandboxBuilder};
@@ -50,13 +51,17 @@ pub async fn create(
             return Err(ApiError::option(name, "is an option of GET /v1/rpc only"));
         }
     }
-    let mut options = Options::read(body.value, &bounds(&app))?;
-    let context = options.context.take().unwrap_or_default();
+    let context = body.value.remove("context").unwrap_or_default();
+    let recipe = Recipe(body.value.clone());
+    let options = Options::read(body.value, &bounds(&app))?;
     let context = sized(body.size, move || Value::from_json(context)).await??;
     let session = if is_channel {
         make_channel(&app, &account, options, place).await?
     } else {
-        make(&app, &account, options, place, Some(context), |builder| builder).await?
+        make(&app, &account, options, place, Some((context, recipe)), |builder| {
+            builder
+        })
+        .await?
     };
     drop(body.held);
     let told = json!({ "id": session.id, "backend": session.backend(), "capabilities": capabilities(&session) });
@@ -81,45 +86,35 @@ pub fn bounds(app: &App) -> Bounds {
     }
 }
 
-/// Makes a session with a sandbox, and adds it to the server's. `own` adds the client's functions.
+/// Makes a session with a sandbox, and adds it to the server's. `own` adds the client's functions. A session that can be suspended has its
+/// context and its recipe.
 pub async fn make(
     app: &App,
     account: &Account,
     options: Options,
     place: Held,
-    context: Option<Value>,
+    context: Option<(Value, Recipe)>,
     own: impl FnOnce(SandboxBuilder) -> SandboxBuilder,
 ) -> Result<Arc<Session>, ApiError> {
-    let prepared = prepare(app, account, &options).await?;
-    let mut builder = Sandbox::builder()
-        .launcher(Arc::clone(&prepared.launcher))
-        .settings(prepared.settings.clone())
-        .limits(options.limits)
-        .profile(options.profile)
-        .output_fields(options.output_fields)
-        .budget(options.budget)
-        .predictions(options.predictions)
-        .on_llm_query({
-            let app = app.clone();
-            move |query| answer(app.clone(), query)
-        });
-    if !options.profile.falls_back() {
-        builder = builder.on_rlm_query(|_| async { Err::<Answer, _>(NO_RECURSION.to_owned()) });
-    }
+    let prepared = prepare(app, &account.owner, new_id()?, &options).await?;
+    let mut builder = prepared.builder(app, &options);
     if context.is_none() {
         builder = builder.without_context();
     }
     let sandbox = own(builder).build().await?;
     // If the client leaves now, the sandbox is dropped, and its guest with it.
-    if let Some(context) = context {
+    let mut recipe = None;
+    if let Some((context, own)) = context {
         sandbox.initialize(context).await?;
+        recipe = Some(own);
     }
-    prepared.session(app, account, Kind::Sandbox(sandbox), place).await
+    let session = prepared.session(&account.owner, Kind::Sandbox(sandbox), place, (recipe, None));
+    add(app, session).await
 }
 
 /// Makes a session whose guests a client supervises over a channel.
 async fn make_channel(app: &App, account: &Account, options: Options, place: Held) -> Result<Arc<Session>, ApiError> {
-    let prepared = prepare(app, account, &options).await?;
+    let prepared = prepare(app, &account.owner, new_id()?, &options).await?;
     if options.checkpoints > 0 && prepared.launcher.checkpoints() == 0 {
         let backend = prepared.launcher.kind();
         return Err(ApiError::option(
@@ -132,25 +127,25 @@ async fn make_channel(app: &App, account: &Account, options: Options, place: Hel
         most_value_bytes: usize_of(options.limits.max_value_bytes),
         memory_bytes: options.limits.max_memory_bytes,
     };
-    prepared.session(app, account, kind, place).await
+    let session = prepared.session(&account.owner, kind, place, (None, None));
+    add(app, session).await
 }
 
 /// The parts of a session that are made before its sandbox.
-struct Prepared {
+pub(super) struct Prepared {
     id: String,
     folder: Option<Arc<Folder>>,
     launcher: Arc<dyn Launcher>,
     settings: Settings,
 }
 
-async fn prepare(app: &App, account: &Account, options: &Options) -> Result<Prepared, ApiError> {
-    let id = new_id()?;
+/// Makes the folder and the launcher of a session.
+///
+/// # Errors
+/// The folder cannot be made, or there is no such backend here.
+pub(super) async fn prepare(app: &App, owner: &str, id: String, options: &Options) -> Result<Prepared, ApiError> {
     let folder = match &app.storage {
-        Some(storage) => Some(
-            storage
-                .folder(&account.owner, &id, options.resources.disk_bytes)
-                .await?,
-        ),
+        Some(storage) => Some(storage.folder(owner, &id, options.resources.disk_bytes).await?),
         None => None,
     };
     let settings = Settings {
@@ -160,7 +155,7 @@ async fn prepare(app: &App, account: &Account, options: &Options) -> Result<Prep
         checkpoints: options.checkpoints,
         ..app.args.guest_settings()
     };
-    let workspace = folder.as_ref().map(|_| format!("{}/{id}", account.owner));
+    let workspace = folder.as_ref().map(|_| format!("{owner}/{id}"));
     let warm = match options.ahead {
         // A forked guest is the first process of its PID namespace. Its copies would die with it, so it cannot run code ahead.
         true => None,
@@ -182,17 +177,57 @@ async fn prepare(app: &App, account: &Account, options: &Options) -> Result<Prep
 }
 
 impl Prepared {
-    /// Adds the session to the server's.
-    async fn session(self, app: &App, account: &Account, kind: Kind, place: Held) -> Result<Arc<Session>, ApiError> {
-        let session = Session::new(self.id, Arc::clone(&account.owner), kind, self.folder, place);
-        app.sessions.add(Arc::clone(&session)).await?;
-        if let Some(folder) = session.folder() {
-            let watching = watch_folder(app.clone(), Arc::clone(folder), Arc::downgrade(&session));
-            tokio::spawn(watching);
+    /// A builder of the session's sandbox.
+    pub(super) fn builder(&self, app: &App, options: &Options) -> SandboxBuilder {
+        let builder = Sandbox::builder()
+            .launcher(Arc::clone(&self.launcher))
+            .settings(self.settings.clone())
+            .limits(options.limits.clone())
+            .profile(options.profile)
+            .output_fields(options.output_fields.clone())
+            .budget(options.budget)
+            .predictions(options.predictions)
+            .on_llm_query({
+                let app = app.clone();
+                move |query| answer(app.clone(), query)
+            });
+        if options.profile.falls_back() {
+            return builder;
         }
-        app.metrics.sessions_created.inc();
-        tracing::info!(session = session.id, owner = %account.owner, backend = %session.backend(), "created");
-        Ok(session)
+        builder.on_rlm_query(|_| async { Err::<Answer, _>(NO_RECURSION.to_owned()) })
+    }
+
+    /// The session's folder on disk, if there is one.
+    pub(super) fn folder(&self) -> Option<&Arc<Folder>> {
+        self.folder.as_ref()
+    }
+
+    /// The session.
+    pub(super) fn session(
+        self,
+        owner: &Arc<str>,
+        kind: Kind,
+        place: Held,
+        stored: (Option<Recipe>, Option<Arc<Asleep>>),
+    ) -> Arc<Session> {
+        Session::new(self.id, Arc::clone(owner), kind, self.folder, place, stored)
+    }
+}
+
+/// Adds a new session to the server's.
+pub(super) async fn add(app: &App, session: Arc<Session>) -> Result<Arc<Session>, ApiError> {
+    app.sessions.add(Arc::clone(&session)).await?;
+    watch(app, &session);
+    app.metrics.sessions_created.inc();
+    tracing::info!(session = session.id, owner = %session.owner, backend = %session.backend(), "created");
+    Ok(session)
+}
+
+/// Watches the folder of a session, if there is one.
+pub(super) fn watch(app: &App, session: &Arc<Session>) {
+    if let Some(folder) = session.folder() {
+        let watching = watch_folder(app.clone(), Arc::clone(folder), Arc::downgrade(session));
+        tokio::spawn(watching);
     }
 }
 
@@ -212,44 +247,10 @@ fn usize_of(bytes: f64) -> usize {
     }
 }
 
-fn capabilities(session: &Session) -> Json {
+/// The facts about a session's backend.
+pub(super) fn capabilities(session: &Session) -> Json {
     match &session.kind {
         Kind::Sandbox(sandbox) => json!(sandbox.capabilities()),
         Kind::Channel { .. } => json!({ "channel": true }),
     }
-}
-
-fn told(session: &Session) -> Json {
-    json!({
-        "id": session.id,
-        "backend": session.backend(),
-        "idleSeconds": session.idle_for().map_or(0.0, |idle| idle.as_secs_f64()),
-        "capabilities": capabilities(session),
-    })
-}
-
-/// `GET /v1/sessions`.
-pub async fn list(State(app): State<App>, Extension(account): Extension<Arc<Account>>) -> Result<Response, ApiError> {
-    let sessions: Vec<_> = app
-        .sessions
-        .all_of(&account.owner)
-        .iter()
-        .map(|session| told(session))
-        .collect();
-    bodies::json(StatusCode::OK, 0, json!({ "sessions": sessions })).await
-}
-
-/// `GET /v1/sessions/{id}`.
-pub async fn show(OwnSession(session): OwnSession) -> Result<Response, ApiError> {
-    bodies::json(StatusCode::OK, 0, told(&session)).await
-}
-
-/// `DELETE /v1/sessions/{id}`.
-pub async fn destroy(State(app): State<App>, OwnSession(session): OwnSession) -> Result<Response, ApiError> {
-    // The removal goes on when the client leaves.
-    let removing = tokio::spawn(async move { app.sessions.remove(&session.id, Fate::Removed).await });
-    removing
-        .await
-        .map_err(|_| ApiError::internal("the session could not be destroyed; this is a bug"))?;
-    Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -21,8 +21,9 @@ use tokio::task::JoinHandle;
 use super::App;
 use super::bodies::{self, Taken, sized, take_json};
 use super::errors::ApiError;
+use super::own_session::{OwnId, OwnSession};
 use super::quotas::{Account, Held};
-use super::sessions::{InUse, OwnSession, Session};
+use super::sessions::{InUse, Known, Session};
 use sandglass_host::sandbox::{ExecuteOptions, Execution};
 use sandglass_host::{Sandbox, Stream};
 
@@ -44,7 +45,7 @@ struct Run {
 pub async fn execute(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,
-    OwnSession(session): OwnSession,
+    OwnSession(session, ..): OwnSession,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
@@ -119,7 +120,7 @@ struct Hint {
 pub async fn hint(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,
-    OwnSession(session): OwnSession,
+    OwnSession(session, ..): OwnSession,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
@@ -154,9 +155,12 @@ pub async fn hint(
 }
 
 /// `POST /v1/sessions/{id}/interrupt`.
-pub async fn interrupt(OwnSession(session): OwnSession) -> Result<Response, ApiError> {
-    let (sandbox, _in_use) = session.sandbox()?;
-    sandbox.interrupt();
+pub async fn interrupt(State(app): State<App>, OwnId(id, account): OwnId) -> Result<Response, ApiError> {
+    // Nothing runs in a session that is suspended, or moves.
+    if let (Known::Awake(session), None) = app.sessions.of(&account.owner, &id)? {
+        let (sandbox, _in_use) = session.sandbox()?;
+        sandbox.interrupt();
+    }
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

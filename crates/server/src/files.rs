@@ -14,8 +14,8 @@ use serde_json::json;
 use super::App;
 use super::bodies::{self, Taken, take};
 use super::errors::ApiError;
+use super::own_session::OwnSession;
 use super::quotas::Account;
-use super::sessions::OwnSession;
 
 /// The query of a listing.
 #[derive(Deserialize)]
@@ -27,7 +27,7 @@ pub struct Folder {
 
 /// `GET /v1/sessions/{id}/files?path=…`.
 pub async fn list(
-    OwnSession(session): OwnSession,
+    OwnSession(session, ..): OwnSession,
     folder: Result<Query<Folder>, QueryRejection>,
 ) -> Result<Response, ApiError> {
     let (sandbox, _in_use) = session.sandbox()?;
@@ -38,7 +38,7 @@ pub async fn list(
 
 /// `GET /v1/sessions/{id}/files/{path}`.
 pub async fn read(
-    OwnSession(session): OwnSession,
+    OwnSession(session, ..): OwnSession,
     Path((_, path)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
     let (sandbox, _in_use) = session.sandbox()?;
@@ -56,7 +56,7 @@ pub async fn read(
 pub async fn write(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,
-    OwnSession(session): OwnSession,
+    OwnSession(session, ..): OwnSession,
     Path((_, path)): Path<(String, String)>,
     headers: HeaderMap,
     body: Body,
@@ -73,7 +73,7 @@ pub async fn write(
 
 /// `DELETE /v1/sessions/{id}/files/{path}`.
 pub async fn remove(
-    OwnSession(session): OwnSession,
+    OwnSession(session, ..): OwnSession,
     Path((_, path)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
     let (sandbox, _in_use) = session.sandbox()?;

@@ -13,8 +13,8 @@ use serde_json::json;
 use super::App;
 use super::bodies::{self, Taken, take, take_json};
 use super::errors::ApiError;
+use super::own_session::OwnSession;
 use super::quotas::Account;
-use super::sessions::OwnSession;
 
 /// The body of a request to go back.
 #[derive(Debug, Default, Deserialize)]
@@ -25,13 +25,13 @@ struct Restore {
 }
 
 /// `POST /v1/sessions/{id}/checkpoint`.
-pub async fn checkpoint(OwnSession(session): OwnSession) -> Result<Response, ApiError> {
+pub async fn checkpoint(OwnSession(session, ..): OwnSession) -> Result<Response, ApiError> {
     let (sandbox, _in_use) = session.sandbox()?;
     told(sandbox.checkpoint().await?).await
 }
 
 /// `POST /v1/sessions/{id}/undo`.
-pub async fn undo(OwnSession(session): OwnSession) -> Result<Response, ApiError> {
+pub async fn undo(OwnSession(session, ..): OwnSession) -> Result<Response, ApiError> {
     let (sandbox, _in_use) = session.sandbox()?;
     told(sandbox.undo().await?).await
 }
@@ -40,7 +40,7 @@ pub async fn undo(OwnSession(session): OwnSession) -> Result<Response, ApiError>
 pub async fn restore(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,
-    OwnSession(session): OwnSession,
+    OwnSession(session, ..): OwnSession,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {

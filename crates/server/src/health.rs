@@ -66,7 +66,7 @@ pub async fn detailed(State(app): State<App>) -> Result<Response, ApiError> {
         "uptimeSeconds": app.started.elapsed().as_secs(),
         "backend": { "configured": args.guest.backend, "trial": trial },
         "pool": pool,
-        "sessions": { "now": app.quotas.sessions(), "most": args.max_sessions },
+        "sessions": { "now": app.quotas.sessions(), "most": args.max_sessions, "suspended": app.sessions.asleep().len() },
         "executions": app.quotas.executions(),
         "channels": app.metrics.channels.get(),
         "connections": { "now": app.metrics.connections.get(), "most": args.max_connections },
@@ -137,6 +137,11 @@ pub async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
     for (name, help, value) in [
         ("sessions", "Sessions that there are", app.quotas.sessions()),
         ("executions", "Executions that run or wait", app.quotas.executions()),
+        (
+            "sessions_suspended",
+            "Suspended sessions",
+            app.sessions.asleep().len() as u64,
+        ),
     ] {
         registry.register(name, help, ConstGauge::new(value));
     }

@@ -11,8 +11,9 @@
 //! | `middleware` | the checks that every request passes first |
 //! | [`routes`] | the table of routes and their handlers |
 //! | [`bodies`] | request bodies and JSON, with limits and deadlines |
-//! | [`sessions`] | all sessions, and their expiry |
-//! | `create`, `execute`, `variables`, `files` | the routes of a session |
+//! | [`sessions`] | all sessions, their places and their expiry |
+//! | `suspension`, `suspending`, `waking` | states of sessions that nobody uses: the store, the way there, the way back |
+//! | `create`, `listing`, `own_session`, `execute`, `variables`, `files` | the routes of a session |
 //! | `channel`, `relayed`, `pieces`, `exchanges`, `checkpoints` | the WebSocket relay between a page's supervisor and a guest |
 //! | `rpc` | JSON-RPC on a WebSocket |
 //! | `sockets` | WebSockets, and conversations that outlive them |
@@ -33,11 +34,14 @@ pub mod errors;
 mod exchanges;
 mod execute;
 mod files;
+mod forking;
 mod going_back;
 mod health;
+mod listing;
 pub mod llm;
 pub mod metrics;
 mod middleware;
+mod own_session;
 mod pieces;
 pub mod quotas;
 mod relayed;
@@ -48,7 +52,10 @@ pub mod settings;
 mod sockets;
 mod stateless;
 mod storage;
+mod suspending;
+mod suspension;
 mod variables;
+mod waking;
 mod warm;
 pub mod write_timeout;
 
@@ -75,6 +82,8 @@ pub use settings::ServeArgs;
 const TOLD_TWICE: u8 = 130;
 /// The time for spares to end. Docker's engine is slow.
 const SPARES_END: Duration = Duration::from_secs(10);
+/// The time to suspend sessions whose requests did not end in time.
+const LAST_SUSPENSIONS: Duration = Duration::from_secs(5);
 /// The time for responses to leave after all guests have ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -96,6 +105,7 @@ pub struct Shared {
     health: health::Checks,
     warm: warm::Warm,
     storage: Option<Arc<storage::Storage>>,
+    suspension: Option<suspension::Suspension>,
     runs: stateless::Files,
     started: Instant,
     ending: CancellationToken,
@@ -124,12 +134,13 @@ impl Server {
     pub async fn bind(args: ServeArgs, secrets: Secrets) -> Result<Self, String> {
         let keys = args.keys(&secrets)?;
         let origins = args.origins(&keys)?;
-        let llm = args.model.endpoint(secrets.llm_key)?.map(Llm::new);
+        let llm = args.model.endpoint(secrets.llm_key.clone())?.map(Llm::new);
         let owners = if keys.is_empty() {
             vec![LOCAL.into()]
         } else {
             keys.owners()
         };
+        let suspension = suspension::Suspension::open(&args, &secrets, &owners)?;
         let storage = storage::Storage::open(&args)?;
         let warm = warm::Warm::new(&args, storage.as_ref().map(|storage| storage.workspaces().path()));
         if let Some(storage) = &storage {
@@ -138,14 +149,23 @@ impl Server {
         let listener = TcpListener::bind(args.listen)
             .await
             .map_err(|error| format!("{} cannot be listened on: {error}", args.listen))?;
+        let quotas = Quotas::new(owners.iter().cloned(), args.bounds());
+        let sessions = Sessions::default();
+        for account in owners.iter().filter_map(|owner| quotas.account(owner)) {
+            let suspended = suspension.as_ref().map(|suspension| suspension.sessions(&account));
+            for asleep in suspended.transpose()?.into_iter().flatten() {
+                sessions.add_asleep(asleep);
+            }
+        }
         let app = App(Arc::new(Shared {
-            quotas: Quotas::new(owners, args.bounds()),
-            sessions: Sessions::default(),
+            quotas,
+            sessions,
             lines: sockets::Lines::default(),
             metrics: Metrics::default(),
             health: health::Checks::default(),
             warm,
             storage,
+            suspension,
             runs: stateless::Files::default(),
             started: Instant::now(),
             args,
@@ -189,24 +209,39 @@ impl Server {
             tokio::spawn(async move { app.warm.begin().await })
         };
         let expiring = tokio::spawn(sessions::expire(app.clone()));
+        let suspending = tokio::spawn(suspending::run(app.clone()));
         ended.await;
         tracing::info!(
             sessions = app.quotas.sessions(),
             "shutting down: waiting for running requests"
         );
         drop(end);
-        expiring.abort();
-        warming.abort();
+        for task in [expiring, warming] {
+            task.abort();
+            let _ = task.await; // it holds the folder of states
+        }
         let mut connections = accepting.await.unwrap_or_default();
         let requests_end = async {
             while connections.join_next().await.is_some() {}
             app.metrics.channels.none().await;
         };
-        if tokio::time::timeout(seconds(app.args.shutdown_seconds), requests_end)
+        let sleep = async {
+            let _ = suspending.await;
+            suspending::suspend_idle(&app, Duration::ZERO).await;
+        };
+        let most = seconds(app.args.shutdown_seconds);
+        let (requests, _) = tokio::join!(
+            tokio::time::timeout(most, requests_end),
+            tokio::time::timeout(most, sleep)
+        );
+        if requests.is_err() {
+            tracing::warn!("requests did not end in time: they are ended");
+        }
+        if tokio::time::timeout(LAST_SUSPENSIONS, suspending::suspend_used(&app))
             .await
             .is_err()
         {
-            tracing::warn!("requests did not end in time: they are ended");
+            tracing::warn!("not all sessions could be suspended in time: the others end");
         }
         app.sessions.destroy_all().await;
         let answers_leave = async {

@@ -33,8 +33,10 @@ pub struct Metrics {
     guests_lost: Counter,
     requests: Family<Request, Counter>,
     refusals: Family<Label, Counter>,
-    executions: Executions,
+    executions: Durations,
     llm_calls: Family<Label, Counter>,
+    suspensions: Family<Label, Counter>,
+    wakes: Durations,
     ahead: Mutex<Stats>,
 }
 
@@ -49,9 +51,9 @@ struct Request {
 }
 
 #[derive(Debug)]
-struct Executions(Family<Label, Histogram>);
+struct Durations(Family<Label, Histogram>);
 
-impl Default for Executions {
+impl Default for Durations {
     fn default() -> Self {
         Self(Family::new_with_constructor(|| Histogram::new(BUCKETS)))
     }
@@ -109,6 +111,17 @@ impl Metrics {
         self.executions.0.get_or_create(&outcome).observe(took.as_secs_f64());
     }
 
+    /// Counts an attempt to suspend a session: `ok`, or what made it vain (`state`, `store`).
+    pub fn suspension(&self, result: &str) {
+        self.suspensions.get_or_create(&[("result", result.to_owned())]).inc();
+    }
+
+    /// Counts an attempt to wake a session: `ok`, or the code of the error.
+    pub fn wake(&self, result: &str, took: Duration) {
+        let result = [("result", result.to_owned())];
+        self.wakes.0.get_or_create(&result).observe(took.as_secs_f64());
+    }
+
     /// Counts a guest that was lost while its session lived.
     pub fn lost_guest(&self) {
         self.guests_lost.inc();
@@ -154,9 +167,12 @@ impl Metrics {
         for (name, help, counts) in [
             ("refusals", "Requests refused, by error code", &self.refusals),
             ("llm_calls", "Calls of the model for guests", &self.llm_calls),
+            ("suspensions", "Attempts to suspend a session", &self.suspensions),
         ] {
             registry.register(name, help, counts.clone());
         }
+        let help = "Wall time to wake suspended sessions, by result";
+        registry.register("wake_seconds", help, self.wakes.0.clone());
         let help = "Wall time of executions, by outcome";
         registry.register("execution_seconds", help, self.executions.0.clone());
     }

@@ -18,6 +18,12 @@ pub struct Bounds {
     pub sessions: u64,
     /// Sessions of one key.
     pub sessions_per_key: u64,
+    /// Stored states of suspended sessions, of all keys.
+    pub stored: u64,
+    /// Stored states of one key.
+    pub stored_per_key: u64,
+    /// MiB of stored states of one key. Each counts as one at least.
+    pub stored_mib_per_key: u64,
     /// Executions of one key that run or wait for their session.
     pub executions_per_key: u64,
     /// Bytes of request bodies in memory, of all keys.
@@ -46,6 +52,8 @@ pub struct Account {
     /// The owner's name.
     pub owner: Arc<str>,
     sessions: [Arc<Counter>; 2],
+    stored: [Arc<Counter>; 2],
+    stored_mib: Arc<Counter>,
     executions: Arc<Counter>,
     requests: Arc<Counter>,
     conversations: Arc<Counter>,
@@ -57,12 +65,15 @@ impl Quotas {
     /// Accounts for these owners.
     pub fn new(owners: impl IntoIterator<Item = Arc<str>>, bounds: Bounds) -> Self {
         let sessions = Counter::new(bounds.sessions);
+        let stored = Counter::new(bounds.stored);
         let body_bytes = Counter::new(bounds.body_bytes);
         let now = Instant::now();
         let account = |owner: Arc<str>| {
             let account = Account {
                 owner: Arc::clone(&owner),
                 sessions: [Counter::new(bounds.sessions_per_key), Arc::clone(&sessions)],
+                stored: [Counter::new(bounds.stored_per_key), Arc::clone(&stored)],
+                stored_mib: Counter::new(bounds.stored_mib_per_key),
                 executions: Counter::new(bounds.executions_per_key),
                 requests: Counter::new(bounds.requests_per_key),
                 conversations: Counter::new(bounds.requests_per_key),
@@ -134,6 +145,29 @@ impl Account {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_full", message).retry_after(10)
             }
         })
+    }
+
+    /// Takes the place of a stored state with so many bytes, until the returned value is dropped.
+    ///
+    /// # Errors
+    /// 429 when this key stores too much; 503 when the server does.
+    pub fn stored(&self, bytes: u64) -> Result<Held, ApiError> {
+        let taken = take_both(&self.stored, 1).map_err(|(most, of_key)| {
+            let whose = if of_key { "this key" } else { "the server" };
+            let message = format!("{whose} stores {most} suspended sessions, and may store no more");
+            refused("too_many_sessions", message)
+        });
+        let mib = usize::try_from(bytes.div_ceil(1 << 20).max(1)).unwrap_or(usize::MAX);
+        let room = self.stored_mib.take(mib).ok_or_else(|| {
+            let most = self.stored_mib.most;
+            refused(
+                "too_many_bytes",
+                format!("suspended sessions of this key may take {most} MiB together"),
+            )
+        });
+        let Held(mut held) = taken?;
+        held.push(room?);
+        Ok(Held(held))
     }
 
     /// Takes the place of a resumable conversation, until the returned value is dropped. It may be without a connection meanwhile.
@@ -229,7 +263,7 @@ impl Counter {
 /// A part of a quota, given back when dropped.
 #[derive(Debug)]
 #[must_use = "the quota is given back when this is dropped"]
-pub struct Held(#[expect(dead_code, reason = "held for its drop")] Vec<OwnedSemaphorePermit>);
+pub struct Held(Vec<OwnedSemaphorePermit>);
 
 /// A token bucket.
 #[derive(Debug)]
@@ -275,6 +309,9 @@ mod tests {
         let bounds = Bounds {
             sessions: 3,
             sessions_per_key: 2,
+            stored: 4,
+            stored_per_key: 3,
+            stored_mib_per_key: 10,
             executions_per_key: 1,
             requests_per_key: 2,
             body_bytes: 100,
@@ -298,6 +335,23 @@ mod tests {
         assert_eq!(quotas.sessions(), 2);
         let _fourth = b.session().unwrap();
         assert!(quotas.account("c").is_none());
+    }
+
+    #[test]
+    fn stored_states_are_bounded_apart_from_sessions() {
+        let quotas = quotas();
+        let (a, b) = (quotas.account("a").unwrap(), quotas.account("b").unwrap());
+        let _sessions = (a.session().unwrap(), a.session().unwrap());
+        let large = a.stored(7 << 20).unwrap();
+        let small = a.stored(10).unwrap();
+        assert_eq!(a.stored(3 << 20).unwrap_err().code, "too_many_bytes");
+        let _last = a.stored(0).unwrap();
+        assert_eq!(a.stored(0).unwrap_err().code, "too_many_sessions");
+        let _of_b = b.stored(0).unwrap();
+        assert_eq!(b.stored(0).unwrap_err().code, "too_many_sessions");
+        drop((large, small));
+        let _room = a.stored(9 << 20).unwrap();
+        assert!(b.stored(u64::MAX).is_err());
     }
 
     #[test]

@@ -6,8 +6,9 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 
-use super::errors::ApiError;
-use super::{App, channel, create, execute, files, going_back, health, middleware, rpc, stateless, variables};
+use super::{
+    App, channel, create, execute, files, forking, going_back, health, listing, middleware, rpc, stateless, variables,
+};
 
 /// The description of the routes.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -25,9 +26,9 @@ macro_rules! routes {
 
 routes! {
     post "/v1/sessions" create::create;
-    get "/v1/sessions" create::list;
-    get "/v1/sessions/{id}" create::show;
-    delete "/v1/sessions/{id}" create::destroy;
+    get "/v1/sessions" listing::list;
+    get "/v1/sessions/{id}" listing::show;
+    delete "/v1/sessions/{id}" listing::destroy;
     post "/v1/sessions/{id}/execute" execute::execute;
     post "/v1/sessions/{id}/hint" execute::hint;
     post "/v1/sessions/{id}/interrupt" execute::interrupt;
@@ -43,7 +44,7 @@ routes! {
     post "/v1/sessions/{id}/checkpoint" going_back::checkpoint;
     post "/v1/sessions/{id}/undo" going_back::undo;
     post "/v1/sessions/{id}/restore" going_back::restore;
-    post "/v1/sessions/{id}/fork" not_yet;
+    post "/v1/sessions/{id}/fork" forking::fork;
     post "/execute" stateless::execute;
     get "/execute/{id}/files/{*path}" stateless::file;
     get "/health" health::health;
@@ -62,12 +63,4 @@ pub fn router(app: App) -> Router {
 
 async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
-}
-
-async fn not_yet() -> ApiError {
-    ApiError::new(
-        StatusCode::NOT_IMPLEMENTED,
-        "not_implemented",
-        "this version cannot do that yet; nothing was done",
-    )
 }

@@ -1,13 +1,15 @@
-//! All sessions of the server: their owners and their expiry.
+//! All sessions of the server: their owners, their places and their expiry.
+//!
+//! A session is awake, with a guest, or asleep: suspended, with a stored state. In between it moves, and requests for it wait.
+
+mod moving;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use axum::extract::{FromRequestParts, Path};
 use axum::http::StatusCode;
-use axum::http::request::Parts;
 use futures_util::future::join_all;
 use sandglass_core::stats::Stats;
 use tokio_util::sync::CancellationToken;
@@ -15,8 +17,11 @@ use tokio_util::sync::CancellationToken;
 use super::App;
 use super::errors::ApiError;
 use super::metrics::Metrics;
-use super::quotas::{Account, Held};
+use super::quotas::Held;
 use super::storage::{Fate, Folder};
+use super::suspension::{Asleep, Recipe};
+use moving::Place;
+pub use moving::{Known, Move, Settled, Target};
 use sandglass_host::Sandbox;
 use sandglass_host::launcher::Launcher;
 
@@ -26,7 +31,7 @@ const SWEEP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 /// All sessions, by their ids.
 #[derive(Debug, Default)]
 pub struct Sessions {
-    all: Mutex<HashMap<String, Arc<Session>>>,
+    all: Mutex<HashMap<String, Place>>,
     closed: CancellationToken,
 }
 
@@ -47,6 +52,10 @@ pub struct Session {
     counted: Mutex<Stats>,
     /// The session's part of its key's quota, until it is destroyed.
     held: Mutex<Option<Held>>,
+    /// The settings from which the session is made again. `None` if it cannot be suspended.
+    recipe: Option<Recipe>,
+    /// The stored state from which the session went on. It stays until the next one is written.
+    stored: Option<Arc<Asleep>>,
 }
 
 /// The kind of a session.
@@ -77,6 +86,8 @@ impl std::fmt::Debug for Kind {
 struct Uses {
     now: u32,
     last: Instant,
+    /// The time before which the session is not suspended again, because an attempt failed. `None` after the next use.
+    not_before: Option<Instant>,
 }
 
 /// Keeps a session from expiring.
@@ -90,8 +101,15 @@ pub struct InUse(Arc<Session>);
 pub struct Attached(InUse);
 
 impl Session {
-    /// A session that holds this part of the quota.
-    pub fn new(id: String, owner: Arc<str>, kind: Kind, folder: Option<Arc<Folder>>, held: Held) -> Arc<Self> {
+    /// A session that holds this part of the quota. With a recipe, it can be suspended. `stored` is the state from which it goes on.
+    pub fn new(
+        id: String,
+        owner: Arc<str>,
+        kind: Kind,
+        folder: Option<Arc<Folder>>,
+        held: Held,
+        (recipe, stored): (Option<Recipe>, Option<Arc<Asleep>>),
+    ) -> Arc<Self> {
         Arc::new(Self {
             id,
             owner,
@@ -99,12 +117,15 @@ impl Session {
             uses: Mutex::new(Uses {
                 now: 0,
                 last: Instant::now(),
+                not_before: None,
             }),
             attached: AtomicBool::new(false),
             destroyed: CancellationToken::new(),
             folder,
             counted: Mutex::default(),
             held: Mutex::new(Some(held)),
+            recipe,
+            stored,
         })
     }
 
@@ -164,7 +185,30 @@ impl Session {
         InUse(Arc::clone(self))
     }
 
-    async fn destroy(&self, fate: Fate) {
+    /// The settings from which the session is made again, if it can be suspended.
+    pub fn recipe(&self) -> Option<&Recipe> {
+        self.recipe.as_ref()
+    }
+
+    /// The stored state from which the session went on, if there is one.
+    pub fn stored(&self) -> Option<Arc<Asleep>> {
+        self.stored.clone()
+    }
+
+    /// Notes that the session could not be suspended. It is tried again after `pause`, or after the next use.
+    pub fn put_off(&self, pause: Duration) {
+        lock(&self.uses).not_before = Some(Instant::now() + pause);
+    }
+
+    /// Returns true if the session can be suspended and has been unused for so long.
+    fn may_sleep(&self, idle: Duration) -> bool {
+        let uses = lock(&self.uses);
+        let is_due = uses.not_before.is_none_or(|at| Instant::now() >= at);
+        self.recipe.is_some() && uses.now == 0 && uses.last.elapsed() >= idle && is_due
+    }
+
+    /// Ends the guest, and removes or keeps the folder.
+    pub async fn destroy(&self, fate: Fate) {
         if let Some(folder) = &self.folder {
             folder.decide(fate);
         }
@@ -196,32 +240,13 @@ impl Drop for InUse {
         let mut uses = lock(&self.0.uses);
         uses.now -= 1;
         uses.last = Instant::now();
+        uses.not_before = None;
     }
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
         self.0.0.attached.store(false, Ordering::Release);
-    }
-}
-
-/// The session in a request's path, which belongs to the request's key.
-#[derive(Debug)]
-pub struct OwnSession(pub Arc<Session>);
-
-impl FromRequestParts<App> for OwnSession {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
-        let named = Path::<HashMap<String, String>>::from_request_parts(parts, app).await;
-        let account = parts.extensions.get::<Arc<Account>>();
-        match (named, account) {
-            (Ok(Path(named)), Some(account)) => {
-                let id = named.get("id").map(String::as_str).unwrap_or_default();
-                app.sessions.of(&account.owner, id).map(Self)
-            }
-            _ => Err(ApiError::invalid("the request could not be read")),
-        }
     }
 }
 
@@ -232,7 +257,7 @@ impl Sessions {
     /// 503 when the server is shutting down; the session is then destroyed.
     pub async fn add(&self, session: Arc<Session>) -> Result<(), ApiError> {
         let id = session.id.clone();
-        lock(&self.all).insert(id.clone(), session);
+        lock(&self.all).insert(id.clone(), Place::Awake(session));
         // This check comes after the insertion: either it sees the shutdown, or the shutdown sees the session.
         if self.are_closed() {
             self.remove(&id, Fate::Removed).await;
@@ -241,42 +266,28 @@ impl Sessions {
         Ok(())
     }
 
-    /// A session of this owner.
-    ///
-    /// # Errors
-    /// 404: no session has this id, or it belongs to another key.
-    pub fn of(&self, owner: &str, id: &str) -> Result<Arc<Session>, ApiError> {
-        let session = lock(&self.all).get(id).cloned();
-        session
-            .filter(|session| &*session.owner == owner)
-            .ok_or_else(|| ApiError::no_session(id))
-    }
-
-    /// All sessions of this owner, ordered by id.
-    pub fn all_of(&self, owner: &str) -> Vec<Arc<Session>> {
-        let all = lock(&self.all);
-        let mut own: Vec<_> = all
-            .values()
-            .filter(|session| &*session.owner == owner)
-            .cloned()
-            .collect();
-        own.sort_by(|a, b| a.id.cmp(&b.id));
-        own
-    }
-
-    /// Removes a session and destroys its contents. Its guest is gone when this returns; the guest of a channel is ended by the
-    /// relay.
+    /// Removes a session that is awake, and destroys its contents. Its guest is gone when this returns; the guest of a channel is ended by
+    /// the relay.
     pub async fn remove(&self, id: &str, fate: Fate) {
-        let session = lock(&self.all).remove(id);
+        let session = {
+            let mut all = lock(&self.all);
+            match all.get(id) {
+                Some(Place::Awake(_)) => all.remove(id).and_then(Place::session),
+                _ => None,
+            }
+        };
         if let Some(session) = session {
             session.destroy(fate).await;
         }
     }
 
-    /// Destroys all sessions, and refuses new ones.
+    /// Destroys all sessions, and refuses new ones. Stored states stay.
     pub async fn destroy_all(&self) {
         self.closed.cancel();
-        let all: Vec<_> = lock(&self.all).drain().map(|(_, session)| session).collect();
+        let all: Vec<_> = lock(&self.all)
+            .drain()
+            .filter_map(|(_, place)| place.session())
+            .collect();
         join_all(all.iter().map(|session| session.destroy(Fate::Kept))).await;
     }
 
@@ -292,33 +303,63 @@ impl Sessions {
 
     /// The number of shadows that run, as of each session's last execution.
     pub fn under_way(&self) -> u64 {
-        lock(&self.all)
-            .values()
+        self.awake()
+            .iter()
             .map(|session| lock(&session.counted).under_way())
             .sum()
     }
 
-    fn idle_since(&self, most: Duration) -> Vec<String> {
+    /// The sessions that are awake.
+    pub fn awake(&self) -> Vec<Arc<Session>> {
         let all = lock(&self.all);
-        let idle = all
-            .values()
-            .filter(|session| session.idle_for().is_some_and(|idle| idle >= most));
+        let awake = all.values().filter_map(|place| match place {
+            Place::Awake(session) => Some(Arc::clone(session)),
+            _ => None,
+        });
+        awake.collect()
+    }
+
+    /// The ids of sessions that can be suspended and have been unused for so long.
+    pub fn may_sleep(&self, idle: Duration) -> Vec<String> {
+        let awake = self.awake().into_iter();
+        awake
+            .filter(|session| session.may_sleep(idle))
+            .map(|session| session.id.clone())
+            .collect()
+    }
+
+    fn idle_since(&self, most: Duration) -> Vec<String> {
+        let awake = self.awake().into_iter();
+        let idle = awake.filter(|session| session.idle_for().is_some_and(|idle| idle >= most));
         idle.map(|session| session.id.clone()).collect()
     }
 }
 
-/// Destroys sessions that have been unused for too long.
+/// Ends sessions that have been unused for too long.
 pub(super) async fn expire(app: App) {
     let most = Duration::from_secs_f64(app.args.session_idle_seconds);
     loop {
         tokio::time::sleep((most / 4).clamp(SWEEP.0, SWEEP.1)).await;
         let expired = app.sessions.idle_since(most);
-        for id in &expired {
-            tracing::info!(session = id, "expired");
-            app.metrics.sessions_expired.inc();
-        }
-        join_all(expired.iter().map(|id| app.sessions.remove(id, Fate::Kept))).await;
+        join_all(expired.into_iter().map(|id| expire_one(&app, id, most))).await;
     }
+}
+
+async fn expire_one(app: &App, id: String, most: Duration) {
+    if end_unused(app, &id, most).await {
+        tracing::info!(session = id, "expired");
+        app.metrics.sessions_expired.inc();
+    }
+}
+
+/// Ends a session that has been unused for so long. If it has a stored state, it is suspended with that. Returns false if it is in use.
+async fn end_unused(app: &App, id: &str, idle: Duration) -> bool {
+    let Some((session, moving)) = Sessions::begin_to_end(app, id, idle) else {
+        return false;
+    };
+    session.destroy(Fate::Kept).await;
+    moving.end(session.stored().map(Known::Asleep), Ok(()));
+    true
 }
 
 /// Watches the folder of a session. Destroys a session whose folder grows while nobody uses the session.
@@ -332,7 +373,7 @@ pub(super) async fn watch_folder(app: App, folder: Arc<Folder>, session: Weak<Se
             why,
             "ended: it writes while nobody uses it"
         );
-        app.sessions.remove(workspace.session(), Fate::Kept).await;
+        end_unused(&app, workspace.session(), Duration::ZERO).await;
     }
 }
 

@@ -24,7 +24,7 @@ const PRELOAD: &str = "numpy,pandas,scipy.stats,scipy.optimize,scipy.interpolate
     hashlib,base64,io,pathlib,typing,dataclasses,asyncio,concurrent.futures,subprocess,urllib.parse,html,xml.etree.ElementTree";
 
 /// Bytes of a MiB.
-const MIB: u64 = 1 << 20;
+pub(super) const MIB: u64 = 1 << 20;
 
 /// Options of `sandglass-host serve`.
 #[derive(Debug, Clone, clap::Args)]
@@ -68,6 +68,10 @@ pub struct ServeArgs {
     /// Spares, and stateless runs.
     #[command(flatten)]
     pub warm: WarmArgs,
+
+    /// Suspended sessions.
+    #[command(flatten)]
+    pub suspend: SuspendArgs,
 
     /// A file with one key per line: `name key`, or only the key. The variable SANDGLASS_KEYS takes the same text.
     #[arg(long, env = "SANDGLASS_KEYS_FILE", value_name = "FILE", help_heading = "Access")]
@@ -194,6 +198,47 @@ pub struct WarmArgs {
     pub state_max_size_mb: u64,
 }
 
+/// Options of suspended sessions.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Suspended sessions")]
+pub struct SuspendArgs {
+    /// Keep the states of unused sessions in DIR, and end their guests. The next request wakes a session, on a later server as well.
+    #[arg(long, env = "SANDGLASS_STATE_DIR", value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// A file with the key that encrypts the states: 64 hexadecimal digits. The variable SANDGLASS_STATE_KEY takes the same text. By
+    /// default, a new key is made in DIR/key.
+    #[arg(long, env = "SANDGLASS_STATE_KEY_FILE", value_name = "FILE", requires = "state_dir")]
+    pub state_key_file: Option<PathBuf>,
+    /// Seconds without use after which a session is suspended.
+    #[arg(long, env = "SANDGLASS_SUSPEND_AFTER", default_value = "300", value_parser = seconds, value_name = "SECONDS")]
+    pub suspend_after: f64,
+    /// Seconds after which a suspended session is removed that nobody wakes.
+    #[arg(long, env = "SANDGLASS_FORGET_AFTER", default_value = "2592000", value_parser = seconds, value_name = "SECONDS")]
+    pub forget_after: f64,
+    /// Suspended sessions.
+    #[arg(
+        long,
+        env = "SANDGLASS_MAX_SUSPENDED",
+        default_value_t = 10_000,
+        value_name = "NUMBER"
+    )]
+    pub max_suspended: u64,
+    /// Suspended sessions of one key.
+    #[arg(
+        long,
+        env = "SANDGLASS_MAX_SUSPENDED_PER_KEY",
+        default_value_t = 1_000,
+        value_name = "NUMBER"
+    )]
+    pub max_suspended_per_key: u64,
+    /// Largest state of a session with its files, in MiB. A session with a larger one is not suspended.
+    #[arg(long, env = "SANDGLASS_MAX_SUSPENDED_MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1024), value_name = "MIB")]
+    pub max_suspended_mib: u64,
+    /// States of one key's suspended sessions, in MiB together. Each counts as one at least.
+    #[arg(long, env = "SANDGLASS_MAX_SUSPENDED_MIB_PER_KEY", default_value_t = 4_096, value_parser = clap::value_parser!(u64).range(1..=1 << 24), value_name = "MIB")]
+    pub max_suspended_mib_per_key: u64,
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.001..=1e7).contains(&seconds) => Ok(seconds),
@@ -259,6 +304,9 @@ impl ServeArgs {
         Bounds {
             sessions: self.max_sessions,
             sessions_per_key: self.max_sessions_per_key,
+            stored: self.suspend.max_suspended,
+            stored_per_key: self.suspend.max_suspended_per_key,
+            stored_mib_per_key: self.suspend.max_suspended_mib_per_key,
             executions_per_key: self.max_executions_per_key,
             // Some connections are left for everybody else.
             requests_per_key: u64::from(self.max_connections)
@@ -304,7 +352,7 @@ mod tests {
         assert!(open.keys(&Secrets::default()).unwrap_err().contains("no keys"));
         let secrets = Secrets {
             keys: Some("ann 0123456789abcdef".to_owned()),
-            llm_key: None,
+            ..Secrets::default()
         };
         assert!(!open.keys(&secrets).unwrap().is_empty());
         assert!(
@@ -324,7 +372,7 @@ mod tests {
         std::fs::write(file.path(), "bob fedcba9876543210\n").unwrap();
         let secrets = Secrets {
             keys: Some("ann 0123456789abcdef".to_owned()),
-            llm_key: None,
+            ..Secrets::default()
         };
         let keys = args(&["--keys-file", file.path().to_str().unwrap()])
             .keys(&secrets)

@@ -216,6 +216,19 @@ impl Folder {
         if was_over { self.room_for(0).await } else { Ok(()) }
     }
 
+    /// Returns true if there is anything in the folder.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub async fn has_files(&self) -> Result<bool, ApiError> {
+        let workspace = Arc::clone(&self.workspace);
+        let listed = off_the_workers(move || workspace.list("")).await?;
+        listed.map(|listing| !listing.entries.is_empty()).map_err(|error| {
+            tracing::error!(session = self.workspace.session(), %error, "a workspace cannot be listed");
+            ApiError::internal("the session's folder could not be listed; the server's log says why")
+        })
+    }
+
     /// Measures the folder. Returns its bytes, and the excess if `more` bytes were added.
     async fn look(&self, more: u64) -> Result<(u64, Option<String>), ApiError> {
         let workspace = Arc::clone(&self.workspace);

@@ -13,12 +13,12 @@ use serde_json::{Value as Json, json};
 use super::App;
 use super::bodies::{self, Taken, media_type, off_the_workers, sized, take, take_json};
 use super::errors::ApiError;
+use super::own_session::OwnSession;
 use super::quotas::Account;
-use super::sessions::OwnSession;
 use sandglass_host::Value;
 
 /// `GET /v1/sessions/{id}/variables`.
-pub async fn list(OwnSession(session): OwnSession) -> Result<Response, ApiError> {
+pub async fn list(OwnSession(session, ..): OwnSession) -> Result<Response, ApiError> {
     let (sandbox, _in_use) = session.sandbox()?;
     let variables = sandbox.list_variables().await?;
     bodies::json(StatusCode::OK, variables.len() * 100, json!({ "variables": variables })).await
@@ -26,7 +26,7 @@ pub async fn list(OwnSession(session): OwnSession) -> Result<Response, ApiError>
 
 /// `GET /v1/sessions/{id}/variables/{name}`.
 pub async fn get(
-    OwnSession(session): OwnSession,
+    OwnSession(session, ..): OwnSession,
     Path((_, name)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
     let (sandbox, _in_use) = session.sandbox()?;
@@ -63,7 +63,7 @@ struct Set {
 pub async fn set(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,
-    OwnSession(session): OwnSession,
+    OwnSession(session, ..): OwnSession,
     Path((_, name)): Path<(String, String)>,
     headers: HeaderMap,
     body: Body,

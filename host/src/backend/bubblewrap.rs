@@ -408,6 +408,7 @@ impl Args {
             }
         }
         args.bind("--ro-bind", &view.etc, Path::new("/etc"));
+        args.enterable_parents(Path::new(PACKAGE));
         args.bind("--ro-bind", &view.package, Path::new(PACKAGE));
         args.add(["--proc", "/proc", "--dev", "/dev"]);
         args.folder("/dev/shm", resources.tmp_bytes);

@@ -176,6 +176,7 @@ impl SandboxTask {
             Message::Line(execution, number, answer) => drop(answer.send(self.session.line(execution, number))),
             Message::Predictions(answer) => drop(answer.send(self.session.predictions())),
             Message::Stats(answer) => drop(answer.send(self.session.stats())),
+            Message::Past(answer) => drop(answer.send(self.session.past())),
             Message::Destroy(gone) => {
                 told.extend(gone);
                 self.tell(Input::Destroy);

@@ -9,7 +9,7 @@ use sandglass_core::limits::MAX_CHECKPOINTS;
 use sandglass_core::protocol::{GuestInfo, QUERIES};
 use sandglass_core::{BudgetLimits, Error, Limits, Profile, Session};
 
-use super::{Capabilities, Sandbox};
+use super::{Capabilities, Past, Sandbox, Spent};
 use crate::backend;
 use crate::callbacks::{self, Answer, Functions, HostCall, HostFunctions, Query};
 use crate::driver::{Callbacks, Driver, OnStart, now};
@@ -33,6 +33,8 @@ pub struct SandboxBuilder {
     contextless: bool,
     budget: Option<Budget>,
     budget_limits: BudgetLimits,
+    spent: Spent,
+    past: Option<Past>,
     functions: Functions,
     callbacks: Callbacks,
     on_start: Option<OnFacts>,
@@ -219,6 +221,20 @@ impl SandboxBuilder {
         self
     }
 
+    /// Sets the part of the budget that is used up already. A [shared budget](SandboxBuilder::shared_budget) has its own.
+    #[must_use]
+    pub fn spent(mut self, spent: Spent) -> Self {
+        self.spent = spent;
+        self
+    }
+
+    /// Goes on after the past of another sandbox. Open its variables before anything else ([`Sandbox::open_state`]).
+    #[must_use]
+    pub fn past(mut self, past: Past) -> Self {
+        self.past = Some(past);
+        self
+    }
+
     /// Sets a budget that the sandbox shares with others. Its times are on the clock of [`now`].
     #[must_use]
     pub fn shared_budget(mut self, budget: Budget) -> Self {
@@ -314,7 +330,11 @@ impl SandboxBuilder {
         let queries = queries.cloned().collect();
         let budget = match self.budget {
             Some(budget) => budget,
-            None => Budget::new(self.budget_limits, now()),
+            None => {
+                let budget = Budget::new(self.budget_limits, now() - self.spent.time_ms);
+                budget.charge(&self.spent.usage);
+                budget
+            }
         };
         let session = Session::new(limits.clone(), names)
             .with_budget(budget.clone())
@@ -324,6 +344,10 @@ impl SandboxBuilder {
             session.without_context()
         } else {
             session
+        };
+        let session = match self.past {
+            Some(Past(past)) => session.with_past(past),
+            None => session,
         };
         let backend = launcher.kind();
         let on_start = self.on_start.map(|callback| {

@@ -15,6 +15,7 @@ mod host_calls;
 mod kept;
 mod lifecycle;
 mod packages;
+mod past;
 mod paused;
 mod records;
 mod several;

@@ -129,8 +129,8 @@ fn refused(status: &str, headers: &str) -> Step {
 async fn server(endpoint: &Endpoint) -> TestServer {
     let args = args(&["--llm-url", &endpoint.url, "--llm-model", "large,small"]);
     let secrets = Secrets {
-        keys: None,
         llm_key: Some(KEY.to_owned()),
+        ..Secrets::default()
     };
     TestServer::with(args, secrets).await
 }

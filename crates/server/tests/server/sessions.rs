@@ -448,10 +448,6 @@ async fn everything_else_is_an_error_in_json() {
         response.json::<Value>().await.unwrap()["error"]["code"],
         "method_not_allowed"
     );
-    assert_eq!(
-        refusal(server.post("/v1/sessions/x/fork", &json!({}))).await,
-        (501, "not_implemented".to_owned())
-    );
     server.key = Some(BOB);
     assert_eq!(
         refusal(server.get("/v1/sessions/x/channel")).await,

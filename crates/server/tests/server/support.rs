@@ -52,7 +52,7 @@ impl TestServer {
     pub async fn with_keys(more: &[&str]) -> Self {
         let secrets = Secrets {
             keys: Some(format!("ann {ANN}\nbob {BOB}")),
-            llm_key: None,
+            ..Secrets::default()
         };
         let mut server = Self::with(args(more), secrets).await;
         server.key = Some(ANN);

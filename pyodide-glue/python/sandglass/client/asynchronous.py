@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from inspect import isawaitable
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from sandglass.client.calls import Tools
 from sandglass.client.connection import Answer, Asked, Connection
@@ -185,6 +185,19 @@ class AsyncSandbox:
     async def open_state(self, state: bytes) -> None:
         """Takes the variables of `capture_state`."""
         await self._run(self._session.open_state(state))
+
+    @overload
+    async def fork(self) -> AsyncSandbox: ...
+    @overload
+    async def fork(self, count: int) -> list[AsyncSandbox]: ...
+    async def fork(self, count: int | None = None) -> AsyncSandbox | list[AsyncSandbox]:
+        """Copies the sandbox: see `Sandbox.fork`."""
+        copies = []
+        for session in await self._run(self._session.fork(1 if count is None else count)):
+            copy = type(self).__new__(type(self))
+            copy._session, copy._opening = session, asyncio.Lock()
+            copies.append(copy)
+        return copies[0] if count is None else copies
 
     async def checkpoint(self) -> int:
         """Saves the state now. Returns the number of the execution whose state it is, 0 before the first."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from posixpath import basename, join
 from queue import Empty, SimpleQueue
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from sandglass.client import workers
 from sandglass.client.calls import Tools
@@ -218,6 +218,23 @@ class Sandbox:
     def open_state(self, state: bytes) -> None:
         """Takes the variables of `capture_state`."""
         self._run(self._session.open_state(state))
+
+    @overload
+    def fork(self) -> Sandbox: ...
+    @overload
+    def fork(self, count: int) -> list[Sandbox]: ...
+    def fork(self, count: int | None = None) -> Sandbox | list[Sandbox]:
+        """Copies the sandbox, with the same options and callbacks. With `count`, returns so many copies, or none.
+
+        Each copy is isolated on its own, and has the variables, files and contexts by value. `state.lost` of its next
+        execution names what it lacks, such as generators. Destroy it on its own.
+        """
+        copies = []
+        for session in self._run(self._session.fork(1 if count is None else count)):
+            copy = type(self).__new__(type(self))
+            copy._session = session
+            copies.append(copy)
+        return copies[0] if count is None else copies
 
     def checkpoint(self) -> int:
         """Saves the state now. Returns the number of the execution whose state it is, 0 before the first."""

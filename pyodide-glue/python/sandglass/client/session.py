@@ -151,6 +151,7 @@ class Session:
         self, kind: str, url: str | None, api_key: str | None, options: SandboxOptions, *, has_cells: bool = False
     ) -> None:
         given = cast("dict[str, Any]", options)
+        self._kind, self._options = kind, options
         self._written = write_options(given, kind)
         if has_cells:
             if not self._written.get("workspace"):
@@ -381,6 +382,28 @@ class Session:
 
     def open_state(self, state: bytes) -> Ask[None]:
         return Ask("openState", _nothing, values=_value(state, "state"))
+
+    def fork(self, count: int) -> Ask[list[Session]]:
+        """Makes copies of the sandbox, with the same options and callbacks."""
+
+        def read(message: Message) -> list[Session]:
+            assert self._connection
+            copies = []
+            for created in _result(message)["sandboxes"]:
+                copy = self._copy()
+                copy.created(self._connection, created)
+                copies.append(copy)
+            return copies
+
+        return Ask("fork", read, {"count": count})
+
+    def _copy(self) -> Session:
+        copy = Session(self._kind, self._url, self._api_key, self._options)
+        copy.tools.clear()
+        copy.tools.update(self.tools)
+        copy.output_fields = self.output_fields
+        copy._configured = None  # its functions are those that the host knew last
+        return copy
 
     def checkpoint(self) -> Ask[int]:
         return Ask("checkpoint", _execution)

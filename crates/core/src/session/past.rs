@@ -1,0 +1,84 @@
+//! The past of a session whose variables are written by value: all that a later session needs to go on, but the variables themselves.
+//!
+//! [`VariableCommand::Capture`](super::VariableCommand::Capture) writes the variables. The later session begins with the past, and opens
+//! the variables before it runs anything.
+
+use serde::{Deserialize, Serialize};
+
+use super::contexts::Contexts;
+use super::{Body, Session};
+use crate::execution::{LostVariable, StateReport};
+use crate::limits::MAX_NAMES;
+
+/// The past of a session. In JSON, a body is what the driver puts in its place ([`Past::map`]).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Past<B> {
+    last_execution: u32,
+    contexts: Contexts<B>,
+    /// The user's variables, as last reported.
+    names: Vec<String>,
+    /// A loss of state that no execution has reported yet.
+    untold: Option<StateReport>,
+}
+
+impl<B> Past<B> {
+    /// Replaces each body.
+    pub fn map<C>(self, mut replace: impl FnMut(B) -> C) -> Past<C> {
+        Past {
+            last_execution: self.last_execution,
+            contexts: self.contexts.map(&mut replace),
+            names: self.names,
+            untold: self.untold,
+        }
+    }
+
+    /// The number of executions that were requested.
+    pub fn execution(&self) -> u32 {
+        self.last_execution
+    }
+
+    /// Has the next execution report variables that could not be written.
+    pub fn add_lost(&mut self, lost: Vec<LostVariable>) {
+        if lost.is_empty() {
+            return;
+        }
+        self.names.retain(|name| !lost.iter().any(|lost| lost.name == *name));
+        let mut report = StateReport::kept();
+        report.add(lost.into_iter().take(MAX_NAMES));
+        self.tell_later(report);
+    }
+
+    /// Has the next execution report that the state is this one again, because executions after it are undone.
+    pub fn is_returned_to(&mut self) {
+        self.tell_later(StateReport::restored(self.last_execution, [], ""));
+    }
+
+    fn tell_later(&mut self, mut report: StateReport) {
+        report.add_earlier(self.untold.take());
+        self.untold = Some(report);
+    }
+}
+
+impl<B: Body> Session<B> {
+    /// The session's past up to now.
+    pub fn past(&self) -> Past<B> {
+        Past {
+            last_execution: self.interpreter.last_execution,
+            contexts: self.interpreter.contexts.clone(),
+            names: self.interpreter.names.clone(),
+            untold: self.interpreter.untold_loss.clone(),
+        }
+    }
+
+    /// Goes on after the past of another session. The driver opens the variables next.
+    #[must_use]
+    pub fn with_past(mut self, past: Past<B>) -> Self {
+        let interpreter = &mut self.interpreter;
+        interpreter.last_execution = past.last_execution;
+        interpreter.checkpoints.execution = past.last_execution;
+        interpreter.contexts = past.contexts;
+        interpreter.names = past.names;
+        interpreter.untold_loss = past.untold;
+        self
+    }
+}

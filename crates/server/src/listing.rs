@@ -1,0 +1,79 @@
+//! The routes that list and destroy sessions. None of them wakes a suspended session.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value as Json, json};
+
+use super::App;
+use super::bodies;
+use super::create::capabilities;
+use super::errors::ApiError;
+use super::own_session::OwnId;
+use super::quotas::Account;
+use super::sessions::Known;
+use super::storage::Fate;
+use super::suspending;
+
+fn told(known: &Known) -> Json {
+    match known {
+        Known::Awake(session) => json!({
+            "id": session.id,
+            "backend": session.backend(),
+            "idleSeconds": session.idle_for().map_or(0.0, |idle| idle.as_secs_f64()),
+            "capabilities": capabilities(session),
+        }),
+        Known::Asleep(asleep) => json!({
+            "id": asleep.id,
+            "backend": asleep.head.about["backend"],
+            "idleSeconds": asleep.age().as_secs_f64(),
+            "capabilities": asleep.head.about["capabilities"],
+            "suspended": true,
+        }),
+    }
+}
+
+/// `GET /v1/sessions`.
+pub async fn list(State(app): State<App>, Extension(account): Extension<Arc<Account>>) -> Result<Response, ApiError> {
+    let sessions: Vec<_> = app.sessions.all_of(&account.owner).iter().map(told).collect();
+    bodies::json(StatusCode::OK, sessions.len() * 200, json!({ "sessions": sessions })).await
+}
+
+/// `GET /v1/sessions/{id}`.
+pub async fn show(State(app): State<App>, OwnId(id, account): OwnId) -> Result<Response, ApiError> {
+    let (known, _) = app.sessions.of(&account.owner, &id)?;
+    bodies::json(StatusCode::OK, 0, told(&known)).await
+}
+
+/// `DELETE /v1/sessions/{id}`.
+pub async fn destroy(State(app): State<App>, OwnId(id, account): OwnId) -> Result<Response, ApiError> {
+    // The removal goes on when the client leaves.
+    let removing = tokio::spawn(remove(app, account, id));
+    removing
+        .await
+        .map_err(|_| ApiError::internal("the session could not be destroyed; this is a bug"))??;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn remove(app: App, account: Arc<Account>, id: String) -> Result<(), ApiError> {
+    let mut found = app.sessions.of(&account.owner, &id)?;
+    loop {
+        match found {
+            (_, Some(settled)) => drop(settled.wait().await),
+            (Known::Asleep(_), None) => suspending::forget(&app, &id).await?,
+            (Known::Awake(session), None) => {
+                // The stored state goes first: a server that is killed in between must not bring the session back.
+                suspending::forget_stored(&app, &session).await?;
+                app.sessions.remove(&id, Fate::Removed).await;
+            }
+        }
+        // It may have begun to move in between.
+        found = match app.sessions.of(&account.owner, &id) {
+            Ok(found) => found,
+            Err(_) => return Ok(()),
+        };
+    }
+}

@@ -1,0 +1,251 @@
+//! The stored states of suspended sessions: where they are, and whose.
+//!
+//! | module | does |
+//! |---|---|
+//! | this one | opens the store, and knows what is in it |
+//! | `suspending` | writes sessions that nobody uses, and ends their guests |
+//! | `waking` | brings a suspended session back when it is used |
+//!
+//! Decisions: `docs/internals/server.md`.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::http::StatusCode;
+use sandglass_core::budget::Usage;
+use sandglass_host::args::Secrets;
+use sandglass_states::{FolderStore, Found, Head, MasterKey, SessionId, StateError, States, Tenant};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
+
+use super::errors::ApiError;
+use super::quotas::{Account, Held};
+use super::settings::{MIB, ServeArgs};
+
+/// The name of the key's file in the folder of states, if the operator gives no key.
+const KEY_FILE: &str = "key";
+/// The age from which objects are collected that nobody needs.
+const COLLECTED_AGE: Duration = Duration::from_secs(60);
+
+/// The options with which a client made a session, as it gave them, without the context.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Recipe(pub Map<String, Json>);
+
+/// The settings of a stored session.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Stored {
+    pub(super) recipe: Recipe,
+    /// The use of the session's budget so far.
+    pub(super) spent: Usage,
+    /// The time at which the budget began, in milliseconds since 1970, if it limits time.
+    pub(super) budget_began_ms: Option<f64>,
+}
+
+/// A suspended session.
+#[derive(Debug)]
+pub struct Asleep {
+    /// The session's id.
+    pub id: String,
+    /// The session's owner.
+    pub owner: Arc<str>,
+    /// The facts about its state.
+    pub head: Head,
+    /// True if the session went on from this state. Then clients have seen a newer one.
+    is_left: AtomicBool,
+    /// Its place in the quota. `None` if a former server stored more than this one allows.
+    held: Mutex<Option<Held>>,
+}
+
+impl Asleep {
+    /// A session that is stored.
+    pub fn new(id: String, owner: Arc<str>, head: Head, held: Option<Held>) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            owner,
+            is_left: AtomicBool::new(head.awake),
+            head,
+            held: Mutex::new(held),
+        })
+    }
+
+    /// Takes the state's place in the quota, or gives it up.
+    pub fn hold(&self, held: Option<Held>) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
+    }
+
+    /// Returns true if the session went on from this state. Its later executions are undone when it comes back from here.
+    pub fn is_left(&self) -> bool {
+        self.is_left.load(Ordering::Acquire)
+    }
+
+    /// Notes that the session goes on from this state.
+    pub fn leave(&self) {
+        self.is_left.store(true, Ordering::Release);
+    }
+
+    /// The time since the state was written.
+    pub fn age(&self) -> Duration {
+        Duration::from_millis(now_ms().saturating_sub(self.head.written_ms))
+    }
+}
+
+/// The store of suspended sessions.
+#[derive(Debug)]
+pub struct Suspension {
+    tenants: HashMap<Arc<str>, Owned>,
+    /// The time without use after which a session is suspended.
+    pub after: Duration,
+    /// The age from which a state is removed that nobody wakes.
+    pub forget_after: Duration,
+    /// The most bytes of a session's state and files.
+    pub most_bytes: u64,
+}
+
+/// The states of an owner.
+#[derive(Debug)]
+struct Owned {
+    tenant: Arc<Tenant>,
+    /// True if there may be objects that nobody needs.
+    has_garbage: AtomicBool,
+    /// The reason for which the last collection failed, so that it is logged once.
+    problem: Mutex<Option<String>>,
+}
+
+impl Suspension {
+    /// Opens the store of the settings; `None` without one. It is open in one server at a time.
+    ///
+    /// # Errors
+    /// The store cannot be used, or the settings contradict each other.
+    pub fn open(args: &ServeArgs, secrets: &Secrets, owners: &[Arc<str>]) -> Result<Option<Self>, String> {
+        let (suspend, idle) = (&args.suspend, args.session_idle_seconds);
+        let Some(folder) = &suspend.state_dir else {
+            return Ok(None);
+        };
+        if suspend.suspend_after >= idle {
+            return Err(format!(
+                "--suspend-after is {} s, but --session-idle-seconds ends sessions after {idle} s: give a shorter time",
+                suspend.suspend_after
+            ));
+        }
+        let told = |error: StateError| format!("--state-dir (SANDGLASS_STATE_DIR): {error}");
+        let store = FolderStore::open(folder).map_err(told)?;
+        let key = match (&suspend.state_key_file, &secrets.state_key) {
+            (Some(_), Some(_)) => return Err("give --state-key-file or SANDGLASS_STATE_KEY, not both".to_owned()),
+            (Some(file), None) => MasterKey::from_file(file),
+            (None, Some(text)) => MasterKey::parse(text),
+            (None, None) => MasterKey::from_file_or_new(&store.path().join(KEY_FILE)),
+        };
+        let states = States::new(Arc::new(store), key.map_err(told)?).map_err(told)?;
+        let owned = |owner: &Arc<str>| {
+            let tenant = Arc::new(states.tenant(owner).map_err(told)?);
+            let owned = Owned {
+                tenant,
+                has_garbage: AtomicBool::new(true), // of a server that was killed
+                problem: Mutex::default(),
+            };
+            Ok((Arc::clone(owner), owned))
+        };
+        Ok(Some(Self {
+            tenants: owners.iter().map(owned).collect::<Result<_, String>>()?,
+            after: Duration::from_secs_f64(suspend.suspend_after),
+            forget_after: Duration::from_secs_f64(suspend.forget_after),
+            most_bytes: suspend.max_suspended_mib * MIB,
+        }))
+    }
+
+    /// The suspended sessions of an owner. Those whose facts cannot be read are among them, so that their owner is told.
+    ///
+    /// # Errors
+    /// They cannot be listed.
+    pub fn sessions(&self, account: &Account) -> Result<Vec<Arc<Asleep>>, String> {
+        let Some(owned) = self.tenants.get(&account.owner) else {
+            return Ok(Vec::new());
+        };
+        let sessions = owned.tenant.sessions().map_err(|error| error.to_string())?;
+        let asleep = |(id, head): Found| {
+            let head = head.unwrap_or_else(|error| {
+                tracing::error!(session = %id, owner = %account.owner, %error, "the state of a suspended session cannot be read");
+                Head {
+                    written_ms: now_ms(),
+                    ..Head::default()
+                }
+            });
+            let held = account.stored(head.bytes).ok();
+            Asleep::new(id.to_string(), Arc::clone(&account.owner), head, held)
+        };
+        Ok(sessions.into_iter().map(asleep).collect())
+    }
+
+    /// The states of an owner.
+    ///
+    /// # Errors
+    /// 500: the server does not know the owner.
+    pub fn tenant(&self, owner: &str) -> Result<Arc<Tenant>, ApiError> {
+        let owned = self.tenants.get(owner);
+        owned
+            .map(|owned| Arc::clone(&owned.tenant))
+            .ok_or_else(|| ApiError::internal("the key has no stored states; this is a bug"))
+    }
+
+    /// Notes that some objects of an owner may not be needed any more.
+    pub fn has_garbage(&self, owner: &str) {
+        if let Some(owned) = self.tenants.get(owner) {
+            owned.has_garbage.store(true, Ordering::Release);
+        }
+    }
+
+    /// Removes objects that nobody needs. Blocks as long as the disk does.
+    pub fn collect(&self) {
+        for (owner, owned) in &self.tenants {
+            if !owned.has_garbage.swap(false, Ordering::AcqRel) {
+                continue;
+            }
+            let collected = owned.tenant.collect(COLLECTED_AGE);
+            let mut problem = owned.problem.lock().unwrap_or_else(PoisonError::into_inner);
+            match collected {
+                Ok(collected) => {
+                    *problem = None;
+                    if collected.too_young > 0 {
+                        owned.has_garbage.store(true, Ordering::Release);
+                    }
+                    if collected.removed > 0 {
+                        tracing::debug!(%owner, removed = collected.removed, "objects of states are removed");
+                    }
+                }
+                Err(error) => {
+                    owned.has_garbage.store(true, Ordering::Release);
+                    let why = error.to_string();
+                    if problem.as_ref() != Some(&why) {
+                        tracing::error!(%owner, %error, "old objects of states are left behind");
+                        *problem = Some(why);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The text of a session's id, as the store has it.
+pub(super) fn session_id(id: &str) -> Result<SessionId, ApiError> {
+    id.parse().map_err(|_| ApiError::no_session(id))
+}
+
+/// The error for a client whose session cannot be woken.
+pub(super) fn unreadable(id: &str, error: &StateError) -> ApiError {
+    if error.is_damage() {
+        let message = format!(
+            "session {id} is suspended, and cannot be woken: {error}. Other sessions are not affected; delete this one (DELETE …)"
+        );
+        return ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "state_damaged", message);
+    }
+    let message = format!("session {id} is suspended, and its state cannot be read now: {error}; it stays suspended");
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "state_unavailable", message).retry_after(10)
+}
+
+/// The time now, in milliseconds since 1970.
+pub(super) fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}

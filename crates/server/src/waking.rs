@@ -1,0 +1,202 @@
+//! The return of suspended sessions, when they are used.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::http::StatusCode;
+use sandglass_core::Error;
+use sandglass_core::execution::LostVariable;
+use sandglass_host::Sandbox;
+use sandglass_host::sandbox::{Files, Past, Spent};
+use sandglass_rpc::options::Options;
+use sandglass_states::{Saved, StateError};
+
+use super::App;
+use super::bodies::off_the_workers;
+use super::create::{Prepared, bounds, prepare, watch};
+use super::errors::ApiError;
+use super::quotas::Account;
+use super::sessions::{InUse, Kind, Known, Move, Session, Sessions, Target};
+use super::storage::Fate;
+use super::suspension::{Asleep, Stored, Suspension, now_ms, session_id, unreadable};
+
+/// A session of this key, in use. A suspended session is woken first.
+///
+/// # Errors
+/// 404: no session has this id, or it belongs to another key. Otherwise the reason why the session cannot be woken; it stays suspended.
+pub async fn awake(app: &App, account: &Arc<Account>, id: &str) -> Result<(Arc<Session>, InUse), ApiError> {
+    loop {
+        match Sessions::to_use(app, &account.owner, id)? {
+            Target::Awake(session, in_use) => return Ok((session, in_use)),
+            Target::Moving(settled) => settled.wait().await?,
+            Target::Asleep(asleep, moving) => {
+                let settled = moving.settled();
+                // Others may wait as well, so this goes on when the client leaves.
+                tokio::spawn(wake(app.clone(), Arc::clone(account), asleep, moving));
+                settled.wait().await?;
+            }
+        }
+    }
+}
+
+async fn wake(app: App, account: Arc<Account>, asleep: Arc<Asleep>, moving: Move) {
+    let began = Instant::now();
+    match revived(&app, &account, &asleep).await {
+        Ok(session) => {
+            app.metrics.wake("ok", began.elapsed());
+            tracing::info!(session = session.id, owner = %session.owner, ms = began.elapsed().as_secs_f64() * 1_000.0, "woken");
+            watch(&app, &session);
+            if !moving.end(Some(Known::Awake(Arc::clone(&session))), Ok(())) {
+                session.destroy(Fate::Kept).await; // the server has shut down
+            }
+        }
+        Err(error) => {
+            app.metrics.wake(error.code, began.elapsed());
+            tracing::warn!(session = asleep.id, owner = %asleep.owner, code = error.code, why = error.message, "not woken");
+            moving.end_in_vain(Err(error));
+        }
+    }
+}
+
+/// Makes a session of a stored state.
+async fn revived(app: &App, account: &Account, asleep: &Arc<Asleep>) -> Result<Arc<Session>, ApiError> {
+    if app.ending.is_cancelled() {
+        return Err(ApiError::shutting_down());
+    }
+    let suspension = app.suspension.as_ref();
+    let suspension = suspension.ok_or_else(|| ApiError::internal("there is no store of states; this is a bug"))?;
+    let place = account.session()?;
+    let saved = read(suspension, asleep).await?;
+    let (stored, past) = understood(asleep, &saved)?;
+    let options = Options::read(stored.recipe.0.clone(), &bounds(app)).map_err(|error| {
+        refused(
+            asleep,
+            format!("this server does not allow its settings any more: {error}"),
+        )
+    })?;
+    let prepared = prepare(app, &account.owner, asleep.id.clone(), &options).await?;
+    // Files on disk outlive a server that was killed, and are newer than the stored ones.
+    let fate = if asleep.is_left() { Fate::Kept } else { Fate::Removed };
+    if let Some(folder) = prepared.folder() {
+        folder.decide(fate);
+    }
+    let spent = Spent {
+        usage: stored.spent,
+        time_ms: stored
+            .budget_began_ms
+            .map_or(0.0, |began| (ms_as_float(now_ms()) - began).max(0.0)),
+    };
+    let builder = prepared.builder(app, &options).past(past).spent(spent);
+    let sandbox = builder.build().await?;
+    let opened = open(app, asleep, &prepared, &sandbox, saved).await;
+    let opened = match opened {
+        Ok(()) => mark_awake(suspension, asleep).await,
+        Err(error) => Err(error),
+    };
+    let kind = Kind::Sandbox(sandbox);
+    let session = prepared.session(
+        &account.owner,
+        kind,
+        place,
+        (Some(stored.recipe), Some(Arc::clone(asleep))),
+    );
+    match opened {
+        Ok(()) => Ok(session),
+        Err(error) => {
+            session.destroy(fate).await;
+            Err(error)
+        }
+    }
+}
+
+/// Reads the stored state.
+async fn read(suspension: &Suspension, asleep: &Asleep) -> Result<Saved, ApiError> {
+    let (tenant, id) = (suspension.tenant(&asleep.owner)?, session_id(&asleep.id)?);
+    // An earlier server may have allowed more.
+    let most = asleep.head.bytes.max(suspension.most_bytes);
+    let saved = off_the_workers(move || tenant.read(id, most)).await?;
+    let missing = || StateError::Damaged("its file is missing".to_owned());
+    let saved = saved.and_then(|saved| saved.ok_or_else(missing));
+    saved.map_err(|error| unreadable(&asleep.id, &error))
+}
+
+/// The host's parts of a stored state.
+fn understood(asleep: &Asleep, saved: &Saved) -> Result<(Stored, Past), ApiError> {
+    let malformed = |problem: String| {
+        let error = StateError::Damaged(problem);
+        unreadable(&asleep.id, &error)
+    };
+    let stored = serde_json::from_value(saved.settings.clone()).map_err(|error| malformed(error.to_string()))?;
+    let past = Past::from_parts(saved.past.clone(), &saved.bodies);
+    let mut past = past.map_err(|error| malformed(error.to_string()))?;
+    let lost = saved.lost.iter().map(|lost| LostVariable {
+        name: lost.name.clone(),
+        reason: lost.reason.clone(),
+    });
+    past.add_lost(lost.collect());
+    if asleep.is_left() {
+        // It was awake once more, and ended without being suspended again.
+        past.is_returned_to();
+    }
+    Ok((stored, past))
+}
+
+/// Gives a fresh guest the files and the variables.
+async fn open(
+    app: &App,
+    asleep: &Asleep,
+    prepared: &Prepared,
+    sandbox: &Sandbox,
+    saved: Saved,
+) -> Result<(), ApiError> {
+    let has_newer_files = match prepared.folder().filter(|_| asleep.is_left()) {
+        Some(folder) => folder.has_files().await?,
+        None => false,
+    };
+    if !has_newer_files {
+        give_files(sandbox, &saved).await?;
+    }
+    let most = asleep
+        .head
+        .bytes
+        .max(app.suspension.as_ref().map_or(0, |store| store.most_bytes));
+    match sandbox.open_state(saved.state, most).await {
+        Err(error @ Error::InvalidOption { .. }) => {
+            Err(refused(asleep, format!("its variables cannot be opened: {error}")))
+        }
+        opened => Ok(opened?),
+    }
+}
+
+/// Gives a fresh guest the files of a state.
+pub(super) async fn give_files(sandbox: &Sandbox, saved: &Saved) -> Result<(), Error> {
+    let files = saved.files.iter().map(|file| (file.path.clone(), file.body.clone()));
+    let files = Files {
+        files: files.collect(),
+        folders: saved.folders.clone(),
+        lost: Vec::new(),
+    };
+    sandbox.write_files(&files).await
+}
+
+/// Notes that the session goes on, durably. Otherwise a server that is killed would leave an older state that looks like the newest.
+async fn mark_awake(suspension: &Suspension, asleep: &Asleep) -> Result<(), ApiError> {
+    let (tenant, id) = (suspension.tenant(&asleep.owner)?, session_id(&asleep.id)?);
+    let marked = off_the_workers(move || tenant.mark_awake(id)).await?;
+    marked.map_err(|error| unreadable(&asleep.id, &error))?;
+    asleep.leave();
+    Ok(())
+}
+
+fn refused(asleep: &Asleep, why: String) -> ApiError {
+    let message = format!(
+        "session {} is suspended, and cannot be woken: {why}; it stays suspended",
+        asleep.id
+    );
+    ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "state_unusable", message)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+fn ms_as_float(ms: u64) -> f64 {
+    ms as f64
+}

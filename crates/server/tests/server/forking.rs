@@ -1,0 +1,112 @@
+//! Copies of sessions.
+
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+
+use crate::support::{ANN, BOB, TestServer, answer, refusal};
+
+fn ids(told: &Value) -> Vec<String> {
+    let sessions = told["sessions"].as_array().unwrap();
+    sessions
+        .iter()
+        .map(|session| session["id"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// The names of what is lost.
+fn lost(told: &Value) -> Vec<&str> {
+    let all = told.as_array().unwrap();
+    all.iter().map(|lost| lost["name"].as_str().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_have_the_state_and_go_their_own_ways() {
+    let server = TestServer::start(&[]).await;
+    let id = server.session(json!({ "context": "a text" })).await;
+    server
+        .execute(
+            &id,
+            "import os\nclass Point:\n    x = 1\npoint = Point()\nitems = same = [len(context)]\ndef add(n): items.append(n)\n\
+             open('kept.txt', 'w').write('a file')\nos.makedirs('empty/inner')\nsteps = (n for n in range(9))",
+        )
+        .await;
+    let (status, told) = answer(server.post(&format!("/v1/sessions/{id}/fork"), &json!({ "count": 3 }))).await;
+    assert_eq!(status, StatusCode::CREATED, "{told}");
+    assert_eq!(told["execution"], 1);
+    assert_eq!(lost(&told["lost"]), ["os", "steps"], "modules are imported again");
+    let copies = ids(&told);
+    assert_eq!(copies.len(), 3);
+    for (number, copy) in copies.iter().enumerate() {
+        let code = format!(
+            "add({number})\nitems, same is items, point.x, open('kept.txt').read(), os.path.isdir('empty/inner')"
+        );
+        let code = format!("import os\n{code}");
+        let run = server.execute(copy, &code).await;
+        assert_eq!(
+            run["result"],
+            format!("([6, {number}], True, 1, 'a file', True)"),
+            "{run}"
+        );
+        assert_eq!((&run["id"], &run["state"]["status"]), (&json!(2), &json!("kept")));
+        assert_eq!(lost(&run["state"]["lost"]), ["os", "steps"]);
+        let run = server.execute(copy, "context").await;
+        assert_eq!(
+            (&run["result"], &run["state"]["lost"]),
+            (&json!("'a text'"), &Value::Null)
+        );
+    }
+    let run = server.execute(&id, "items, next(steps), os.listdir()").await;
+    assert_eq!(
+        run["result"], "([6], 0, ['kept.txt', 'empty'])",
+        "the original is as it was: {run}"
+    );
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_loses_its_guest_still_has_the_context() {
+    let server = TestServer::start(&[]).await;
+    let id = server.session(json!({ "context": [1, 2] })).await;
+    server.execute(&id, "x = 1").await;
+    let (_, told) = answer(server.post(&format!("/v1/sessions/{id}/fork"), &json!({}))).await;
+    let copy = &ids(&told)[0];
+    let run = server.execute(copy, "import os; os._exit(1)").await;
+    assert_eq!(
+        (&run["outcome"], &run["state"]["status"]),
+        (&json!("crashed"), &json!("lost"))
+    );
+    assert_eq!(server.execute(copy, "context").await["result"], "[1, 2]");
+    assert_eq!(server.execute(&id, "x").await["result"], "1");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_that_cannot_be_made_leave_nothing() {
+    let mut server = TestServer::with_keys(&["--max-sessions-per-key", "3"]).await;
+    server.key = Some(ANN);
+    let id = server.session(json!({})).await;
+    let fork = format!("/v1/sessions/{id}/fork");
+    for wrong in [
+        json!({ "count": 0 }),
+        json!({ "count": 101 }),
+        json!({ "count": "2" }),
+        json!({ "number": 2 }),
+    ] {
+        assert_eq!(refusal(server.post(&fork, &wrong)).await.0, 400, "{wrong}");
+    }
+    let (status, code) = refusal(server.post(&fork, &json!({ "count": 3 }))).await;
+    assert_eq!((status, code.as_str()), (429, "too_many_sessions"));
+    let hostile = "class No:\n    def __reduce__(self): raise RuntimeError('no')\nno = No()";
+    server.execute(&id, hostile).await;
+    let (status, code) = refusal(server.post(&fork, &json!({ "count": 2 }))).await;
+    assert_eq!((status, code.as_str()), (422, "not_serializable"));
+    server.execute(&id, "del no").await;
+    let (_, all) = answer(server.get("/v1/sessions")).await;
+    assert_eq!(all["sessions"].as_array().unwrap().len(), 1, "{all}");
+    let (status, _) = answer(server.post(&fork, &json!({ "count": 2 }))).await;
+    assert_eq!(status, StatusCode::CREATED);
+    server.key = Some(BOB);
+    let (status, code) = refusal(server.post(&fork, &json!({}))).await;
+    assert_eq!((status, code.as_str()), (404, "session_not_found"));
+    server.stop().await;
+}

@@ -1,0 +1,142 @@
+//! The master key, and the keys of a tenant, which are derived from it.
+
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use ring::hkdf::{HKDF_SHA256, Prk, Salt};
+use ring::hmac;
+
+use crate::error::StateError;
+use crate::names::{ObjectId, TenantId, read_hex};
+use crate::seal::{Sealer, no_random_numbers};
+
+const KEY_BYTES: usize = 32;
+/// The most bytes that are read of a file of a key.
+const MOST_FILE_BYTES: u64 = 4096;
+
+/// The key of all states of a store. Who has it can read and forge all of them.
+#[derive(Clone)]
+pub struct MasterKey(Prk);
+
+impl fmt::Debug for MasterKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("MasterKey")
+    }
+}
+
+impl MasterKey {
+    /// Reads a key: 64 hexadecimal digits, as `openssl rand -hex 32` prints them.
+    ///
+    /// # Errors
+    /// [`StateError::Key`] for another text, which the error does not tell.
+    pub fn parse(text: &str) -> Result<Self, StateError> {
+        let mut key = [0; KEY_BYTES];
+        if !read_hex(&text.trim().to_ascii_lowercase(), &mut key) {
+            let problem = "a key of states has 64 hexadecimal digits; `openssl rand -hex 32` makes a good one";
+            return Err(StateError::Key(problem.to_owned()));
+        }
+        let salt = Salt::new(HKDF_SHA256, b"states of Sandglass, format 1");
+        Ok(Self(salt.extract(&key)))
+    }
+
+    /// Reads the key in a file.
+    ///
+    /// # Errors
+    /// [`StateError::Io`] when the file cannot be read, [`StateError::Key`] when it holds no key, or all users can read it.
+    pub fn from_file(path: &Path) -> Result<Self, StateError> {
+        let shown = path.display();
+        let fail = |error| StateError::io(format!("the key of states in {shown} cannot be read"), error);
+        let file = OpenOptions::new().read(true).open(path).map_err(fail)?;
+        if file.metadata().map_err(fail)?.mode() & 0o007 != 0 {
+            return Err(StateError::Key(format!(
+                "all users can read the key of states in {shown}: run `chmod o-rwx {shown}`"
+            )));
+        }
+        let mut text = String::new();
+        file.take(MOST_FILE_BYTES).read_to_string(&mut text).map_err(fail)?;
+        Self::parse(&text).map_err(|error| match error {
+            StateError::Key(problem) => StateError::Key(format!("{shown}: {problem}")),
+            error => error,
+        })
+    }
+
+    /// Reads the key in a file, which is made with a new key if it is missing. Only its owner can read a new file.
+    ///
+    /// # Errors
+    /// As [`MasterKey::from_file`]; also when the file cannot be made.
+    pub fn from_file_or_new(path: &Path) -> Result<Self, StateError> {
+        let mut key = [0; KEY_BYTES];
+        getrandom::fill(&mut key).map_err(|_| no_random_numbers())?;
+        let mut text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+        text.push('\n');
+        let fail = |error| StateError::io(format!("the key of states in {} cannot be made", path.display()), error);
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(fail(error)),
+            Ok(mut file) => {
+                let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+                if let Err(error) = written {
+                    let _ = std::fs::remove_file(path);
+                    return Err(fail(error));
+                }
+            }
+        }
+        Self::from_file(path)
+    }
+
+    /// The sealer of texts that belong to no tenant.
+    pub(crate) fn sealer(&self) -> Result<Sealer, StateError> {
+        secret(&self.0, b"store", "").map(Sealer::new)
+    }
+
+    /// The keys of an owner.
+    pub(crate) fn tenant(&self, owner: &str) -> Result<TenantKeys, StateError> {
+        let own = secret(&self.0, b"tenant", owner)?;
+        let [id, names] = [derive(&own, b"id", "")?, derive(&own, b"names", "")?];
+        let mut short = [0; 16];
+        short.copy_from_slice(&id[..16]);
+        Ok(TenantKeys {
+            id: TenantId(short),
+            names: hmac::Key::new(hmac::HMAC_SHA256, &names),
+            sealer: Sealer::new(secret(&own, b"texts", "")?),
+        })
+    }
+}
+
+/// The keys of a tenant.
+#[derive(Debug, Clone)]
+pub(crate) struct TenantKeys {
+    pub(crate) id: TenantId,
+    names: hmac::Key,
+    pub(crate) sealer: Sealer,
+}
+
+impl TenantKeys {
+    /// The id of the object with this content. Nobody without the key can find it out, or see if the tenant has such an object.
+    pub(crate) fn object(&self, content: &[u8]) -> ObjectId {
+        let mut id = [0; 32];
+        for (byte, hashed) in id.iter_mut().zip(hmac::sign(&self.names, content).as_ref()) {
+            *byte = *hashed;
+        }
+        ObjectId(id)
+    }
+}
+
+/// A key for a purpose. Each purpose and owner has another one.
+fn derive(secret: &Prk, purpose: &[u8], owner: &str) -> Result<[u8; KEY_BYTES], StateError> {
+    let about = [purpose, b"\0".as_slice(), owner.as_bytes()];
+    let mut key = [0; KEY_BYTES];
+    let derived = secret
+        .expand(&about, HKDF_SHA256)
+        .and_then(|bytes| bytes.fill(&mut key));
+    derived.map_err(|_| StateError::Key("a key of states cannot be derived".to_owned()))?;
+    Ok(key)
+}
+
+/// As [`derive`], for a key from which others are derived.
+fn secret(from: &Prk, purpose: &[u8], owner: &str) -> Result<Prk, StateError> {
+    derive(from, purpose, owner).map(|key| Prk::new_less_safe(HKDF_SHA256, &key))
+}

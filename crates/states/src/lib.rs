@@ -1,0 +1,34 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Words
+//!
+//! A *tenant* is an owner of sessions. An *object* is a piece of a body. A *manifest* names the objects of a session's state. A *ref* is
+//! the file of a session, which names the manifest. Only the ref is ever replaced, at once: a session has its old state or its new one.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `names` | ids, and the names of what is stored |
+//! | `keys` | the master key, and the keys of a tenant |
+//! | `seal` | compression and encryption of one object |
+//! | `pieces` | cutting bodies |
+//! | `manifest` | states, and their manifests |
+//! | `states` | writing, reading, listing and collecting |
+//! | `store` | the places of objects: a folder, or memory |
+//!
+//! Decisions: `docs/internals/server.md`.
+
+mod error;
+mod keys;
+mod manifest;
+mod names;
+mod pieces;
+mod seal;
+mod states;
+mod store;
+
+pub use error::StateError;
+pub use keys::MasterKey;
+pub use manifest::{Head, Lost, Saved, SavedFile};
+pub use names::{Name, ObjectId, Place, SessionId, TenantId};
+pub use states::{Collected, Found, States, Tenant, Written};
+pub use store::{FolderStore, Listed, MemoryStore, Store};

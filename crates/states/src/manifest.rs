@@ -1,0 +1,140 @@
+//! States as callers see them, and their manifests and refs.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::StateError;
+use crate::names::{ObjectId, SessionId};
+
+/// The version of manifests and refs.
+pub(crate) const FORMAT: u32 = 1;
+
+/// All that is stored of a session.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Saved {
+    /// The last execution whose effects the state has.
+    pub execution: u32,
+    /// The settings of the session, such as its backend and limits. This crate does not read them.
+    pub settings: Value,
+    /// The host's part of the session, such as its contexts. This crate does not read it. Bodies stand in `bodies`.
+    pub past: Value,
+    /// The bodies that `past` names by their numbers.
+    pub bodies: Vec<Bytes>,
+    /// The variables. Only guests may open them.
+    pub state: Bytes,
+    /// The variables that `state` lacks.
+    pub lost: Vec<Lost>,
+    /// The files of the working folder.
+    pub files: Vec<SavedFile>,
+    /// The empty folders in the working folder.
+    pub folders: Vec<String>,
+}
+
+impl Saved {
+    /// The bytes of all bodies together.
+    pub fn bytes(&self) -> u64 {
+        let files = self.files.iter().map(|file| file.body.len());
+        let bodies = self.bodies.iter().map(Bytes::len);
+        files
+            .chain(bodies)
+            .chain([self.state.len()])
+            .map(|bytes| bytes as u64)
+            .sum()
+    }
+}
+
+/// A variable that could not be stored, and the reason.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lost {
+    /// The variable's name.
+    pub name: String,
+    /// The reason.
+    pub reason: String,
+}
+
+/// A stored file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SavedFile {
+    /// The file's path, as the guest gave it. Only the guest's side may use it as a path.
+    pub path: String,
+    /// The file's contents.
+    pub body: Bytes,
+}
+
+/// The facts about a stored session that are known without its manifest.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Head {
+    /// The last execution whose effects the state has.
+    pub execution: u32,
+    /// The time at which the state was written, in milliseconds since 1970.
+    pub written_ms: u64,
+    /// The bytes of all bodies together.
+    pub bytes: u64,
+    /// True while the session goes on elsewhere. If its host is killed, the state is older than what clients saw.
+    pub awake: bool,
+    /// Further facts, for listings. This crate does not read them.
+    pub about: Value,
+}
+
+/// The ref of a session.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Ref {
+    pub(crate) format: u32,
+    pub(crate) head: Head,
+    pub(crate) manifest: Body,
+}
+
+/// The manifest of a state.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    pub(crate) format: u32,
+    pub(crate) session: SessionId,
+    pub(crate) execution: u32,
+    pub(crate) settings: Value,
+    pub(crate) past: Value,
+    pub(crate) bodies: Vec<Body>,
+    pub(crate) state: Body,
+    pub(crate) lost: Vec<Lost>,
+    pub(crate) files: Vec<(String, Body)>,
+    pub(crate) folders: Vec<String>,
+}
+
+impl Manifest {
+    /// All bodies.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Body> {
+        let files = self.files.iter().map(|(_, body)| body);
+        self.bodies.iter().chain([&self.state]).chain(files)
+    }
+}
+
+/// A body: its length, and the objects of its pieces.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Body {
+    pub(crate) bytes: u64,
+    pub(crate) pieces: Vec<ObjectId>,
+}
+
+/// The part of a manifest or ref that all formats have.
+#[derive(Deserialize)]
+struct Versioned {
+    format: u32,
+}
+
+/// Reads a manifest or ref, which `what` names.
+pub(crate) fn read<T: for<'de> Deserialize<'de>>(what: &str, json: &[u8]) -> Result<T, StateError> {
+    let malformed = |error| StateError::Damaged(format!("{what} is malformed: {error}"));
+    match serde_json::from_slice::<Versioned>(json).map_err(malformed)?.format {
+        FORMAT => serde_json::from_slice(json).map_err(malformed),
+        newer if newer > FORMAT => Err(StateError::Newer(newer)),
+        other => Err(StateError::Damaged(format!(
+            "{what} is of format {other}, which never was"
+        ))),
+    }
+}
+
+/// Writes a manifest or ref.
+pub(crate) fn write<T: Serialize>(value: &T) -> Result<Vec<u8>, StateError> {
+    serde_json::to_vec(value)
+        .map_err(|error| StateError::io("a state cannot be described", std::io::Error::other(error)))
+}

@@ -1,0 +1,191 @@
+//! Ids, and the names of what is stored. A name is made of ids only, so no text of a client or a guest can lead to another place.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::error::StateError;
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident $bytes:literal;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(pub(crate) [u8; $bytes]);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, formatter)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = StateError;
+
+            fn from_str(text: &str) -> Result<Self, StateError> {
+                let mut bytes = [0; $bytes];
+                match read_hex(text, &mut bytes) {
+                    true => Ok(Self(bytes)),
+                    false => Err(StateError::Id(text.chars().take(80).collect(), 2 * $bytes)),
+                }
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = String::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// The id of a session.
+    SessionId 16;
+    /// The id of a tenant: a keyed hash of the owner's name.
+    TenantId 16;
+    /// The id of an object: a keyed hash of its content.
+    ObjectId 32;
+}
+
+/// Reads lowercase hexadecimal digits, so that each id has one text. Returns false for anything else.
+pub(crate) fn read_hex(text: &str, bytes: &mut [u8]) -> bool {
+    let digit = |digit: u8| match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
+    };
+    if text.len() != 2 * bytes.len() {
+        return false;
+    }
+    for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        let [high, low] = [digits[0], digits[1]].map(digit);
+        let (Some(high), Some(low)) = (high, low) else {
+            return false;
+        };
+        *byte = high << 4 | low;
+    }
+    true
+}
+
+/// The name of something stored. Its text is a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Name {
+    /// A text that shows that a key is the store's.
+    Check,
+    /// An object of a tenant.
+    Object(TenantId, ObjectId),
+    /// The ref of a tenant's session.
+    Ref(TenantId, SessionId),
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Check => formatter.write_str("check"),
+            Self::Object(tenant, id) => write!(formatter, "{}/{id}", Place::Objects(*tenant)),
+            Self::Ref(tenant, id) => write!(formatter, "{}/{id}", Place::Refs(*tenant)),
+        }
+    }
+}
+
+/// A place whose names can be listed. Its text is a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// The objects of a tenant.
+    Objects(TenantId),
+    /// The refs of a tenant's sessions.
+    Refs(TenantId),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Objects(tenant) => write!(formatter, "{tenant}/objects"),
+            Self::Refs(tenant) => write!(formatter, "{tenant}/sessions"),
+        }
+    }
+}
+
+impl Place {
+    /// The name that the last part of a path means here; `None` if it means none.
+    pub fn name(self, last: &str) -> Option<Name> {
+        match self {
+            Self::Objects(tenant) => last.parse().ok().map(|id| Name::Object(tenant, id)),
+            Self::Refs(tenant) => last.parse().ok().map(|id| Name::Ref(tenant, id)),
+        }
+    }
+
+    /// Returns true if the name is in this place.
+    pub fn has(self, name: &Name) -> bool {
+        match (self, name) {
+            (Self::Objects(here), Name::Object(tenant, _)) | (Self::Refs(here), Name::Ref(tenant, _)) => {
+                here == *tenant
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_id_has_one_text() {
+        let text = "00112233445566778899aabbccddeeff";
+        let id: SessionId = text.parse().unwrap();
+        assert_eq!(id.to_string(), text);
+        assert_eq!(serde_json::to_string(&id).unwrap(), format!("{text:?}"));
+        assert_eq!(serde_json::from_str::<SessionId>(&format!("{text:?}")).unwrap(), id);
+    }
+
+    #[test]
+    fn nothing_else_is_an_id() {
+        let upper = "00112233445566778899AABBCCDDEEFF";
+        let long = "0".repeat(33);
+        let wide = "é".repeat(16);
+        for text in [
+            "",
+            "..",
+            "../../../../../../../../../../aa",
+            "/0112233445566778899aabbccddeeff",
+            "0011223344556677.899aabbccddeeff",
+            "0011223344556677\u{0}899aabbccddeeff",
+            "+0112233445566778899aabbccddeeff",
+            upper,
+            &long,
+            &wide,
+        ] {
+            assert!(text.parse::<SessionId>().is_err(), "{text:?}");
+            assert!(Place::Refs(TenantId([0; 16])).name(text).is_none(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_path_leads_back_to_its_name() {
+        let tenant = TenantId([7; 16]);
+        for (place, name) in [
+            (Place::Objects(tenant), Name::Object(tenant, ObjectId([9; 32]))),
+            (Place::Refs(tenant), Name::Ref(tenant, SessionId([8; 16]))),
+        ] {
+            let path = name.to_string();
+            let (folder, last) = path.rsplit_once('/').unwrap();
+            assert_eq!((folder, place.name(last)), (place.to_string().as_str(), Some(name)));
+            assert!(place.has(&name) && !place.has(&Name::Check));
+        }
+    }
+}

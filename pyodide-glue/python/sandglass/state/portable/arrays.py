@@ -213,7 +213,7 @@ for _name in _BIT_GENERATORS:
                 needs=2,
             ),
         )
-register(_np.random.SeedSequence, Codec("numpy.SeedSequence", _take_seed, _seed, joins=True))
+register(_np.random.SeedSequence, Codec("numpy.SeedSequence", _take_seed, _seed, joins=True, reads=True))
 register(
     _np.random.Generator,
     Codec(

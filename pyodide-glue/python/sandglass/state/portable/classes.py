@@ -255,6 +255,9 @@ _OF_ALL = frozenset(VARS(BaseException))
 def take_exception(value: Any, base: Any, slots: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns the arguments of `__new__`, and `slots` with all that C keeps of an exception."""
     args = BaseException.args.__get__(value)  # type: ignore[attr-defined]
+    if issubclass(base, BaseExceptionGroup):
+        slots["args"] = args
+        args = value.message, value.exceptions
     for kind in MRO(base):
         for name, descriptor in VARS(kind).items():
             if type(descriptor) in LAYOUT and name not in _OF_ALL and name not in _GROUPS:

@@ -71,13 +71,13 @@ class Codec:
         *,
         needs: int = 0,
         joins: bool | None = None,
-        hashes: bool = False,
+        reads: bool = False,
     ) -> None:
         self.name, self.take, self.make, self.fill, self.needs = name, take, make, fill, needs
         #: Variables that share such a value go in one group.
         self.joins = fill is not None if joins is None else joins
-        #: To make the value, parts are hashed. So they are filled before.
-        self.hashes = hashes
+        #: To make the value, its parts are read or hashed. So they are filled before.
+        self.reads = reads
 
     def needed(self, parts: list[Any]) -> int:
         """The number of the first parts that the value is made of."""

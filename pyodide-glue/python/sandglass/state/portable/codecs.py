@@ -118,7 +118,7 @@ _filled(list, "list", list, list, list.extend)
 _filled(dict, "dict", pairs, dict, _fill_dict)
 _filled(set, "set", in_order, set, _fill_set)
 _built(tuple, "tuple", list, lambda *parts: parts)
-_built(frozenset, "frozenset", in_order, _make_set(frozenset), hashes=True)
+_built(frozenset, "frozenset", in_order, _make_set(frozenset), reads=True)
 _filled(
     collections.OrderedDict,
     "OrderedDict",
@@ -308,12 +308,26 @@ def _take_decimal(value: Any) -> list[Any]:
     return [str(value)]
 
 
-def _partial(function: Any, args: Any, keywords: Any, attributes: Any) -> Any:
-    made = functools.partial(function, *args, **keywords)
-    vars(made).update(attributes)
-    return made
+def _take_partial(value: Any, _: Scope) -> list[Any]:
+    names, values = tuple(value.keywords), tuple(value.keywords.values())
+    return [value.func, value.args, names, values, vars(value)]
 
 
+def _make_partial(parts: list[Any], _: Scope) -> Any:
+    function, args, names, values = parts
+    return functools.partial(function, *args, **dict(zip(names, values, strict=True)))
+
+
+register(
+    functools.partial,
+    Codec(
+        "partial",
+        _take_partial,
+        _make_partial,
+        lambda value, parts, _: vars(value).update(parts[4]),
+        needs=4,
+    ),
+)
 _built(complex, "complex", lambda z: [z.real, z.imag], _complex)
 _built(range, "range", lambda r: [r.start, r.stop, r.step], range)
 _built(slice, "slice", lambda s: [s.start, s.stop, s.step], slice)
@@ -347,13 +361,6 @@ for _kind in (
     ipaddress.IPv6Network,
 ):
     _built(_kind, _kind.__name__, lambda address: [str(address)], _kind)
-_built(
-    functools.partial,
-    "partial",
-    lambda p: [p.func, p.args, p.keywords, vars(p)],
-    _partial,
-    joins=True,
-)
 
 
 # --- Generators of random numbers -------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ _pd: Any = pd
 
 
 def _add(kind: Any, name: str, take: Callable[[Any], list[Any]], make: Callable[..., Any], **options: Any) -> Codec:
-    return register(kind, Codec(f"pandas.{name}", lambda v, _: take(v), lambda parts, _: make(*parts), **options))
+    return register(kind, Codec(f"pandas.{name}", lambda v, _: take(v), lambda parts, _: make(*parts), reads=True, **options))
 
 
 # --- Values -----------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ for _name in _NAMED:
 
 def _column(values: Any) -> Any:
     """Returns an array of pandas, or a copy of NumPy's where it is no more than that."""
-    if isinstance(values.dtype, np.dtype):
+    if isinstance(values, _pd.arrays.NumpyExtensionArray) or isinstance(values.dtype, np.dtype):
         return values.to_numpy(copy=True)
     return values
 

@@ -91,7 +91,7 @@ def compile_place(place: Place, free: tuple[str, ...], qualname: str, filename: 
         body.insert(0, ast.Assign(targets, ast.Constant(None)))
     no_args = ast.arguments([], [], None, [], [], None, [])
     around = ast.FunctionDef("around", no_args, body, [], None, None, type_params=[])
-    around.lineno, around.col_offset = place.line, 0
+    around.lineno, around.end_lineno, around.col_offset, around.end_col_offset = place.line, node.end_lineno, 0, 0
     module = ast.fix_missing_locations(ast.Module([around], []))
     code = compile(module, filename, "exec", futures, True)
     for name in ("around", place.in_class, place.name):

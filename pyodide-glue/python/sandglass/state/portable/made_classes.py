@@ -142,7 +142,7 @@ def _take_enum(kind: Any, attributes: dict[str, Any], _: dict[str, Any]) -> tupl
         if not _MEMBER_STATE.issuperset(vars(member)) or not _is_plain(member._value_):
             raise Cannot(f"the enumeration {NAME(kind)}, whose members have more than plain values")
     boundary = getattr(kind, "_boundary_", None)
-    parts = [members, boundary.name if boundary is not None else None]
+    parts = [tuple(members), tuple(members.values()), boundary.name if boundary is not None else None]
     try:
         made = _make_enum(NAME(kind), BASES(kind), {"__qualname__": "", "__module__": ""}, parts)
         same = [(name, repr(member._value_)) for name, member in made._member_map_.items()]
@@ -170,12 +170,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def _make_enum(name: str, bases: Any, skeleton: dict[str, Any], parts: list[Any]) -> Any:
-    members, boundary = parts[:2]
+    names, values, boundary = parts[:3]
     if not bases or not all(issubclass(type(base), type) for base in bases):
         raise TypeError("an enumeration of no bases")
     content: Any = enum.EnumMeta.__prepare__(name, bases)
     content.update(skeleton)
-    for member, value in members.items():
+    for member, value in zip(names, values, strict=True):
         if type(member) is not str or not _is_plain(value):
             raise TypeError("a member of the enumeration has no plain value")
         content[member] = value
@@ -289,7 +289,7 @@ MAKERS = {
     maker.name: maker
     for maker in (
         Maker("namedtuple", _take_namedtuple, _make_namedtuple, None, needs=2),
-        Maker("enum", _take_enum, _make_enum, None, needs=2, takes_meta=True),
+        Maker("enum", _take_enum, _make_enum, None, needs=3, takes_meta=True),
         Maker("dataclass", _take_dataclass, None, _fill_dataclass),
     )
 }

@@ -128,7 +128,7 @@ class _Making:
         if not children:
             return self._make_now(number)
         more = [(self._make_now, number)]
-        if codec.hashes:
+        if codec.reads:
             more += [(self._fill, child) for child in reversed(children)]
         return more + [(self._make, child) for child in reversed(children)]
 

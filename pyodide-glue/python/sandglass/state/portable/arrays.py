@@ -11,7 +11,7 @@ import numpy as np
 
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.state.portable.codec import FINDERS, Codec, register
-from sandglass.state.portable.graph import Cannot
+from sandglass.state.portable.graph import Cannot, Never
 
 if TYPE_CHECKING:
     from sandglass.state.portable.codec import Scope
@@ -73,13 +73,11 @@ def _owner(array: Any) -> Any:
 
 def _take_array(array: Any, scope: Scope) -> list[Any]:
     owner = _owner(array)
-    if owner is not array and type(owner) not in (np.ndarray, bytes):
-        scope.share(owner, owner)
     scope.share(owner, array)
     if id(owner) in scope.shared and owner is not array:
         return _take_view(array, owner)
     if "mmap" in type(owner).__name__:
-        raise Cannot("an array in the memory of a file")
+        raise Never("an array in the memory of a file")
     dtype = array.dtype
     is_fortran = array.flags.f_contiguous and not array.flags.c_contiguous
     order = "F" if is_fortran else "C"
@@ -93,9 +91,9 @@ def _take_array(array: Any, scope: Scope) -> list[Any]:
 
 def _take_view(array: Any, owner: Any) -> list[Any]:
     if type(owner) is not np.ndarray or array.dtype.hasobject or array.dtype.char == "T":
-        raise Cannot("an array that shares its memory with an object of another kind")
+        raise Never("an array that shares its memory with an object of another kind")
     if not owner.flags.contiguous and not owner.flags.f_contiguous:
-        raise Cannot("an array that shares memory which has gaps")
+        raise Never("an array that shares memory which has gaps")
     offset = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
     return [array.dtype, "view", array.flags.writeable, array.shape, owner, offset, array.strides]
 
@@ -184,7 +182,10 @@ def _make_bits(parts: list[Any], _: Scope) -> Any:
     name, seed = parts
     if name not in _BIT_GENERATORS:
         raise ValueError(f"a generator of the kind {name}")
-    return getattr(np.random, name)(seed)
+    made = getattr(np.random, name)(0 if seed is None else seed)
+    if seed is None and name == "MT19937":
+        made._legacy_seeding(0)  # a generator without a seed sequence, as RandomState makes it
+    return made
 
 
 def _take_seed(value: Any, _: Scope) -> list[Any]:

@@ -10,6 +10,7 @@ that, in either direction: not `__reduce__`, `__getstate__`, `__new__`, `__init_
 from __future__ import annotations
 
 import abc
+import builtins
 import collections
 import sys
 import types
@@ -32,6 +33,7 @@ _METAS = (type, abc.ABCMeta)
 #: Built-in bases whose content is an argument of `__new__`, and those that are filled.
 _VALUES = (int, float, complex, str, bytes, tuple, frozenset)
 _ITEMS = (list, set, bytearray)
+_LAST = ("__doc__", "__hash__", "__abstractmethods__", "__match_args__")
 _ALL = slice(None)
 #: The content as the base sees it. `value[:]` of a base is a plain object.
 _PLAIN: dict[Any, Any] = {
@@ -67,6 +69,10 @@ def _take_class(kind: Any, scope: Scope) -> list[Any]:
                 layout.append(name)
         elif not (type(value) is types.GetSetDescriptorType and name in IMPLICIT_SLOTS) and name not in LEFT_OUT:
             attributes[name] = value
+    # Python sets these at different moments, so their place says nothing.
+    for name in _LAST:
+        if name in attributes:
+            attributes[name] = attributes.pop(name)
     if meta is abc.ABCMeta and any(reference() is not None for reference in _abc._get_dump(kind)[0]):
         raise Cannot(f"the abstract class {NAME(kind)}, with which other classes are registered")
     annotations = _annotations(kind, scope)
@@ -257,8 +263,8 @@ def take_exception(value: Any, base: Any, slots: dict[str, Any]) -> tuple[tuple[
     args = BaseException.args.__get__(value)  # type: ignore[attr-defined]
     if issubclass(base, BaseExceptionGroup):
         slots["args"] = args
-        args = value.message, value.exceptions
-    for kind in MRO(base):
+        args = tuple(VARS(BaseExceptionGroup)[name].__get__(value) for name in _GROUPS)
+    for kind in MRO(base)[:-1]:
         for name, descriptor in VARS(kind).items():
             if type(descriptor) in LAYOUT and name not in _OF_ALL and name not in _GROUPS:
                 try:
@@ -287,8 +293,6 @@ def note_traceback(value: Any, scope: Scope) -> None:
 
 
 def _make_exception(parts: list[Any], _: Scope) -> Any:
-    import builtins
-
     kind = vars(builtins).get(parts[0])
     if not issubclass(type(kind), type) or not issubclass(kind, BaseException):
         raise TypeError("it is no exception of this Python")
@@ -305,5 +309,5 @@ EXCEPTION = register(None, Codec("exception", _take_exception, _make_exception, 
 
 
 def is_builtin_exception(kind: type) -> bool:
-    return issubclass(kind, BaseException) and VARS(kind).get("__module__", "builtins") == "builtins" and is_native(kind)
+    return issubclass(kind, BaseException) and vars(builtins).get(NAME(kind)) is kind
 

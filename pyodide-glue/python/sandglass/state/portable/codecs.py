@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.state.portable.codec import Codec, pairs, register, unpaired
-from sandglass.state.portable.graph import ATOMS, Cannot, Objects, encode_atom
+from sandglass.state.portable.graph import ATOMS, Cannot, Never, Objects, encode_atom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,6 +181,12 @@ def _behind(proxy: Any) -> Any:
 _ARRAY_CODES = "bBhHiIlLqQfd"
 
 
+def _with_owner(value: Any, scope: Scope) -> Any:
+    """Notes that the value is used as itself, besides arrays of NumPy that may use its memory."""
+    scope.share(value, value)
+    return value
+
+
 def _take_array(value: Any) -> list[Any]:
     if value.typecode not in _ARRAY_CODES:
         return [value.typecode, 0, value.tounicode()]
@@ -218,7 +224,7 @@ def _take_memoryview(value: Any) -> list[Any]:
     under = value.obj
     whole = type(under) in (bytes, bytearray) and value.format == "B" and value.ndim == 1 and value.c_contiguous
     if not whole or value.nbytes != len(under) or value.readonly is not (type(under) is bytes):
-        raise Cannot("a memoryview of a part of an object, or of another format than bytes")
+        raise Never("a memoryview of a part of an object, or of another format than bytes")
     return [under]
 
 
@@ -236,14 +242,14 @@ def _fill_bytearray(value: Any, parts: list[Any]) -> None:
 
 register(
     bytearray,
-    Codec("bytearray", lambda value, _: [bytes(value)], lambda _, __: bytearray(), lambda v, p, _: _fill_bytearray(v, p)),
+    Codec("bytearray", lambda value, scope: [bytes(_with_owner(value, scope))], lambda _, __: bytearray(), lambda v, p, _: _fill_bytearray(v, p)),
 )
 _built(memoryview, "memoryview", _take_memoryview, _make_memoryview, joins=True)
 register(
     array.array,
     Codec(
         "array",
-        lambda value, _: _take_array(value),
+        lambda value, scope: _take_array(_with_owner(value, scope)),
         lambda parts, _: array.array(parts[0]),
         lambda value, parts, _: _fill_array(value, parts),
         needs=1,

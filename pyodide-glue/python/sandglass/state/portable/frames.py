@@ -96,7 +96,7 @@ for _name in _NAMED:
 
 def _column(values: Any) -> Any:
     """Returns an array of pandas, or a copy of NumPy's where it is no more than that."""
-    if isinstance(values, _pd.arrays.NumpyExtensionArray) or isinstance(values.dtype, np.dtype):
+    if type(values) is _pd.arrays.NumpyExtensionArray or isinstance(values.dtype, np.dtype):
         return values.to_numpy(copy=True)
     return values
 

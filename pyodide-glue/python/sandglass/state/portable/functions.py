@@ -29,6 +29,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _FUTURE_ANNOTATIONS = 0x1000000
 _NESTED = 0x10
 _MAX_SOURCE_CHARS = 1 << 20
+_UNREADABLE = (SyntaxError, ValueError, IndexError, RecursionError, MemoryError)
 _SAME = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_posonlyargcount",
          "co_kwonlyargcount", "co_name", "co_qualname", "co_exceptiontable")  # fmt: skip
 _OWN = ("__name__", "__qualname__", "__module__", "__doc__")
@@ -109,8 +110,10 @@ def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
     name = code.co_qualname
     if name == old or name.startswith(old + "."):
         name = new + name[len(old) :]
-    consts = tuple(_renamed(const, old, new) if type(const) is types.CodeType else const for const in code.co_consts)
-    return code.replace(co_qualname=name, co_consts=consts)
+    consts = [_renamed(const, old, new) if type(const) is types.CodeType else const for const in code.co_consts]
+    # The body of a class has the name as a constant.
+    consts = [name if type(const) is str and const == code.co_qualname else const for const in consts]
+    return code.replace(co_qualname=name, co_consts=tuple(consts))
 
 
 def is_same(one: types.CodeType, other: types.CodeType) -> bool:
@@ -182,14 +185,17 @@ def source_of(code: types.CodeType, scope: Scope) -> tuple[str, int]:
     try:
         text = _text(source)
         candidates = text.found.get((code.co_name, code.co_firstlineno), [])
-        for number, index in candidates:
+    except _UNREADABLE:
+        candidates = []
+    for number, index in candidates:
+        try:
             unit = text.unit(number)
             place = places(parse(unit).body)[index]
             made = compile_place(place, code.co_freevars, code.co_qualname, "", code.co_flags & _FUTURE_ANNOTATIONS)
-            if is_same(made, code):
-                return unit, index
-    except (SyntaxError, ValueError, IndexError, RecursionError, MemoryError):
-        pass
+        except _UNREADABLE:
+            continue
+        if is_same(made, code):
+            return unit, index
     raise Cannot("a function whose code is not that of its cell's source")
 
 
@@ -284,7 +290,8 @@ def _take_cached(wrapper: Any, scope: Scope) -> list[Any]:
     if wrapper.cache_info().currsize:
         scope.note(wrapper, "its cache", "the function fills it again when it is called")
     parameters = wrapper.cache_parameters()
-    return [wrapper.__wrapped__, parameters["maxsize"], parameters["typed"], vars(wrapper)]
+    attributes = {name: value for name, value in vars(wrapper).items() if name != "cache_parameters"}
+    return [wrapper.__wrapped__, parameters["maxsize"], parameters["typed"], attributes]
 
 
 def _make_cached(parts: list[Any], _: Scope) -> Any:
@@ -292,7 +299,6 @@ def _make_cached(parts: list[Any], _: Scope) -> Any:
 
 
 def _fill_cached(wrapper: Any, parts: list[Any], _: Scope) -> None:
-    vars(wrapper).clear()
     vars(wrapper).update(parts[3])
 
 

@@ -42,6 +42,10 @@ class Cannot(Exception):
     """A value cannot go by its codec. The message is the reason, for the user."""
 
 
+class Never(Cannot):
+    """A value cannot go as a pickle either, because that would change it without a word."""
+
+
 class Ref(int):
     """The number of a node, where a part stands for that node."""
 

@@ -135,7 +135,8 @@ _MEMBER_STATE = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", 
 def _take_enum(kind: Any, attributes: dict[str, Any], _: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     if any("__init__" in VARS(base) for base in MRO(kind)[:-1] if base.__module__ not in ("enum", "builtins")):
         raise Cannot(f"the enumeration {NAME(kind)}, whose members have an __init__")
-    if kind._new_member_ not in (object.__new__, native_base(kind).__new__):
+    new = kind._new_member_
+    if new not in (object.__new__, native_base(kind).__new__) and getattr(new, "__module__", "") != "enum":
         raise Cannot(f"the enumeration {NAME(kind)}, whose members have a __new__")
     members = {name: member._value_ for name, member in kind._member_map_.items()}
     for member in kind._member_map_.values():
@@ -211,13 +212,13 @@ def _take_dataclass(
     made = make_class(type, NAME(kind), BASES(kind), {"__qualname__": "", "__module__": VARS(kind)["__module__"]})
     plain = {name: value for name, value in attributes.items() if name not in _GENERATED}
     try:
-        _generate(made, plain, options, own)
+        hooks = _generate(made, plain, options, own)
     except Exception as error:
         raise Cannot(f"the dataclass {NAME(kind)}, which cannot be made again: {type(error).__name__}") from None
     here, there = fields, VARS(made)["__dataclass_fields__"]
     if list(here) != list(there) or any(here[name]._field_type is not there[name]._field_type for name in here):
         raise Cannot(f"the dataclass {NAME(kind)}, which would have other fields when it is made again")
-    rest = _differing(plain, dict(VARS(made)))
+    rest = _differing(plain, {name: value for name, value in VARS(made).items() if name not in hooks})
     return [options, own, tuple(plain)], rest
 
 
@@ -242,8 +243,8 @@ def _field(parts: tuple[Any, ...]) -> Any:
     return dataclasses.field(metadata=metadata or None, **options)
 
 
-def _generate(kind: Any, attributes: dict[str, Any], options: dict[str, Any], own: list[tuple[Any, ...]]) -> None:
-    """Lets the library put its methods into a class."""
+def _generate(kind: Any, attributes: dict[str, Any], options: dict[str, Any], own: list[tuple[Any, ...]]) -> set[str]:
+    """Lets the library put its methods into a class. Returns the attributes that were taken into account for that."""
     descriptors = {}
     for parts in own:
         name = parts[0]
@@ -252,10 +253,12 @@ def _generate(kind: Any, attributes: dict[str, Any], options: dict[str, Any], ow
         type.__setattr__(kind, name, _field(parts))
     type.__setattr__(kind, "__annotations__", {parts[0]: parts[1] for parts in own})
     # These of the class's own decide what the library generates.
-    hooks = {name: attributes[name] for name in ("__post_init__", "__hash__", "__eq__", "__doc__") if name in attributes}
-    for name, value in hooks.items():
-        function = type(value) is not types.FunctionType or value.__code__.co_filename != "<string>"
-        if name == "__doc__" or (function and value is not None):
+    hooks = set()
+    for name in ("__post_init__", "__hash__", "__eq__", "__doc__"):
+        value = attributes.get(name)
+        is_made = type(value) is types.FunctionType and value.__code__.co_filename == "<string>"
+        if value is not None and not is_made:
+            hooks.add(name)
             type.__setattr__(kind, name, value)
     if "__doc__" not in VARS(kind) or VARS(kind)["__doc__"] is None:
         type.__setattr__(kind, "__doc__", "?")  # the library would make a signature, which may evaluate annotations
@@ -269,6 +272,7 @@ def _generate(kind: Any, attributes: dict[str, Any], options: dict[str, Any], ow
         type.__setattr__(kind, "__doc__", None)
     for name, descriptor in descriptors.items():
         type.__setattr__(kind, name, descriptor)
+    return hooks
 
 
 def _fill_dataclass(kind: Any, attributes: dict[str, Any], parts: list[Any]) -> None:

@@ -33,7 +33,14 @@ def has_name(value: Any) -> bool:
         return False
 
 
+def name_in_types(kind: type) -> str | None:
+    """Returns the name in `types` of a class that is in no module under its own name, such as NoneType."""
+    return next((name for name, value in vars(types).items() if value is kind), None)
+
+
 def _take_name(value: Any, _: Scope) -> list[Any]:
+    if issubclass(type(value), type) and not has_name(value):
+        return ["types", name_in_types(value)]
     module = value.__module__
     if module.partition(".")[0] == "sandglass":
         raise Cannot(_OURS)
@@ -174,7 +181,7 @@ def _take_alias(value: Any, _: Scope) -> list[Any]:
 
 def _take_typing(value: Any, _: Scope) -> list[Any]:
     origin = value.__origin__
-    name = getattr(origin, "_name", None) if type(origin) is type(typing.Union) else value._name
+    name = getattr(origin, "_name", None) if isinstance(origin, typing._SpecialForm) else value._name
     parts = [name, *value.__args__]
     try:
         same = _typing(parts, None) == value

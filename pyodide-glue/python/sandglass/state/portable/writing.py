@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime.values import type_name
-from sandglass.state.pickling import is_native
+from sandglass.state.pickling import BASES, VARS, is_native
 from sandglass.state.portable import classes, codecs, names, pickles  # noqa: F401  (`codecs` registers its codecs)
 from sandglass.state.portable.codec import BY_TYPE, FINDERS, Scope
 from sandglass.state.portable.functions import FUNCTION
-from sandglass.state.portable.graph import ATOMS, Cannot, Objects, encode_atom, pack_graph, reach, spread
+from sandglass.state.portable.graph import ATOMS, Cannot, Never, Objects, encode_atom, pack_graph, reach, spread
 from sandglass.state.portable.layout import FORMAT, MAX_NAME_CHARS, MAX_REASON_CHARS, MAX_VARIABLES, TooLarge, join
 from sandglass.state.portable.libraries import register_loaded
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sandglass.runtime.sources import Sources
     from sandglass.state.portable.codec import Codec
 
-_NO_PARTS = frozenset({types.FunctionType, types.ModuleType, types.CodeType, types.FrameType, types.TracebackType})
+_NO_PARTS = frozenset({types.ModuleType, types.CodeType, types.FrameType, types.TracebackType})
 
 
 def write(namespace: Namespace, sources: Sources, max_bytes: int) -> bytes:
@@ -52,6 +52,9 @@ class _Writing:
         self._parts: list[list[Any]] = []
         self._children: list[list[int]] = []
         self._reasons: dict[int, str] = {}
+        #: Reasons for which there is no pickle either.
+        self._never: dict[int, str] = {}
+        self._sharing: dict[int, str] = {}
         self._lost: list[tuple[str, str]] = []
         self._beyond: set[int] = set()
 
@@ -65,7 +68,8 @@ class _Writing:
         self._beyond = _tables(self._scope)
         roots = {name: self._number(value) for name, value in variables.items()}
         self._visit_all()
-        spread(self._reasons, self._children)
+        for reasons in (self._reasons, self._never, self._sharing):
+            spread(reasons, self._children)
         ways = self._ways(variables, roots)
         groups = self._groups(ways, roots)
         return self._join(groups, ways, variables, roots)
@@ -91,7 +95,7 @@ class _Writing:
                 codec = self._codec_of(value)
                 parts = codec.take(value, self._scope)
             except Cannot as error:
-                self._reasons[number] = str(error)
+                self._refuse(number, error)
                 parts = self._referents(value)
             except KeyboardInterrupt:
                 raise
@@ -106,8 +110,14 @@ class _Writing:
                 raise self._too_large()
         for number in sorted(self._numbers[user] for user in self._scope.newly_shared() if user in self._numbers):
             self._take_again(number)
+            self._sharing[number] = "memory that arrays share"
         if len(self._parts) < len(self._values):
             self._visit_all()
+
+    def _refuse(self, number: int, error: Cannot) -> None:
+        self._reasons[number] = str(error)
+        if isinstance(error, Never):
+            self._never[number] = str(error)
 
     def _take_again(self, number: int) -> None:
         """Takes a value that shares memory with another: now it refers to the owner."""
@@ -117,7 +127,7 @@ class _Writing:
         try:
             self._parts[number] = codec.take(self._values[number], self._scope)
         except Cannot as error:
-            self._reasons[number] = str(error)
+            self._refuse(number, error)
         self._children[number] = self._numbers_of(self._parts[number])
 
     def _numbers_of(self, parts: list[Any]) -> list[int]:
@@ -134,11 +144,13 @@ class _Writing:
             return names.HELPER
         codec = BY_TYPE.get(id(kind))
         if codec is not None:
-            return codec
+            return names.NAME if codec is names.METHOD and names.has_name(value) else codec
         if issubclass(kind, type):
             if names.has_name(value):
                 return names.NAME
             if is_native(value):
+                if names.name_in_types(value):
+                    return names.NAME
                 raise Cannot(f"the class {value.__name__}, which no module names")
             return classes.CLASS
         if kind is types.FunctionType:
@@ -158,9 +170,14 @@ class _Writing:
 
     def _referents(self, value: Any) -> list[Any]:
         """Returns what a value without a codec refers to, so that objects that it shares are known."""
-        if type(value) in _NO_PARTS or issubclass(type(value), type):
+        if type(value) in _NO_PARTS:
             return []
-        return [part for part in get_referents(value) if id(part) not in self._beyond and not _is_class(part)]
+        if issubclass(type(value), type):
+            return [] if is_native(value) else [type(value), *BASES(value), *VARS(value).values()]
+        if type(value) is types.FunctionType:
+            return [value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)]
+        parts = [*get_referents(value), *([value.base] if hasattr(type(value), "__array_interface__") else [])]
+        return [part for part in parts if id(part) not in self._beyond and not _is_class(part)]
 
     # --- Ways and groups ----------------------------------------------------------------------------------------------
 
@@ -170,6 +187,12 @@ class _Writing:
         for name, value in variables.items():
             root = roots[name]
             reason = "" if root is None else self._reasons.get(root, "")
+            never = self._never.get(root) if root is not None else None
+            if never is None and reason and root in self._sharing:
+                never = f"{reason}, and {self._sharing[root]}"
+            if never is not None:
+                self._lose(name, f"it is or holds {never}")
+                continue
             if reason:
                 _, against = pickles.dump({name: value}, self._scope, self._max_bytes)
                 if against:
@@ -224,7 +247,11 @@ class _Writing:
             group = groups.pop(0)
             reason = next((ways[name] for name in group if ways[name]), "")
             if reason:
-                pickled, against = pickles.dump({name: variables[name] for name in group}, self._scope, self._max_bytes)
+                pickled, against = None, f"it shares objects with {self._sharing_of(group, roots)}"
+                if not self._sharing_of(group, roots):
+                    pickled, against = pickles.dump(
+                        {name: variables[name] for name in group}, self._scope, self._max_bytes
+                    )
                 if pickled is None:
                     # Together with what it shares it cannot go. The others go without it.
                     for name in group:
@@ -261,6 +288,10 @@ class _Writing:
             "lost": [[name[:MAX_NAME_CHARS], reason[:MAX_REASON_CHARS]] for name, reason in self._lost],
         }
         return join(head, objects, self._max_bytes)
+
+    def _sharing_of(self, group: list[str], roots: dict[str, int | None]) -> str:
+        """Returns what a pickle of a group would not keep shared; "" for nothing."""
+        return next((self._sharing[root] for name in group if (root := roots[name]) in self._sharing), "")
 
     def _left_for(self, data: list[bytes]) -> None:
         self._left -= sum(map(len, data))

@@ -113,7 +113,9 @@ def _make_array(parts: list[Any], scope: Scope) -> Any:
         raise ValueError("its bytes do not fit its shape")
     if not data:
         return _np.empty(shape, dtype, order=order)
-    return _np.frombuffer(data, dtype).reshape(shape, order=order).copy(order=order)
+    made = _np.empty(shape, dtype, order=order)
+    made.reshape(-1, order=order).view("u1")[:] = _np.frombuffer(data, "u1")  # bytes between fields, too
+    return made
 
 
 def _fill_array(array: Any, parts: list[Any], _: Scope) -> None:

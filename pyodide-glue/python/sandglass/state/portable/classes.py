@@ -22,7 +22,7 @@ from sandglass.state.pickling import BASES, IMPLICIT_SLOTS, LAYOUT, MRO, NAME, V
 from sandglass.state.portable.codec import Codec, register
 from sandglass.state.portable.codecs import in_order
 from sandglass.state.portable.functions import annotations_of
-from sandglass.state.portable.graph import Cannot
+from sandglass.state.portable.graph import Cannot, Never
 from sandglass.state.portable.made_classes import LEFT_OUT, MAKERS, maker_of
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def _take_class(kind: Any, scope: Scope) -> list[Any]:
         raise Cannot(f"the class {NAME(kind)}, which has a metaclass of its own")
     if getattr(kind, "__type_params__", ()):
         raise Cannot(f"the class {NAME(kind)}, which has type parameters")
+    if "__class__" in VARS(kind):
+        raise Never(f"the class {NAME(kind)}, which defines __class__")
     layout: list[str] | None = [] if "__slots__" in VARS(kind) else None
     attributes: dict[str, Any] = {}
     for name, value in list(VARS(kind).items()):
@@ -76,7 +78,6 @@ def _take_class(kind: Any, scope: Scope) -> list[Any]:
     if meta is abc.ABCMeta and any(reference() is not None for reference in _abc._get_dump(kind)[0]):
         raise Cannot(f"the abstract class {NAME(kind)}, with which other classes are registered")
     annotations = _annotations(kind, scope)
-    attributes.pop("__slots__", None)
     special: list[Any] = []
     if found is not None:
         special, attributes = found.take(kind, attributes, annotations)
@@ -87,7 +88,7 @@ def _take_class(kind: Any, scope: Scope) -> list[Any]:
         type.__getattribute__(kind, "__qualname__"),
         VARS(kind).get("__module__"),
         BASES(kind),
-        None if layout is None else tuple(layout),
+        None if layout is None else tuple(sorted(layout)),
         *(special[: found.needs] if found else ()),
         attributes,
         annotations,
@@ -192,7 +193,7 @@ def _take_instance(value: Any, scope: Scope) -> list[Any]:
         content, slots = take_exception(value, base, slots)
     elif base is not object:
         raise Cannot(f"an instance of {type_name(value)}, which is made of a {base.__name__}")
-    return [kind, content, items, attributes, slots]
+    return [kind, content, items, attributes, dict(sorted(slots.items()))]
 
 
 def _dict_of(value: Any) -> Any:
@@ -284,7 +285,7 @@ def _take_exception(value: Any, scope: Scope) -> list[Any]:
     note_traceback(value, scope)
     kind = type(value)
     args, state = take_exception(value, kind, {})
-    return [kind.__name__, args, VARS(BaseException)["__dict__"].__get__(value), state]
+    return [NAME(kind), args, VARS(BaseException)["__dict__"].__get__(value), dict(sorted(state.items()))]
 
 
 def note_traceback(value: Any, scope: Scope) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.state.portable.codec import Codec, pairs, register, unpaired
-from sandglass.state.portable.graph import ATOMS, Cannot, Never, Objects, encode_atom
+from sandglass.state.portable.graph import Cannot, Never, Objects, are_atoms, encode_atom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ def _bare(value: Any, take: Callable[[Any], list[Any]], own: frozenset[str] = fr
 def in_order(items: Any) -> list[Any]:
     """Returns the items of a set. Atoms come in an order that does not depend on their hashes."""
     held = list(items)
-    if all(type(item) in ATOMS for item in held):
+    if are_atoms(held):
         held.sort(key=lambda item: (type(item).__name__, json.dumps(encode_atom(item, Objects()))))
     return held
 
@@ -234,15 +234,20 @@ def _make_memoryview(under: Any) -> Any:
     return memoryview(under)
 
 
-def _fill_bytearray(value: Any, parts: list[Any]) -> None:
-    if type(parts[0]) is not bytes:
+def _make_bytearray(data: Any) -> bytearray:
+    if type(data) is not bytes:
         raise TypeError("a bytearray of something else than bytes")
-    value.extend(parts[0])
+    return bytearray(data)
 
 
 register(
     bytearray,
-    Codec("bytearray", lambda value, scope: [bytes(_with_owner(value, scope))], lambda _, __: bytearray(), lambda v, p, _: _fill_bytearray(v, p)),
+    Codec(
+        "bytearray",
+        lambda value, scope: [bytes(_with_owner(value, scope))],
+        lambda parts, _: _make_bytearray(parts[0]),
+        joins=True,
+    ),
 )
 _built(memoryview, "memoryview", _take_memoryview, _make_memoryview, joins=True)
 register(

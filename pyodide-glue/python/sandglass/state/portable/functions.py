@@ -306,12 +306,14 @@ register(
     type(functools.lru_cache(len)),  # type: ignore[arg-type]
     Codec("lru_cache", _take_cached, _make_cached, _fill_cached, needs=3),
 )
+#: Attributes that a `staticmethod` copies from its function.
+_COPIED = frozenset({*functools.WRAPPER_ASSIGNMENTS, "__dict__", "__wrapped__", "__isabstractmethod__"})
 for _wrapper in (staticmethod, classmethod):
     register(
         _wrapper,
         Codec(
             _wrapper.__name__,
-            lambda value, _: [value.__func__, vars(value)],
+            lambda value, _: [value.__func__, {k: v for k, v in vars(value).items() if k not in _COPIED}],
             lambda parts, _, kind=_wrapper: kind(parts[0]),  # type: ignore[misc]
             lambda value, parts, _: vars(value).update(parts[1]),
             needs=1,

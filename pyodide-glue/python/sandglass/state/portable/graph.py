@@ -35,7 +35,17 @@ _SHORT_TEXT = 1000
 _SHORT_BYTES = 64
 #: Types whose values are parts of a node themselves. They have no identity in a state.
 ATOMS = frozenset({type(None), bool, int, float, str, bytes})
+_ATOM_IDS = frozenset(map(id, ATOMS))
 _PLAIN = frozenset({type(None), bool})
+
+
+def is_atom(value: Any) -> bool:
+    """Returns true for an atom. Compares types by id, because a metaclass may have a `__hash__` of its own."""
+    return id(type(value)) in _ATOM_IDS
+
+
+def are_atoms(values: Iterable[Any]) -> bool:
+    return _ATOM_IDS.issuperset(map(id, map(type, values)))
 
 
 class Cannot(Exception):

@@ -18,7 +18,7 @@ from sandglass.runtime.namespace import MISSING
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.state.pickling import BASES, MRO, NAME, VARS, make_class, native_base
 from sandglass.state.portable.functions import is_same
-from sandglass.state.portable.graph import ATOMS, Cannot
+from sandglass.state.portable.graph import Cannot, is_atom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,13 +91,13 @@ def _is_equal(one: Any, other: Any) -> bool:
             and len(cells[0]) == len(cells[1])
             and all(type(a) is type(b) and (type(a) is not types.FunctionType or _is_equal(a, b)) for a, b in zip(*cells, strict=True))
         )
-    if kind in (staticmethod, classmethod):
+    if kind is staticmethod or kind is classmethod:
         return _is_equal(one.__func__, other.__func__)
     if kind is tuple:
         return len(one) == len(other) and all(map(_is_equal, one, other))
     if kind is type(_GETTER):
         return bool(one.__reduce__() == other.__reduce__())
-    return kind in ATOMS and repr(one) == repr(other)
+    return is_atom(one) and repr(one) == repr(other)
 
 
 # --- Named tuples -----------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def _is_of_user(value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) in ATOMS or (type(value) is tuple and all(map(_is_plain, value)))
+    return is_atom(value) or (type(value) is tuple and all(map(_is_plain, value)))
 
 
 def _make_enum(name: str, bases: Any, skeleton: dict[str, Any], parts: list[Any]) -> Any:
@@ -219,7 +219,7 @@ def _take_dataclass(
     if list(here) != list(there) or any(here[name]._field_type is not there[name]._field_type for name in here):
         raise Cannot(f"the dataclass {NAME(kind)}, which would have other fields when it is made again")
     rest = _differing(plain, {name: value for name, value in VARS(made).items() if name not in hooks})
-    return [options, own, tuple(plain)], rest
+    return [options, own, tuple(sorted(plain))], rest
 
 
 def _take_field(field: Any) -> tuple[Any, ...]:
@@ -286,6 +286,8 @@ def _fill_dataclass(kind: Any, attributes: dict[str, Any], parts: list[Any]) -> 
         if name in VARS(kind) and name not in names and name not in slots:
             type.__delattr__(kind, name)
     for name, value in attributes.items():
+        if name in VARS(kind) and type(value) is types.FunctionType:
+            type.__delattr__(kind, name)  # so that attributes keep their order
         type.__setattr__(kind, name, value)
 
 

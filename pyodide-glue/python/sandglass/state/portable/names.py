@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 import sys
@@ -137,6 +138,16 @@ for _getter in (operator.itemgetter, operator.attrgetter, operator.methodcaller)
         _getter,
         Codec(_getter.__name__, _take_getter, lambda parts, _, kind=_getter: kind(*parts)),  # type: ignore[misc]
     )
+
+
+def _take_init_var(value: Any, _: Scope) -> list[Any]:
+    return [value.type]
+
+
+register(dataclasses.InitVar, Codec("InitVar", _take_init_var, lambda parts, _: dataclasses.InitVar(parts[0])))
+for _mark in ("KW_ONLY", "MISSING"):
+    _value: Any = getattr(dataclasses, _mark)
+    register(type(_value), Codec("name", lambda _, __, name=_mark: ["dataclasses", name], _find))  # type: ignore[misc]
 
 
 # --- Members of enumerations, by class and name -----------------------------------------------------------------------

@@ -20,7 +20,7 @@ from sandglass.state.pickling import BASES, VARS, is_native
 from sandglass.state.portable import classes, codecs, names, pickles  # noqa: F401  (`codecs` registers its codecs)
 from sandglass.state.portable.codec import BY_TYPE, FINDERS, Scope
 from sandglass.state.portable.functions import FUNCTION
-from sandglass.state.portable.graph import ATOMS, Cannot, Never, Objects, encode_atom, pack_graph, reach, spread
+from sandglass.state.portable.graph import Cannot, Never, Objects, are_atoms, encode_atom, is_atom, pack_graph, reach, spread
 from sandglass.state.portable.layout import FORMAT, MAX_NAME_CHARS, MAX_REASON_CHARS, MAX_VARIABLES, TooLarge, join
 from sandglass.state.portable.libraries import register_loaded
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sandglass.runtime.sources import Sources
     from sandglass.state.portable.codec import Codec
 
-_NO_PARTS = frozenset({types.ModuleType, types.CodeType, types.FrameType, types.TracebackType})
+_NO_PARTS = frozenset(map(id, (types.ModuleType, types.CodeType, types.FrameType, types.TracebackType)))
 
 
 def write(namespace: Namespace, sources: Sources, max_bytes: int) -> bytes:
@@ -78,7 +78,7 @@ class _Writing:
 
     def _number(self, value: Any) -> int | None:
         """The number of a value's node; None for an atom."""
-        if type(value) in ATOMS:
+        if is_atom(value):
             return None
         number = self._numbers.get(id(value))
         if number is None:
@@ -131,7 +131,7 @@ class _Writing:
         self._children[number] = self._numbers_of(self._parts[number])
 
     def _numbers_of(self, parts: list[Any]) -> list[int]:
-        if ATOMS.issuperset(map(type, parts)):
+        if are_atoms(parts):
             return []
         return [number for number in map(self._number, parts) if number is not None]
 
@@ -170,7 +170,7 @@ class _Writing:
 
     def _referents(self, value: Any) -> list[Any]:
         """Returns what a value without a codec refers to, so that objects that it shares are known."""
-        if type(value) in _NO_PARTS:
+        if id(type(value)) in _NO_PARTS:
             return []
         if issubclass(type(value), type):
             return [] if is_native(value) else [type(value), *BASES(value), *VARS(value).values()]
@@ -309,7 +309,7 @@ class _Writing:
         objects = Objects()
 
         def encode(part: Any) -> Any:
-            if type(part) in ATOMS:
+            if is_atom(part):
                 return encode_atom(part, objects)
             return [local[self._numbers[id(part)]]]
 

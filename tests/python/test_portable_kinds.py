@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
-from conftest import CONFIG, Guest, installed
+from conftest import Guest
+from portable_elsewhere import fresh, read, write, write_kinds
 from portable_kinds import ANY, KINDS, LOST, PYTHON
 
 from sandglass.state import portable
-
-MANY = 100 << 20
-
-
-def write(guest: Guest) -> bytes:
-    with installed(guest.runtime):
-        return portable.write(guest.runtime.namespace, guest.runtime.sources, MANY)
-
-
-def read(guest: Guest, state: bytes) -> list[tuple[str, str]]:
-    with installed(guest.runtime):
-        return portable.read(state, MANY, guest.runtime.namespace, guest.runtime.sources)
-
-
-def fresh() -> Guest:
-    guest = Guest()
-    guest.runtime.configure(CONFIG)
-    return guest
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -57,3 +44,21 @@ def test_a_value_is_the_same_elsewhere_or_is_named(guest: Guest, kind: str) -> N
 
 def test_there_are_many_kinds() -> None:
     assert len(KINDS) >= 150
+
+
+ROOT = Path(__file__).parents[2]
+OTHERS = [
+    program
+    for program in (ROOT / ".venv/bin/python", *sorted(ROOT.glob(".setup/python/*/bin/python")))
+    if program.exists() and program.resolve() != Path(sys.executable).resolve()
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", OTHERS, ids=lambda program: program.parents[1].name)
+def test_other_versions_of_python_read_it(program: Path, tmp_path: Path) -> None:
+    write_kinds(tmp_path / "states")
+    script = Path(__file__).with_name("portable_elsewhere.py")
+    command = [str(program), str(script), "read", str(tmp_path / "states")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == {}

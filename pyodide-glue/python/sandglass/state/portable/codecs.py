@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.state.portable.codec import Codec, pairs, register, unpaired
-from sandglass.state.portable.graph import Cannot, Never, Objects, are_atoms, encode_atom
+from sandglass.state.portable.graph import Cannot, Never, Objects, are_atoms, encode_atom, is_atom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,11 +57,20 @@ def _bare(value: Any, take: Callable[[Any], list[Any]], own: frozenset[str] = fr
 
 
 def in_order(items: Any) -> list[Any]:
-    """Returns the items of a set. Atoms come in an order that does not depend on their hashes."""
+    """Returns the items of a set. Atoms, and tuples of atoms, come in an order that does not depend on hashes."""
     held = list(items)
-    if are_atoms(held):
-        held.sort(key=lambda item: (type(item).__name__, json.dumps(encode_atom(item, Objects()))))
-    return held
+    keys = list(map(_key, held))
+    if None in keys:
+        return held
+    return [held[number] for number in sorted(range(len(held)), key=keys.__getitem__)]
+
+
+def _key(item: Any) -> Any:
+    if is_atom(item):
+        return type(item).__name__, json.dumps(encode_atom(item, Objects()))
+    if type(item) is tuple and are_atoms(item):
+        return "tuple", json.dumps([(type(part).__name__, encode_atom(part, Objects())) for part in item])
+    return None
 
 
 def _make_set(kind: Any) -> Callable[..., Any]:
@@ -285,7 +294,10 @@ def _uuid(number: int, safety: str) -> Any:
 def _pattern(pattern: str | bytes, flags: int) -> Any:
     if len(pattern) > _MAX_PATTERN_CHARS:
         raise ValueError("the regular expression is too long")
-    return re.compile(pattern, flags & ~re.DEBUG)
+    made = re.compile(pattern, flags & ~re.DEBUG)
+    if made.flags != flags & ~re.DEBUG or flags >= 1 << 16:
+        raise ValueError("a regular expression has other flags here")
+    return made
 
 
 def _take_zone(value: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """Portable states in files: all kinds that go everywhere, written here or read by another version of Python.
 
-    python portable_elsewhere.py write FILE
-    python portable_elsewhere.py read FILE      prints the kinds that are not the same, with the reason
+python portable_elsewhere.py write FILE
+python portable_elsewhere.py read FILE      prints the kinds that are not the same, with the reason
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from conftest import CONFIG, Guest, installed
 from portable_kinds import ANY, KINDS
 
-from sandglass.state import portable
+from sandglass.state.portable import reading, writing
 
 MANY = 100 << 20
 
@@ -28,12 +28,12 @@ def fresh() -> Guest:
 
 def write(guest: Guest, max_bytes: int = MANY) -> bytes:
     with installed(guest.runtime):
-        return portable.write(guest.runtime.namespace, guest.runtime.sources, max_bytes)
+        return writing.write(guest.runtime.namespace, guest.runtime.sources, max_bytes)
 
 
 def read(guest: Guest, state: bytes, max_bytes: int = MANY) -> list[tuple[str, str]]:
     with installed(guest.runtime):
-        return portable.read(state, max_bytes, guest.runtime.namespace, guest.runtime.sources)
+        return reading.read(state, max_bytes, guest.runtime.namespace, guest.runtime.sources)
 
 
 def write_kinds(file: Path) -> None:

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Guest
+from conftest import Guest, installed
 from portable_elsewhere import fresh, read, write
 
-from sandglass.state import portable
 from sandglass.state.portable import layout
+from sandglass.state.stateless import split_state
 
 
 def head_of(state: bytes) -> dict[str, Any]:
-    return portable.describe(state)
+    return layout.describe(state)
 
 
 def way_of(state: bytes) -> dict[str, str]:
@@ -41,7 +41,9 @@ def objects_of(state: bytes) -> dict[str, list[str]]:
 
 
 def test_variables_that_share_an_object_still_share_it(guest: Guest) -> None:
-    guest.ok("a = [1]; b = {'a': a}; t = (a, 5); alone = [2]; class_ = type('K', (), {})\nclass K: pass\nx, y = K(), K()")
+    guest.ok(
+        "a = [1]; b = {'a': a}; t = (a, 5); alone = [2]; class_ = type('K', (), {})\nclass K: pass\nx, y = K(), K()"
+    )
     state = write(guest)
     groups = {entry["name"]: entry["group"] for entry in head_of(state)["variables"]}
     assert groups["a"] == groups["b"] == groups["t"] != groups["alone"]
@@ -52,7 +54,9 @@ def test_variables_that_share_an_object_still_share_it(guest: Guest) -> None:
 
 
 def test_one_execution_changes_only_what_it_changed(guest: Guest) -> None:
-    guest.ok("import numpy as np\nbig = np.arange(1000)\nrows = [{'n': i} for i in range(100)]\ns = {'b', 'a'}\ndef f(x): return x\nclass K: pass\nk = K()")
+    guest.ok(
+        "import numpy as np\nbig = np.arange(1000)\nrows = [{'n': i} for i in range(100)]\ns = {'b', 'a'}\ndef f(x): return x\nclass K: pass\nk = K()"
+    )
     before = write(guest)
     assert objects_of(write(guest)) == objects_of(before)
     guest.ok("rows[57]['n'] = -1; fresh = 1")
@@ -94,7 +98,9 @@ def test_what_shares_with_a_pickle_is_in_the_pickle(guest: Guest) -> None:
 
 
 def test_memory_that_a_pickle_would_copy_is_named(guest: Guest) -> None:
-    guest.ok("import numpy as np\na = np.arange(4)\nv = a[1:]\nit = iter([a, v])\nb = bytearray(4)\nw = np.frombuffer(b, 'u1')\nm = memoryview(b)[1:]")
+    guest.ok(
+        "import numpy as np\na = np.arange(4)\nv = a[1:]\nit = iter([a, v])\nb = bytearray(4)\nw = np.frombuffer(b, 'u1')\nm = memoryview(b)[1:]"
+    )
     state = write(guest)
     lost = dict(head_of(state)["lost"])
     assert set(lost) == {"it", "w", "m"}, lost
@@ -104,7 +110,9 @@ def test_memory_that_a_pickle_would_copy_is_named(guest: Guest) -> None:
 
 
 def test_partial_losses_are_named(guest: Guest) -> None:
-    guest.ok("import functools\n@functools.lru_cache\ndef f(n): return n\nf(1)\ntry: 1 / 0\nexcept Exception as e: error = e")
+    guest.ok(
+        "import functools\n@functools.lru_cache\ndef f(n): return n\nf(1)\ntry: 1 / 0\nexcept Exception as e: error = e"
+    )
     state = write(guest)
     assert {"f: its cache", "error: its traceback"} <= {name for name, _ in head_of(state)["lost"]}
     other = fresh()
@@ -116,7 +124,9 @@ def test_functions_see_the_variables_of_their_new_home(guest: Guest) -> None:
     guest.ok("factor = 2\ndef scale(n): return n * factor\ndef ask(): return llm_query('q')")
     other = fresh()
     assert read(other, write(guest)) == []
-    cell = other.run("factor = 5\nassert scale(2) == 10 and ask() == 'answer to q'\nraise_ = lambda: 1 / 0\nscale('x', 1)")
+    cell = other.run(
+        "factor = 5\nassert scale(2) == 10 and ask() == 'answer to q'\nraise_ = lambda: 1 / 0\nscale('x', 1)"
+    )
     assert cell.error_type == "TypeError"
     cell = other.run("import inspect\nprint(inspect.getsource(scale))")
     assert cell.stdout == "def scale(n): return n * factor\n\n"
@@ -138,10 +148,14 @@ def test_variables_that_are_there_stay(guest: Guest) -> None:
 
 
 def test_deep_and_wide_values_go(guest: Guest) -> None:
-    guest.ok("deep = []\nfor _ in range(100_000): deep = [deep]\nwide = list(range(200_000))\nround_ = [[] for _ in range(50_000)]\nfor i, r in enumerate(round_): r.append(round_[i - 1])")
+    guest.ok(
+        "deep = []\nfor _ in range(100_000): deep = [deep]\nwide = list(range(200_000))\nround_ = [[] for _ in range(50_000)]\nfor i, r in enumerate(round_): r.append(round_[i - 1])"
+    )
     other = fresh()
     assert read(other, write(guest)) == []
-    other.ok("n = 0\nwhile deep: deep, n = deep[0], n + 1\nassert n == 100_000 and wide == list(range(200_000)) and round_[0][0] is round_[-1]")
+    other.ok(
+        "n = 0\nwhile deep: deep, n = deep[0], n + 1\nassert n == 100_000 and wide == list(range(200_000)) and round_[0][0] is round_[-1]"
+    )
 
 
 def test_sizes_are_capped_both_ways(guest: Guest) -> None:
@@ -178,7 +192,9 @@ def _refuse_import(name: str) -> Any:
 
 
 def test_no_code_of_the_users_decides_what_goes(guest: Guest) -> None:
-    hooks = "__reduce__ __reduce_ex__ __getstate__ __getattr__ __getattribute__ __iter__ __len__ __eq__ __bool__ __repr__"
+    hooks = (
+        "__reduce__ __reduce_ex__ __getstate__ __getattr__ __getattribute__ __iter__ __len__ __eq__ __bool__ __repr__"
+    )
     guest.ok(
         "ran = []\nclass K:\n    pass\nv = K()\nv.x = 1\n"
         f"for name in '{hooks}'.split(): setattr(K, name, lambda self, *a, name=name: ran.append(name))\n"
@@ -186,6 +202,21 @@ def test_no_code_of_the_users_decides_what_goes(guest: Guest) -> None:
     )
     write(guest)
     guest.ok("assert ran == [], ran")
+
+
+def test_a_guest_writes_and_opens_both_kinds_of_states(guest: Guest) -> None:
+    guest.ok("x = [1]\nimport math\ng = (i for i in 'ab')")
+    with installed(guest.runtime):
+        state, lost = split_state(guest.state.capture(1 << 20, portable=True))
+        plain, _ = split_state(guest.state.capture(1 << 20))
+    assert state.startswith(layout.MAGIC) and not plain.startswith(layout.MAGIC)
+    assert [name for name, _ in lost] == ["g"]
+    for data, names_there in ((state, {"x", "math"}), (plain, {"x"})):
+        other = fresh()
+        with installed(other.runtime):
+            assert other.state.open(memoryview(data), 1 << 20) == []
+        assert names(other) == names_there
+        other.ok("assert x == [1]")
 
 
 # --- Random graphs ----------------------------------------------------------------------------------------------------
@@ -235,9 +266,9 @@ def _is_same_graph(one: Any, other: Any) -> bool:
             return False
         if (id(a), id(b)) in seen:
             continue
-        if type(a) in (list, dict, set, bytearray):
-            if there.setdefault(id(a), id(b)) != id(b) or back.setdefault(id(b), id(a)) != id(a):
-                return False
+        is_same = there.setdefault(id(a), id(b)) == id(b) and back.setdefault(id(b), id(a)) == id(a)
+        if type(a) in (list, dict, set, bytearray) and not is_same:
+            return False
         seen.add((id(a), id(b)))
         if type(a) in (list, tuple):
             if len(a) != len(b):
@@ -433,35 +464,120 @@ IMPOSSIBLE: dict[str, list[Any]] = {
     "a key without a value": [["dict", 1]],
     "equal keys": [["dict", 1, "a", 1.0, "b"]],
     "equal items": [["set", 1, True]],
-    "huge array": [["numpy.array", [1], "C", True, [2], ["bytes", ""]], ["numpy.dtype", "simple", "<f8"], ["tuple", 1 << 50]],
-    "huge array of objects": [["numpy.array", [1], "C", True, [2], None], ["numpy.dtype", "simple", "|O"], ["tuple", 1 << 50]],
-    "array of objects from bytes": [["numpy.array", [1], "C", True, [2], ["bytes", "00" * 8]], ["numpy.dtype", "simple", "|O"], ["tuple", 1]],
-    "structured objects from bytes": [["numpy.array", [1], "C", True, [3], ["bytes", "00" * 8]], ["numpy.dtype", "struct", [2], [4], [5], 8, False], ["tuple", "a"], ["tuple", 1], ["tuple", [6]], ["tuple", 0], ["numpy.dtype", "simple", "|O"]],
-    "negative shape": [["numpy.array", [1], "C", True, [2], ["bytes", ""]], ["numpy.dtype", "simple", "<f8"], ["tuple", -1, 0]],
-    "view beyond its memory": [["numpy.array", [1], "view", True, [2], [3], 8, [5]], ["numpy.dtype", "simple", "<f8"], ["tuple", 4], ["numpy.array", [1], "C", True, [4], ["bytes", "00" * 8]], ["tuple", 1], ["tuple", 8]],
-    "view before its memory": [["numpy.array", [1], "view", True, [2], [3], -8, [4]], ["numpy.dtype", "simple", "<f8"], ["tuple", 1], ["numpy.array", [1], "C", True, [2], ["bytes", "00" * 8]], ["tuple", 8]],
+    "huge array": [
+        ["numpy.array", [1], "C", True, [2], ["bytes", ""]],
+        ["numpy.dtype", "simple", "<f8"],
+        ["tuple", 1 << 50],
+    ],
+    "huge array of objects": [
+        ["numpy.array", [1], "C", True, [2], None],
+        ["numpy.dtype", "simple", "|O"],
+        ["tuple", 1 << 50],
+    ],
+    "array of objects from bytes": [
+        ["numpy.array", [1], "C", True, [2], ["bytes", "00" * 8]],
+        ["numpy.dtype", "simple", "|O"],
+        ["tuple", 1],
+    ],
+    "structured objects from bytes": [
+        ["numpy.array", [1], "C", True, [3], ["bytes", "00" * 8]],
+        ["numpy.dtype", "struct", [2], [4], [5], 8, False],
+        ["tuple", "a"],
+        ["tuple", 1],
+        ["tuple", [6]],
+        ["tuple", 0],
+        ["numpy.dtype", "simple", "|O"],
+    ],
+    "negative shape": [
+        ["numpy.array", [1], "C", True, [2], ["bytes", ""]],
+        ["numpy.dtype", "simple", "<f8"],
+        ["tuple", -1, 0],
+    ],
+    "view beyond its memory": [
+        ["numpy.array", [1], "view", True, [2], [3], 8, [5]],
+        ["numpy.dtype", "simple", "<f8"],
+        ["tuple", 4],
+        ["numpy.array", [1], "C", True, [4], ["bytes", "00" * 8]],
+        ["tuple", 1],
+        ["tuple", 8],
+    ],
+    "view before its memory": [
+        ["numpy.array", [1], "view", True, [2], [3], -8, [4]],
+        ["numpy.dtype", "simple", "<f8"],
+        ["tuple", 1],
+        ["numpy.array", [1], "C", True, [2], ["bytes", "00" * 8]],
+        ["tuple", 8],
+    ],
     "object scalar": [["numpy.scalar", [1], ["bytes", "00" * 8]], ["numpy.dtype", "simple", "|O"]],
     "dtype by code": [["numpy.dtype", "simple", "__import__('os')"]],
-    "category codes out of range": [["pandas.Categorical", [1], [4]], ["numpy.array", [2], "C", True, [3], ["bytes", "7f"]], ["numpy.dtype", "simple", "|i1"], ["tuple", 1], ["pandas.CategoricalDtype", [5], False], ["pandas.RangeIndex", 0, 2, 1, None]],
-    "series of another length": [["pandas.Series", [1], [4], None, [5], True], ["numpy.array", [2], "C", True, [3], ["bytes", "7f"]], ["numpy.dtype", "simple", "|i1"], ["tuple", 1], ["pandas.RangeIndex", 0, 1 << 40, 1, None], ["dict"]],
+    "category codes out of range": [
+        ["pandas.Categorical", [1], [4]],
+        ["numpy.array", [2], "C", True, [3], ["bytes", "7f"]],
+        ["numpy.dtype", "simple", "|i1"],
+        ["tuple", 1],
+        ["pandas.CategoricalDtype", [5], False],
+        ["pandas.RangeIndex", 0, 2, 1, None],
+    ],
+    "series of another length": [
+        ["pandas.Series", [1], [4], None, [5], True],
+        ["numpy.array", [2], "C", True, [3], ["bytes", "7f"]],
+        ["numpy.dtype", "simple", "|i1"],
+        ["tuple", 1],
+        ["pandas.RangeIndex", 0, 1 << 40, 1, None],
+        ["dict"],
+    ],
     "module of a path": [["module", "../../etc/passwd"]],
     "module of the sandbox": [["module", "sandglass.runtime.runtime"]],
     "main module": [["module", "__main__"]],
     "name in the sandbox": [["name", "sandglass.state.pickling", "Saver"]],
     "name that is missing": [["name", "os", "no.such"]],
     "name of numbers": [["name", 1, 2]],
-    "source that is no Python": [["function", "def f(:", 0, "f", False, [1], None, "f", "f", "m", None, None, None, [2], [2]], ["tuple"], ["dict"]],
-    "source that is deep": [["function", "(" * 5000, 0, "f", False, [1], None, "f", "f", "m", None, None, None, [2], [2]], ["tuple"], ["dict"]],
-    "function that is missing": [["function", "x = 1\n", 0, "f", False, [1], None, "f", "f", "m", None, None, None, [2], [2]], ["tuple"], ["dict"]],
-    "function with another closure": [["function", "def f(): pass\n", 0, "f", False, [1], None, "f", "f", "m", None, None, None, [2], [2]], ["tuple", "a", "b"], ["dict"]],
-    "class of a base that forbids it": [["class", "", False, "K", "K", "m", [1], None, [3], [3]], ["tuple", [2]], ["name", "builtins", "bool"], ["dict"]],
+    "source that is no Python": [
+        ["function", "def f(:", 0, "f", False, [1], None, "f", "f", "m", None, None, None, [2], [2]],
+        ["tuple"],
+        ["dict"],
+    ],
+    "source that is deep": [
+        ["function", "(" * 5000, 0, "f", False, [1], None, "f", "f", "m", None, None, None, [2], [2]],
+        ["tuple"],
+        ["dict"],
+    ],
+    "function that is missing": [
+        ["function", "x = 1\n", 0, "f", False, [1], None, "f", "f", "m", None, None, None, [2], [2]],
+        ["tuple"],
+        ["dict"],
+    ],
+    "function with another closure": [
+        ["function", "def f(): pass\n", 0, "f", False, [1], None, "f", "f", "m", None, None, None, [2], [2]],
+        ["tuple", "a", "b"],
+        ["dict"],
+    ],
+    "class of a base that forbids it": [
+        ["class", "", False, "K", "K", "m", [1], None, [3], [3]],
+        ["tuple", [2]],
+        ["name", "builtins", "bool"],
+        ["dict"],
+    ],
     "class of a number": [["class", "", False, "K", "K", "m", [1], None, [2], [2]], ["tuple", 5], ["dict"]],
     "instance of no class": [["instance", 5, None, None, None, None]],
     "instance of a native class": [["instance", [1], None, None, None, None], ["name", "_io", "FileIO"]],
     "int of text": [["instance", [1], "5", None, None, [2]], ["name", "builtins", "int"], ["dict"]],
     "exception of no exception": [["exception", "print", [1], [2], [2]], ["tuple"], ["dict"]],
-    "slots that are methods": [["exception", "ValueError", [1], [2], [3]], ["tuple"], ["dict"], ["dict", "with_traceback", 1]],
-    "enumeration of lists": [["class", "enum", False, "K", "K", "m", [1], None, [3], [4], None, [5], [5]], ["tuple", [2]], ["name", "enum", "Enum"], ["tuple", "A"], ["tuple", [6]], ["dict"], ["list"]],
+    "slots that are methods": [
+        ["exception", "ValueError", [1], [2], [3]],
+        ["tuple"],
+        ["dict"],
+        ["dict", "with_traceback", 1],
+    ],
+    "enumeration of lists": [
+        ["class", "enum", False, "K", "K", "m", [1], None, [3], [4], None, [5], [5]],
+        ["tuple", [2]],
+        ["name", "enum", "Enum"],
+        ["tuple", "A"],
+        ["tuple", [6]],
+        ["dict"],
+        ["list"],
+    ],
     "member that is missing": [["member", [1], "NOPE", None], ["name", "http", "HTTPStatus"]],
     "helper that is missing": [["helper", "rm_rf"]],
     "method that is a function": [["method", [1], "loads"], ["name", "json", "JSONDecoder"]],
@@ -476,7 +592,14 @@ IMPOSSIBLE: dict[str, list[Any]] = {
     "array of an unknown code": [["array", "z", 8, ["bytes", ""]]],
     "array of cut bytes": [["array", "d", 8, ["bytes", "00"]]],
     "state of no generator": [["Random", 3, None, 1, 2]],
-    "named tuple of keywords": [["class", "namedtuple", False, "K", "K", "m", [1], None, [2], [3], [4], [4]], ["tuple", [5]], ["tuple", "class"], ["tuple"], ["dict"], ["name", "builtins", "tuple"]],
+    "named tuple of keywords": [
+        ["class", "namedtuple", False, "K", "K", "m", [1], None, [2], [3], [4], [4]],
+        ["tuple", [5]],
+        ["tuple", "class"],
+        ["tuple"],
+        ["dict"],
+        ["name", "builtins", "tuple"],
+    ],
     "bit generator by name": [["numpy.bits", "default_rng", None, None]],
 }
 
@@ -534,7 +657,9 @@ def test_a_description_opens_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_random_damage_with_right_checksums_does_no_harm(guest: Guest, seed: int) -> None:
     """Changes one thing of a graph. The state is refused, or read: no other error, and no hang."""
-    guest.ok("class K:\n    def m(self, a=[1]): return a\nk = K()\nk.x = {1: (2, k.m)}\nfs = [lambda: k, K.m]\ns = frozenset({1, (2,)})\ne = ValueError(1, k)")
+    guest.ok(
+        "class K:\n    def m(self, a=[1]): return a\nk = K()\nk.x = {1: (2, k.m)}\nfs = [lambda: k, K.m]\ns = frozenset({1, (2,)})\ne = ValueError(1, k)"
+    )
     head, objects = layout.split(write(guest), 1 << 20)
     rng = random.Random(seed)
     for _ in range(15):
@@ -543,7 +668,9 @@ def test_random_damage_with_right_checksums_does_no_harm(guest: Guest, seed: int
         graph = json.loads(parts[number])
         node = rng.choice(graph["nodes"]) if graph["nodes"] else ["list"]
         place = rng.randrange(len(node))
-        node[place] = rng.choice([None, 5, "x", [rng.randrange(len(graph["nodes"]) + 2)], "list", [0], -1, ["bytes", ""]])
+        node[place] = rng.choice(
+            [None, 5, "x", [rng.randrange(len(graph["nodes"]) + 2)], "list", [0], -1, ["bytes", ""]]
+        )
         parts[number] = json.dumps(graph).encode()
         other = fresh()
         try:

@@ -13,7 +13,7 @@ from conftest import Guest
 from portable_elsewhere import fresh, read, write, write_kinds
 from portable_kinds import ANY, KINDS, LOST, PYTHON
 
-from sandglass.state import portable
+from sandglass.state.portable.layout import describe
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -22,7 +22,7 @@ def test_a_value_is_the_same_elsewhere_or_is_named(guest: Guest, kind: str) -> N
     code, way, check = KINDS[kind]
     guest.ok(code)
     state = write(guest)
-    head = portable.describe(state)
+    head = describe(state)
     ways = {entry["name"]: entry["portability"] for entry in head["variables"]}
     lost = dict(head["lost"])
     if way == LOST:
@@ -39,7 +39,7 @@ def test_a_value_is_the_same_elsewhere_or_is_named(guest: Guest, kind: str) -> N
         third = fresh()
         assert read(third, state) == []
         again = write(third)
-        assert portable.describe(again)["objects"] == portable.describe(state)["objects"]
+        assert describe(again)["objects"] == describe(state)["objects"]
 
 
 def test_there_are_many_kinds() -> None:

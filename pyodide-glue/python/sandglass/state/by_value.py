@@ -138,7 +138,7 @@ def _checksum(parts: list[Any]) -> int:
 
 
 def seeds(namespace: Namespace) -> list[tuple[tuple[str, str], Any]]:
-    """Returns objects that stay in their interpreter, each once, with the key by which another interpreter finds its own."""
+    """Returns objects that stay in their interpreter, each once, with the key by which another finds its own."""
     return list({id(value): (key, value) for key, value in _seeds(namespace)}.values())
 
 

@@ -99,6 +99,11 @@ def _reason_against(name: str, kind: type) -> str | None:
     return next((reason for left_out, reason in _LEFT_OUT.items() if issubclass(kind, left_out)), None)
 
 
+def most(lost: list[list[str]]) -> list[tuple[str, str]]:
+    """Returns as many names and reasons as the head of `join_state` may have."""
+    return [(name[:_NAME_CHARS], reason) for name, reason in lost[:_MOST_NAMED]]
+
+
 def join_state(state: bytes, left_out: list[tuple[str, str]]) -> bytes:
     """A state with the `(name, reason)` of variables that it lacks before it: as JSON, after its length."""
     head = json.dumps(left_out).encode()

@@ -1,4 +1,4 @@
-"""Portable states: variables as bytes that cross machines, versions of Python and backends. Without pickle where it can be.
+"""Portable states: variables as bytes that cross machines, versions of Python and backends.
 
 The format is described in docs/checkpoint-format.md.
 
@@ -10,9 +10,3 @@ The format is described in docs/checkpoint-format.md.
 - `arrays.py`, `frames.py`    NumPy and pandas
 - `pickles.py`       the last resort: a pickle for the same Python and packages
 """
-
-from sandglass.state.portable.layout import MAGIC, describe
-from sandglass.state.portable.reading import read
-from sandglass.state.portable.writing import write
-
-__all__ = ["MAGIC", "describe", "read", "write"]

@@ -14,6 +14,7 @@ import builtins
 import collections
 import sys
 import types
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
@@ -33,6 +34,7 @@ _METAS = (type, abc.ABCMeta)
 #: Built-in bases whose content is an argument of `__new__`, and those that are filled.
 _VALUES = (int, float, complex, str, bytes, tuple, frozenset)
 _ITEMS = (list, set, bytearray)
+_FACTORY: Any = vars(collections.defaultdict)["default_factory"]
 _LAST = ("__doc__", "__hash__", "__abstractmethods__", "__match_args__")
 _ALL = slice(None)
 #: The content as the base sees it. `value[:]` of a base is a plain object.
@@ -117,8 +119,9 @@ def _make(parts: list[Any], _: Scope) -> Any:
     maker, is_abstract, name, _, _, bases, _ = parts[:_NEEDED]
     if not all(issubclass(type(base), type) for base in bases):
         raise TypeError("a base of the class is no class")
-    if maker and MAKERS[maker].make is not None:
-        return MAKERS[maker].make(name, bases, _skeleton(parts), parts[_NEEDED:])
+    make = MAKERS[maker].make if maker else None
+    if make is not None:
+        return make(name, bases, _skeleton(parts), parts[_NEEDED:])
     return make_class(abc.ABCMeta if is_abstract else type, name, bases, _skeleton(parts))
 
 
@@ -165,10 +168,8 @@ def _slots(value: Any) -> tuple[dict[str, Any], bool]:
             if name in seen:
                 raise Cannot(f"an instance of {type_name(value)}, which has two slots of the same name")
             seen.add(name)
-            try:
+            with suppress(AttributeError):
                 slots[name] = descriptor.__get__(value)
-            except AttributeError:
-                pass
     return slots, has_dict
 
 
@@ -187,7 +188,7 @@ def _take_instance(value: Any, scope: Scope) -> list[Any]:
         items = _PLAIN[base](value)
     elif base in _MAPPINGS:
         items = {key: dict.__getitem__(value, key) for key in base.__iter__(value)}
-        content = collections.defaultdict.default_factory.__get__(value) if base is collections.defaultdict else None
+        content = _FACTORY.__get__(value) if base is collections.defaultdict else None
     elif issubclass(base, BaseException) and base.__module__ == "builtins":
         note_traceback(value, scope)
         content, slots = take_exception(value, base, slots)
@@ -240,15 +241,13 @@ def fill_slots(value: Any, slots: dict[str, Any]) -> None:
     for name, item in slots.items():
         if type(name) is not str or name in ("__class__", "__dict__"):
             raise TypeError("it has a slot that is none")
-        descriptor = next((VARS(base)[name] for base in MRO(type(value)) if name in VARS(base)), None)
+        descriptor: Any = next((VARS(base)[name] for base in MRO(type(value)) if name in VARS(base)), None)
         if type(descriptor) not in LAYOUT:
             raise AttributeError(f"its class has no slot {name[:100]!r} here")
         descriptor.__set__(value, item)
 
 
-INSTANCE = register(
-    None, Codec("instance", _take_instance, _make_instance, _fill_instance, needs=2)
-)
+INSTANCE = register(None, Codec("instance", _take_instance, _make_instance, _fill_instance, needs=2))
 
 
 # --- Exceptions -------------------------------------------------------------------------------------------------------
@@ -294,7 +293,7 @@ def note_traceback(value: Any, scope: Scope) -> None:
 
 
 def _make_exception(parts: list[Any], _: Scope) -> Any:
-    kind = vars(builtins).get(parts[0])
+    kind: Any = vars(builtins).get(parts[0])
     if not issubclass(type(kind), type) or not issubclass(kind, BaseException):
         raise TypeError("it is no exception of this Python")
     return kind.__new__(kind, *parts[1])
@@ -311,4 +310,3 @@ EXCEPTION = register(None, Codec("exception", _take_exception, _make_exception, 
 
 def is_builtin_exception(kind: type) -> bool:
     return issubclass(kind, BaseException) and vars(builtins).get(NAME(kind)) is kind
-

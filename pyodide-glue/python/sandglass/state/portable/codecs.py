@@ -153,8 +153,13 @@ _filled(
 _filled(collections.UserDict, "UserDict", _take_user, collections.UserDict, _fill_user(dict))
 _filled(collections.UserList, "UserList", _take_user, collections.UserList, _fill_user(list))
 _filled(collections.UserString, "UserString", _take_user, lambda: collections.UserString(""), _fill_user(str))
-_filled(types.SimpleNamespace, "SimpleNamespace", lambda value: pairs(vars(value)), types.SimpleNamespace,
-        lambda value, parts: vars(value).update(unpaired(parts)))
+_filled(
+    types.SimpleNamespace,
+    "SimpleNamespace",
+    lambda value: pairs(vars(value)),
+    types.SimpleNamespace,
+    lambda value, parts: value.__dict__.update(unpaired(parts)),
+)
 register(
     collections.deque,
     Codec(
@@ -216,7 +221,8 @@ def _fill_array(value: Any, parts: list[Any]) -> None:
     same = next(
         code
         for code in (code, *_ARRAY_CODES)
-        if array.array(code).itemsize == size and (code in "fd") is (parts[0] in "fd")
+        if array.array(code).itemsize == size
+        and (code in "fd") is (parts[0] in "fd")
         and (code.islower() or code in "fd") is (parts[0].islower() or parts[0] in "fd")
     )
     held = array.array(same)
@@ -308,7 +314,7 @@ def _take_zone(value: Any) -> list[Any]:
 
 def _zone(offset: Any, name: str | None) -> Any:
     if name is None:
-        return datetime.timezone.utc if offset == datetime.timedelta(0) else datetime.timezone(offset)
+        return datetime.UTC if offset == datetime.timedelta(0) else datetime.timezone(offset)
     return datetime.timezone(offset, name)
 
 
@@ -319,12 +325,14 @@ def _take_zone_offset(value: Any) -> list[Any]:
 
 def _datetime(*parts: Any) -> Any:
     *numbers, fold, zone = parts
-    return datetime.datetime(*numbers, tzinfo=zone, fold=fold)
+    made: Any = datetime.datetime
+    return made(*numbers, tzinfo=zone, fold=fold)
 
 
 def _time(*parts: Any) -> Any:
     *numbers, fold, zone = parts
-    return datetime.time(*numbers, tzinfo=zone, fold=fold)
+    made: Any = datetime.time
+    return made(*numbers, tzinfo=zone, fold=fold)
 
 
 def _take_decimal(value: Any) -> list[Any]:
@@ -362,9 +370,7 @@ _built(uuid.UUID, "UUID", lambda u: [u.int, u.is_safe.name], _uuid)
 _built(re.Pattern, "Pattern", lambda p: [p.pattern, p.flags], _pattern)
 _built(datetime.timedelta, "timedelta", lambda d: [d.days, d.seconds, d.microseconds], datetime.timedelta)
 _built(datetime.date, "date", lambda d: [d.year, d.month, d.day], datetime.date)
-_built(
-    datetime.time, "time", lambda t: [t.hour, t.minute, t.second, t.microsecond, t.fold, t.tzinfo], _time
-)
+_built(datetime.time, "time", lambda t: [t.hour, t.minute, t.second, t.microsecond, t.fold, t.tzinfo], _time)
 _built(
     datetime.datetime,
     "datetime",
@@ -375,7 +381,7 @@ _built(datetime.timezone, "timezone", _take_zone_offset, _zone)
 _built(zoneinfo.ZoneInfo, "ZoneInfo", _take_zone, zoneinfo.ZoneInfo)
 for _kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath):
     _built(_kind, _kind.__name__, lambda path: [str(path)], _kind)
-for _kind in (
+for _address in (
     ipaddress.IPv4Address,
     ipaddress.IPv6Address,
     ipaddress.IPv4Interface,
@@ -383,7 +389,7 @@ for _kind in (
     ipaddress.IPv4Network,
     ipaddress.IPv6Network,
 ):
-    _built(_kind, _kind.__name__, lambda address: [str(address)], _kind)
+    _built(_address, _address.__name__, lambda address: [str(address)], _address)
 
 
 # --- Generators of random numbers -------------------------------------------------------------------------------------

@@ -22,7 +22,9 @@ _pd: Any = pd
 
 
 def _add(kind: Any, name: str, take: Callable[[Any], list[Any]], make: Callable[..., Any], **options: Any) -> Codec:
-    return register(kind, Codec(f"pandas.{name}", lambda v, _: take(v), lambda parts, _: make(*parts), reads=True, **options))
+    return register(
+        kind, Codec(f"pandas.{name}", lambda v, _: take(v), lambda parts, _: make(*parts), reads=True, **options)
+    )
 
 
 # --- Values -----------------------------------------------------------------------------------------------------------
@@ -153,9 +155,7 @@ _add(_pd.arrays.DatetimeArray, "DatetimeArray", _take_zoned, _zoned, joins=True)
 _add(_pd.arrays.TimedeltaArray, "TimedeltaArray", _take_zoned, _zoned, joins=True)
 _add(_pd.arrays.PeriodArray, "PeriodArray", lambda v: [v.asi8.copy(), v.freqstr], _period_array, joins=True)
 _add(_pd.arrays.IntervalArray, "IntervalArray", lambda v: [v.left, v.right, v.closed], _interval, joins=True)
-_MASKED = _add(
-    None, "masked", lambda v: [v.dtype.name, v._data.copy(), v._mask.copy()], _masked, joins=True
-)
+_MASKED = _add(None, "masked", lambda v: [v.dtype.name, v._data.copy(), v._mask.copy()], _masked, joins=True)
 for _name in ("IntegerArray", "FloatingArray", "BooleanArray"):
     register(getattr(_pd.arrays, _name), _MASKED)
 _STRING = _add(None, "strings", _take_string, _string, joins=True)

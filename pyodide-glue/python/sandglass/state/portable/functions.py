@@ -85,13 +85,13 @@ def compile_place(place: Place, free: tuple[str, ...], qualname: str, filename: 
         node.decorator_list = [ast.Constant(None, lineno=place.line, col_offset=0)] if place.line < node.lineno else []
         statement = node
     if place.in_class is not None:
-        statement = ast.ClassDef(place.in_class, [], [], [statement], [], type_params=[])
+        statement = ast.ClassDef(place.in_class, [], [], [statement], [], type_params=[])  # type: ignore[call-arg, unused-ignore]
     body: list[ast.stmt] = [statement]
     if free:
         targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in free]
         body.insert(0, ast.Assign(targets, ast.Constant(None)))
     no_args = ast.arguments([], [], None, [], [], None, [])
-    around = ast.FunctionDef("around", no_args, body, [], None, None, type_params=[])
+    around = ast.FunctionDef("around", no_args, body, [], None, None, type_params=[])  # type: ignore[call-arg, unused-ignore]
     around.lineno, around.end_lineno, around.col_offset, around.end_col_offset = place.line, node.end_lineno, 0, 0
     module = ast.fix_missing_locations(ast.Module([around], []))
     code = compile(module, filename, "exec", futures, True)
@@ -303,7 +303,7 @@ def _fill_cached(wrapper: Any, parts: list[Any], _: Scope) -> None:
 
 
 register(
-    type(functools.lru_cache(len)),  # type: ignore[arg-type]
+    type(functools.lru_cache(len)),
     Codec("lru_cache", _take_cached, _make_cached, _fill_cached, needs=3),
 )
 #: Attributes that a `staticmethod` copies from its function.
@@ -340,6 +340,4 @@ def _make_cached_property(parts: list[Any], _: Scope) -> Any:
     return made
 
 
-register(
-    functools.cached_property, Codec("cached_property", _take_cached_property, _make_cached_property, joins=True)
-)
+register(functools.cached_property, Codec("cached_property", _take_cached_property, _make_cached_property, joins=True))

@@ -160,6 +160,8 @@ class Graph:
 
 def spread(reasons: dict[int, str], children: Sequence[Iterable[int]]) -> None:
     """Gives the reason of a node to all nodes that lead to it."""
+    if not reasons:
+        return
     parents: dict[int, list[int]] = {}
     for number, refs in enumerate(children):
         for child in refs:

@@ -1,4 +1,4 @@
-"""The bytes of a portable state: magic, format, the head as JSON with its SHA-256, and the objects one after the other."""
+"""The bytes of a portable state: magic, format, the head as JSON with its SHA-256, and the objects."""
 
 # Decisions: docs/internals/saving-and-restoring.md.
 
@@ -20,7 +20,15 @@ MAX_REASON_CHARS = 200
 _DIGEST_BYTES = 32
 _PREFIX = Struct(f"<II{_DIGEST_BYTES}s")
 #: The keys of the head and of its entries, with the types of their values. No key may be missing.
-_HEAD = {"format": int, "python": str, "packages": dict, "variables": list, "groups": list, "lost": list, "objects": list}
+_HEAD = {
+    "format": int,
+    "python": str,
+    "packages": dict,
+    "variables": list,
+    "groups": list,
+    "lost": list,
+    "objects": list,
+}
 _VARIABLE = {"name": str, "type": str, "codec": str, "portability": str, "group": int, "reason": str}
 _GROUP = {"codec": str, "objects": list}
 _OBJECT = {"bytes": int, "sha256": str}
@@ -80,7 +88,12 @@ def _head(view: memoryview) -> tuple[dict[str, Any], int]:
         raise refused("its head has another checksum than it says")
     head = parse(packed)
     _check(head, _HEAD, "the head")
-    for kind, shape in (("variables", _VARIABLE), ("groups", _GROUP), ("objects", _OBJECT)):
+    shapes: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("variables", _VARIABLE),
+        ("groups", _GROUP),
+        ("objects", _OBJECT),
+    )
+    for kind, shape in shapes:
         for entry in head[kind]:
             _check(entry, shape, f"an entry of `{kind}`")
     for pair in head["lost"]:
@@ -113,7 +126,7 @@ def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is no number of JSON")
 
 
-def _check(entry: Any, shape: dict[str, type], what: str) -> None:
+def _check(entry: Any, shape: dict[str, Any], what: str) -> None:
     if type(entry) is not dict or any(type(entry.get(key)) is not kind for key, kind in shape.items()):
         raise refused(f"{what} is malformed")
 
@@ -124,5 +137,3 @@ def _is_index(number: Any, items: list[Any]) -> bool:
 
 def refused(why: str) -> ValueError:
     return ValueError(f"the portable state is refused: {why}; no variable was set")
-
-

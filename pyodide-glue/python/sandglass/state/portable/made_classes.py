@@ -1,7 +1,7 @@
 """Classes that the standard library makes: dataclasses, named tuples and enumerations.
 
-The library makes such a class again, so methods that it generates need no source. The writer makes one, too, and compares:
-all that the library would make otherwise travels as an attribute.
+The library makes such a class again, so methods that it generates need no source. The writer makes one, too,
+and compares: all that the library would make otherwise travels as an attribute.
 """
 
 # Decisions: docs/internals/saving-and-restoring.md.
@@ -89,7 +89,10 @@ def _is_equal(one: Any, other: Any) -> bool:
         return (
             is_same(one.__code__, other.__code__)
             and len(cells[0]) == len(cells[1])
-            and all(type(a) is type(b) and (type(a) is not types.FunctionType or _is_equal(a, b)) for a, b in zip(*cells, strict=True))
+            and all(
+                type(a) is type(b) and (type(a) is not types.FunctionType or _is_equal(a, b))
+                for a, b in zip(*cells, strict=True)
+            )
         )
     if kind is staticmethod or kind is classmethod:
         return _is_equal(one.__func__, other.__func__)
@@ -102,7 +105,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 # --- Named tuples -----------------------------------------------------------------------------------------------------
 
-_GETTER: Any = collections.namedtuple("_GETTER", "x").x  # type: ignore[attr-defined]  # noqa: PYI024
+_GETTER: Any = collections.namedtuple("_GETTER", "x").x  # type: ignore[attr-defined]
 
 
 def _take_namedtuple(kind: Any, attributes: dict[str, Any], _: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -122,7 +125,7 @@ def _take_namedtuple(kind: Any, attributes: dict[str, Any], _: dict[str, Any]) -
 
 def _make_namedtuple(name: str, _: Any, skeleton: dict[str, Any], parts: list[Any]) -> Any:
     fields, defaults = parts[:2]
-    made: Any = collections.namedtuple(name, fields, defaults=defaults)  # type: ignore[misc]  # noqa: PYI024
+    made: Any = collections.namedtuple(name, fields, defaults=defaults)  # type: ignore[misc]
     made.__qualname__, made.__module__ = skeleton["__qualname__"], skeleton["__module__"]
     return made
 
@@ -155,7 +158,9 @@ def _take_enum(kind: Any, attributes: dict[str, Any], _: dict[str, Any]) -> tupl
     rest = {
         name: value
         for name, value in attributes.items()
-        if name not in kind._member_map_ and (name not in known or _is_of_user(value)) and value is not known.get(name, kind)
+        if name not in kind._member_map_
+        and (name not in known or _is_of_user(value))
+        and value is not known.get(name, kind)
     }
     return parts, rest
 
@@ -180,7 +185,7 @@ def _make_enum(name: str, bases: Any, skeleton: dict[str, Any], parts: list[Any]
         if type(member) is not str or not _is_plain(value):
             raise TypeError("a member of the enumeration has no plain value")
         content[member] = value
-    options = {} if boundary is None else {"boundary": enum.FlagBoundary[boundary]}
+    options: dict[str, Any] = {} if boundary is None else {"boundary": enum.FlagBoundary[boundary]}
     return enum.EnumMeta.__new__(enum.EnumMeta, name, bases, content, **options)
 
 

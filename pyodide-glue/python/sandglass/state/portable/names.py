@@ -1,4 +1,4 @@
-"""Values that go by a name: modules, what a module defines, helpers of the sandbox, methods, and types as annotations."""
+"""Values that go by a name: modules, what a module defines, helpers of the sandbox, methods, and annotations."""
 
 # Decisions: docs/internals/saving-and-restoring.md.
 
@@ -150,6 +150,19 @@ for _mark in ("KW_ONLY", "MISSING"):
     register(type(_value), Codec("name", lambda _, __, name=_mark: ["dataclasses", name], _find))  # type: ignore[misc]
 
 
+_FUTURE: Any = import_module("__future__")
+
+
+def _take_feature(value: Any, _: Scope) -> list[Any]:
+    name = next((name for name in _FUTURE.all_feature_names if getattr(_FUTURE, name) is value), None)
+    if name is None:
+        raise Cannot("a feature of an unknown name")
+    return ["__future__", name]
+
+
+register(type(annotations), Codec("name", _take_feature, _find))
+
+
 # --- Members of enumerations, by class and name -----------------------------------------------------------------------
 
 
@@ -191,8 +204,8 @@ def _take_alias(value: Any, _: Scope) -> list[Any]:
 
 
 def _take_typing(value: Any, _: Scope) -> list[Any]:
-    origin = value.__origin__
-    name = getattr(origin, "_name", None) if isinstance(origin, typing._SpecialForm) else value._name
+    origin: Any = value.__origin__
+    name: str = getattr(origin, "_name", "") if isinstance(origin, typing._SpecialForm) else value._name
     parts = [name, *value.__args__]
     try:
         same = _typing(parts, None) == value
@@ -212,19 +225,29 @@ def _typing(parts: list[Any], _: Any) -> Any:
 
 
 def _take_form(value: Any, _: Scope) -> list[Any]:
-    if getattr(typing, str(value._name), None) is not value:
+    name = value._name
+    if getattr(typing, str(name), None) is not value:
         raise Cannot("a special form of an unknown name")
-    return ["typing", value._name]
+    return ["typing", name]
 
 
 def _union(parts: list[Any], _: Scope) -> Any:
     return functools.reduce(operator.or_, parts)
 
 
-register(types.GenericAlias, Codec("alias", _take_alias, lambda parts, _: types.GenericAlias(parts[0], tuple(parts[1:]))))
+register(
+    types.GenericAlias, Codec("alias", _take_alias, lambda parts, _: types.GenericAlias(parts[0], tuple(parts[1:])))
+)
 register(types.UnionType, Codec("union", lambda value, _: list(value.__args__), _union))
 _TYPING = Codec("typing", _take_typing, _typing)
-for _alias in (typing.List[int], typing.Optional[int], typing.Literal[1], typing.Callable[[int], int], typing.ClassVar[int]):  # noqa: UP006, UP007, UP045
+_typing_module: Any = typing
+for _alias in (
+    _typing_module.List[int],
+    _typing_module.Optional[int],
+    typing.Literal[1],
+    typing.Callable[[int], int],
+    typing.ClassVar[int],
+):
     if id(type(_alias)) not in BY_TYPE:
         register(type(_alias), _TYPING)
 for _form in (typing.List, typing.Optional, typing.Tuple, typing.Callable):  # noqa: UP006

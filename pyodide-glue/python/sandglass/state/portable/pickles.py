@@ -1,7 +1,7 @@
 """The last resort: a group of variables as a pickle, for the same Python, the same Sandglass and the same packages.
 
-`by_value` writes it, so functions of cells keep their globals. Values of cells' classes with a `__reduce__` of their own
-are refused, since such a method may return anything. Only guests open it.
+`by_value` writes it, so functions of cells keep their globals. Values of cells' classes with a `__reduce__` of
+their own are refused, since such a method may return anything. Only guests open it.
 """
 
 # Decisions: docs/internals/saving-and-restoring.md.
@@ -20,7 +20,7 @@ from sandglass import __version__
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime.values import type_name
 from sandglass.state import by_value
-from sandglass.state.pickling import VARS, Loader, Lost, MRO, Saver, is_native, reason_of
+from sandglass.state.pickling import MRO, VARS, Loader, Lost, Saver, is_native, reason_of
 from sandglass.state.portable.layout import TooLarge, parse, refused
 from sandglass.state.portable.names import has_name
 
@@ -85,7 +85,9 @@ class _Bounded(BytesIO):
         return super().write(data)
 
 
-def dump(variables: dict[str, Any], scope: Scope, max_bytes: int) -> tuple[tuple[list[bytes], dict[str, Any]] | None, str]:
+def dump(
+    variables: dict[str, Any], scope: Scope, max_bytes: int
+) -> tuple[tuple[list[bytes], dict[str, Any]] | None, str]:
     """Returns the objects and the entry of a group, or the reason why there is no pickle."""
     seeds = by_value.seeds(scope.namespace)
     file = _Bounded(max_bytes)
@@ -132,7 +134,12 @@ def check(group: dict[str, Any], objects: list[memoryview]) -> dict[str, Any]:
 
 
 def load(
-    group: dict[str, Any], objects: list[memoryview], names: list[str], scope: Scope, found: dict[str, Any], lost: Reasons
+    group: dict[str, Any],
+    objects: list[memoryview],
+    names: list[str],
+    scope: Scope,
+    found: dict[str, Any],
+    lost: Reasons,
 ) -> None:
     """Opens a pickle if it is for this Python and these packages."""
     reason = _against(group)
@@ -161,6 +168,7 @@ def _against(group: dict[str, Any]) -> str | None:
     if group["python"] != _PYTHON:
         return f"it is a pickle of {group['python'][:40]}, and this is {_PYTHON}"
     for name, version in group["packages"].items():
+        here: Any = None
         if name == "sandglass":
             here = __version__
         else:

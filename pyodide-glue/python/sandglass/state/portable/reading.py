@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sandglass.runtime.namespace import MISSING
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime.values import type_name
+from sandglass.state.by_value import without_collector
 from sandglass.state.pickling import reason_of
 from sandglass.state.portable import classes, codecs, names, pickles  # noqa: F401  (they register their codecs)
 from sandglass.state.portable.codec import BY_NAME, Scope
@@ -39,7 +40,7 @@ def read(data: bytes | memoryview, max_bytes: int, namespace: Namespace, sources
     members: list[list[str]] = [[] for _ in head["groups"]]
     for entry in head["variables"]:
         members[entry["group"]].append(entry["name"])
-    graphs: list[tuple[list[str], Graph]] = []
+    graphs: list[Graph] = []
     pickled: list[tuple[list[str], dict[str, Any], list[memoryview]]] = []
     for group, group_names in zip(head["groups"], members, strict=True):
         own = [objects[number] for number in group["objects"]]
@@ -47,15 +48,16 @@ def read(data: bytes | memoryview, max_bytes: int, namespace: Namespace, sources
             graph = Graph(own)
             if set(graph.variables) != set(group_names):
                 raise refused("a graph has other variables than the head says")
-            graphs.append((group_names, graph))
+            graphs.append(graph)
         elif group["codec"] == "pickle":
             pickled.append((group_names, pickles.check(group, own), own))
         else:
             raise refused(f"it has a group of the unknown kind {group['codec'][:40]!r}")
     found: dict[str, Any] = {}
     lost: Reasons = []
-    for _, graph in graphs:
-        _Making(graph, scope).run(found, lost)
+    with without_collector():
+        for graph in graphs:
+            _Making(graph, scope).run(found, lost)
     for group_names, needs, own in pickled:
         pickles.load(needs, own, group_names, scope, found, lost)
     for entry in head["variables"]:
@@ -157,7 +159,9 @@ class _Making:
         if codec is None or codec.fill is None or number in self._reasons:
             return
         parts = self._graph.parts[number]
-        waits = any(self._values[part] is MISSING and part not in self._reasons for part in self._graph.children[number])
+        waits = any(
+            self._values[part] is MISSING and part not in self._reasons for part in self._graph.children[number]
+        )
         if waits and not is_last:
             self._deferred.append(number)
         elif self._check(number, parts):

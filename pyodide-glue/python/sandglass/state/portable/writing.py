@@ -14,13 +14,24 @@ import types
 from gc import get_referents
 from typing import TYPE_CHECKING, Any
 
-from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.pristine import BUILTINS as __builtins__
 from sandglass.runtime.values import type_name
+from sandglass.state.by_value import without_collector
 from sandglass.state.pickling import BASES, VARS, is_native
 from sandglass.state.portable import classes, codecs, names, pickles  # noqa: F401  (`codecs` registers its codecs)
 from sandglass.state.portable.codec import BY_TYPE, FINDERS, Scope
 from sandglass.state.portable.functions import FUNCTION
-from sandglass.state.portable.graph import Cannot, Never, Objects, are_atoms, encode_atom, is_atom, pack_graph, reach, spread
+from sandglass.state.portable.graph import (
+    Cannot,
+    Never,
+    Objects,
+    are_atoms,
+    encode_atom,
+    is_atom,
+    pack_graph,
+    reach,
+    spread,
+)
 from sandglass.state.portable.layout import FORMAT, MAX_NAME_CHARS, MAX_REASON_CHARS, MAX_VARIABLES, TooLarge, join
 from sandglass.state.portable.libraries import register_loaded
 
@@ -38,7 +49,8 @@ def write(namespace: Namespace, sources: Sources, max_bytes: int) -> bytes:
     Raises ValueError when they take more than `max_bytes`.
     """
     register_loaded()
-    return _Writing(Scope(namespace, sources), max_bytes).run()
+    with without_collector():
+        return _Writing(Scope(namespace, sources), max_bytes).run()
 
 
 class _Writing:

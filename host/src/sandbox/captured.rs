@@ -11,7 +11,7 @@ const MAX_HEAD_BYTES: usize = 2 << 20;
 /// The user's variables, for [`Sandbox::open_state`](super::Sandbox::open_state) of another sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Captured {
-    /// An LZ4 frame of a cloudpickle. Only guests may open it.
+    /// An LZ4 frame of a cloudpickle, or a portable state. Only guests may open it.
     pub state: Vec<u8>,
     /// The variables that it lacks, with the reasons, by the guest's word.
     pub lost: Vec<LostVariable>,

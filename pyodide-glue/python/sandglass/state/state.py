@@ -70,7 +70,7 @@ class State:
                 from sandglass.state.portable.writing import write
 
                 state = write(namespace, self._runtime.sources, max_bytes)
-                return stateless.join_state(state, stateless.most(describe(state)["lost"]))
+                return stateless.join_state(state, describe(state)["lost"])
             return stateless.join_state(*stateless.capture_state(max_bytes, namespace))
         finally:
             self._runtime.put_in_order()

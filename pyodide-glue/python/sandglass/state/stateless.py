@@ -105,7 +105,7 @@ def _reason_against(name: str, kind: type) -> str | None:
 def join_state(state: bytes, left_out: Iterable[Sequence[str]]) -> bytes:
     """A state with the `(name, reason)` of variables that it lacks before it: as JSON, after its length."""
     named = [(name[:_NAME_CHARS], reason) for name, reason in islice(left_out, _MOST_NAMED)]
-    head = json.dumps(named).encode()
+    head = json.dumps(named, ensure_ascii=False).encode("utf-8", "replace")
     return _HEAD.pack(len(head)) + head + state
 
 

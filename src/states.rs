@@ -1,5 +1,7 @@
 //! The public methods for states: the variables of a sandbox as bytes, for other sandboxes.
 
+// Decisions: docs/internals/saving-and-restoring.md.
+
 use js_sys::{Array, Uint8Array};
 use wasm_bindgen::prelude::*;
 

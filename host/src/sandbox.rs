@@ -11,7 +11,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::{Stream as Pieces, StreamExt};
 use sandglass_core::budget::{Budget, BudgetLeft, Usage};
-use sandglass_core::execution::{CodeExecution, LostVariable};
+use sandglass_core::execution::CodeExecution;
 use sandglass_core::predictions::{Lines, Prediction, Source};
 use sandglass_core::protocol::{GuestInfo, QUERIES};
 use sandglass_core::session::{
@@ -345,45 +345,6 @@ impl Sandbox {
     /// As all calls: see [`Error`].
     pub async fn list_variables(&self) -> Result<Vec<Variable>, Error> {
         self.records(Command::Variable(VariableCommand::List)).await
-    }
-
-    /// Adds the variables of a state from [`Sandbox::capture_state`] or [`Sandbox::capture_portable_state`], of this or another sandbox.
-    /// `max_bytes` bounds the unpacked state. Returns the variables of a portable state that cannot be had here, by the guest's word.
-    ///
-    /// # Errors
-    /// [`Error::InvalidOption`] when the state is malformed or too large; then no variable is set.
-    pub async fn open_state(&self, state: impl Into<Vec<u8>>, max_bytes: u64) -> Result<Vec<LostVariable>, Error> {
-        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-        let open = VariableCommand::Open(Payload(state.into().into()), max_bytes as f64);
-        match self.ask(Command::Variable(open)).await? {
-            Reply::Value(value) => Ok(Captured::read(value.body.0)?.lost),
-            _ => Ok(Vec::new()),
-        }
-    }
-
-    /// The user's variables, for another sandbox, of at most `max_bytes` before they are packed. Private names, modules, generators and
-    /// open handles are left out, and told.
-    ///
-    /// # Errors
-    /// [`Error::NotSerializable`] when a variable cannot be pickled, or all together are too large.
-    pub async fn capture_state(&self, max_bytes: u64) -> Result<Captured, Error> {
-        self.capture(max_bytes, false).await
-    }
-
-    /// The user's variables, for a sandbox of any backend and any version of Python: a portable state of at most `max_bytes`. Private names,
-    /// modules and functions go, too. See `docs/checkpoint-format.md`.
-    ///
-    /// # Errors
-    /// [`Error::NotSerializable`] when the variables are too large.
-    pub async fn capture_portable_state(&self, max_bytes: u64) -> Result<Captured, Error> {
-        self.capture(max_bytes, true).await
-    }
-
-    async fn capture(&self, max_bytes: u64, portable: bool) -> Result<Captured, Error> {
-        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-        let max_bytes = max_bytes as f64;
-        let capture = VariableCommand::Capture { max_bytes, portable };
-        Captured::read(self.value(Command::Variable(capture)).await?.body.0)
     }
 
     /// Adds a context value, which every guest of the sandbox gets. Returns its name, the next of `series`.

@@ -16,7 +16,6 @@ from importlib import import_module
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from sandglass import __version__
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime.values import type_name
 from sandglass.state import by_value
@@ -110,10 +109,10 @@ def dump(
 
 def versions(modules: set[str]) -> dict[str, str]:
     """Returns the versions of packages, and of Sandglass, by the names of their modules."""
-    found = {"sandglass": __version__}
-    for name in sorted(modules):
+    found = {}
+    for name in sorted(modules | {"sandglass"}):
         version = getattr(sys.modules.get(name), "__version__", None)
-        if name not in sys.stdlib_module_names and type(version) is str and name != "sandglass":
+        if name not in sys.stdlib_module_names and type(version) is str:
             found[name] = version
     return found
 
@@ -168,14 +167,10 @@ def _against(group: dict[str, Any]) -> str | None:
     if group["python"] != _PYTHON:
         return f"it is a pickle of {group['python'][:40]}, and this is {_PYTHON}"
     for name, version in group["packages"].items():
-        here: Any = None
-        if name == "sandglass":
-            here = __version__
-        else:
-            try:
-                here = getattr(import_module(name), "__version__", None)
-            except ImportError:
-                here = None
+        try:
+            here = getattr(import_module(name), "__version__", None)
+        except ImportError:
+            here = None
         if here != version:
             return f"it is a pickle for {name[:40]} {version[:40]}, and here is {here or 'none'}"
     return None

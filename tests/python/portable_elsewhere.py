@@ -2,6 +2,7 @@
 
 python portable_elsewhere.py write FILE
 python portable_elsewhere.py read FILE      prints the kinds that are not the same, with the reason
+    python portable_elsewhere.py kinds          prints all kinds
 """
 
 from __future__ import annotations
@@ -59,8 +60,10 @@ def read_kinds(file: Path) -> dict[str, str]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    way, name = sys.argv[1:]
-    if way == "write":
-        write_kinds(Path(name))
+    way, *names = sys.argv[1:]
+    if way == "kinds":
+        print(json.dumps(KINDS))
+    elif way == "write":
+        write_kinds(Path(names[0]))
     else:
-        print(json.dumps(read_kinds(Path(name))))
+        print(json.dumps(read_kinds(Path(names[0]))))

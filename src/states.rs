@@ -8,6 +8,7 @@ use wasm_bindgen::prelude::*;
 use super::convert::as_bytes;
 use super::driver::Driver;
 use super::glue::object;
+use super::options::Watch;
 use super::outbox::JsBody;
 use super::sandbox::Sandbox;
 use sandglass_core::error::Error;
@@ -51,7 +52,7 @@ impl Sandbox {
             portable: true,
         };
         self.driver
-            .submit_for(Command::Variable(capture), Default::default(), show_captured)
+            .submit_for(Command::Variable(capture), Watch::default(), show_captured)
             .unchecked_into()
     }
 
@@ -66,15 +67,15 @@ impl Sandbox {
         let promise = state_of(state, most).map(|body| {
             let open = VariableCommand::Open(body, most);
             self.driver
-                .submit_for(Command::Variable(open), Default::default(), show_lost)
+                .submit_for(Command::Variable(open), Watch::default(), show_lost)
         });
         self.promise(promise).unchecked_into()
     }
 }
 
 fn state_of(state: &JsValue, most: f64) -> Result<JsBody, Error> {
-    let bytes =
-        as_bytes(state).ok_or_else(|| Error::invalid("state", "must be a Uint8Array or an ArrayBuffer; nothing was set"))?;
+    let bytes = as_bytes(state)
+        .ok_or_else(|| Error::invalid("state", "must be a Uint8Array or an ArrayBuffer; nothing was set"))?;
     let body = JsBody::Bytes(bytes.slice(0, bytes.length()));
     #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
     let size = body.size() as f64;

@@ -557,6 +557,11 @@ KINDS: dict[str, tuple[str, str, str]] = {
         PYTHON,
         "assert v is K.A and v.a == 1",
     ),
+    "enumeration of a base with __init_subclass__": (
+        "import enum\nran = []\nclass B(enum.Enum):\n    def __init_subclass__(cls, **kw): ran.append(cls)\nclass K(B):\n    A = 1\nv = [K.A, ran]",
+        PYTHON,
+        "assert v[0] is K.A and v[1] == [K]",
+    ),
     "namedtuple": (
         "from collections import namedtuple\nK = namedtuple('K', 'a b', defaults=[5])\nv = K(1)",
         ANY,

@@ -17,10 +17,10 @@ use crate::blobs::Named;
 use crate::client::Client;
 use crate::connection::{Home, lock, read};
 use crate::messages::{
-    AddContext, AllCells, BudgetCounts, CaptureState, CapturedState, Configure, Converse, Counts, Created, Displayed, Empty, Execute,
-    Executed, Files, FinalAnswer, GetVariable, Hello, Hint, Id, Initialize, ListFiles, OfCell, OfCellFile, OfFile,
-    OfSandbox, OpenState, OpenedState, Output, RanCell, RestoreState, RpcError, RunCell, SeriesName, SetVariable, StateOf, Valued,
-    Variable, Variables, Welcome, WireValue, WriteFile, Written,
+    AddContext, AllCells, BudgetCounts, CaptureState, CapturedState, Configure, Converse, Counts, Created, Displayed,
+    Empty, Execute, Executed, Files, FinalAnswer, GetVariable, Hello, Hint, Id, Initialize, ListFiles, OfCell,
+    OfCellFile, OfFile, OfSandbox, OpenState, OpenedState, Output, RanCell, RestoreState, RpcError, RunCell,
+    SeriesName, SetVariable, StateOf, Valued, Variable, Variables, Welcome, WireValue, WriteFile, Written,
 };
 use crate::options::Options;
 use crate::sandbox::{Caller, ClientSandbox, Executing, Turn, name_of};

@@ -136,8 +136,9 @@ _MEMBER_STATE = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", 
 
 
 def _take_enum(kind: Any, attributes: dict[str, Any], _: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    if any("__init__" in VARS(base) for base in MRO(kind)[:-1] if base.__module__ not in ("enum", "builtins")):
-        raise Cannot(f"the enumeration {NAME(kind)}, whose members have an __init__")
+    hooks = ("__init__", "__init_subclass__", "__new__")
+    if any(_is_of_user(VARS(base).get(hook)) for base in MRO(kind) for hook in hooks):
+        raise Cannot(f"the enumeration {NAME(kind)}, which runs code of its own when it is made")
     new = kind._new_member_
     if new not in (object.__new__, native_base(kind).__new__) and getattr(new, "__module__", "") != "enum":
         raise Cannot(f"the enumeration {NAME(kind)}, whose members have a __new__")

@@ -120,6 +120,21 @@ def test_partial_losses_are_named(guest: Guest) -> None:
     other.ok("assert f.cache_info().currsize == 0 and error.__traceback__ is None")
 
 
+def test_what_a_pickle_would_drop_is_named(guest: Guest) -> None:
+    guest.ok(
+        "import json, numpy as np\ntry:\n    try: 1 / 0\n    finally: json.loads('{')\nexcept ValueError as e: chained = e\n"
+        "try: json.loads('{')\nexcept ValueError as e: plain = e\n"
+        "a = np.arange(3)\na.flags.writeable = False\nreadonly = [a, iter(())]\nb = np.arange(2)\nalone = [b, iter(())]"
+    )
+    state = write(guest)
+    lost = dict(head_of(state)["lost"])
+    assert set(lost) == {"chained", "plain: its traceback", "readonly"}, lost
+    assert "cause" in lost["chained"] and "read-only" in lost["readonly"]
+    other = fresh()
+    assert read(other, state) == []
+    other.ok("assert plain.doc == '{' and not a.flags.writeable and alone[0] is b")
+
+
 def test_functions_see_the_variables_of_their_new_home(guest: Guest) -> None:
     guest.ok("factor = 2\ndef scale(n): return n * factor\ndef ask(): return llm_query('q')")
     other = fresh()

@@ -188,6 +188,8 @@ class _Writing:
             return [] if is_native(value) else [type(value), *BASES(value), *VARS(value).values()]
         if type(value) is types.FunctionType:
             return [value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)]
+        if issubclass(type(value), BaseException):
+            classes.note_traceback(value, self._scope)
         parts = [*get_referents(value), *([value.base] if hasattr(type(value), "__array_interface__") else [])]
         return [part for part in parts if id(part) not in self._beyond and not _is_class(part)]
 
@@ -276,7 +278,7 @@ class _Writing:
                 data, entry = pickled
             else:
                 data, entry = self._graph({name: variables[name] for name in group}, roots), {"codec": "graph"}
-                self._note_notes(group, roots)
+            self._note_notes(group, roots)
             self._left_for(data)
             entry["objects"] = list(range(len(objects), len(objects) + len(data)))
             objects += data

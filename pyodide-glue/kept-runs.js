@@ -4,7 +4,7 @@
 // The store is that of kept sessions. Bodies are the contexts, and then parts of lines of JSON, one line for each reply.
 // Decisions: docs/internals/saving-and-restoring.md.
 
-import { openSession } from "./kept-sessions.js";
+import { RUN, openSession } from "./kept-sessions.js";
 import { SandboxError } from "./sandbox-error.js";
 
 /** @import { EncryptionKey } from "../pkg/sandglass.js" */
@@ -18,8 +18,6 @@ import { SandboxError } from "./sandbox-error.js";
  * @typedef {{ run: 1, task: string, contexts: Shape[], parts: number[], outcome?: string }} Description
  */
 
-/** Replies mean the same to every release, because the text of a prompt finds them. */
-const BUILD = "run";
 /** The longest time that a run's end waits for the store, in milliseconds. */
 const CLOSE_MS = 10_000;
 /** The bytes of two files that are compared at once. */
@@ -161,12 +159,11 @@ async function valueOf({ form, file }, body) {
  * @returns {Promise<{ store: Awaited<ReturnType<typeof openSession>>, kept?: Kept }>}
  */
 async function open(name, key) {
-  const store = await openSession(name, key, BUILD);
+  const store = await openSession(name, key, RUN);
   try {
     if (store.description === undefined) return { store };
     /** @type {Description} */
     const about = JSON.parse(store.description);
-    if (about.run !== 1) throw unreadable(name, "it is a sandbox's; use another name");
     const bodyOf = (/** @type {number} */ id) => {
       const body = store.body(id);
       if (body === undefined) throw unreadable(name, "a part of it is missing; deletePersisted removes it");

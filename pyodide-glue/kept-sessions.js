@@ -36,6 +36,8 @@ const BODIES = "bodies";
 const JOURNALS = "journals";
 /** The number of the part that says why the execution cannot be resumed. It follows no other part. */
 const BROKEN = -1;
+/** The build of a kept run (kept-runs.js). Replies mean the same to every release, because the text of a prompt finds them. */
+export const RUN = "run";
 /** Time to wait for a tab that is about to give a session up, as at a reload, in milliseconds. */
 const LOCK_WAIT_MS = 1000;
 
@@ -43,7 +45,7 @@ const LOCK_WAIT_MS = 1000;
  * Opens a session that is kept, or will be. Rejects with `persist_in_use` when another sandbox has it.
  * @param {string} name
  * @param {EncryptionKey | undefined} key
- * @param {string} build  the release's guests; a state of others means nothing to them
+ * @param {string} build  the release's guests, or `RUN`; a state of others means nothing to them
  */
 export async function openSession(name, key, build) {
   needBrowser();
@@ -58,6 +60,10 @@ export async function openSession(name, key, build) {
     if (entry && entry.encrypted !== Boolean(key)) {
       const advice = entry.encrypted ? "give its key as persist: { name, key }" : "leave the key out";
       throw failed(name, `it was kept ${entry.encrypted ? "encrypted" : "without a key"}: ${advice}`);
+    }
+    if (entry && (entry.build === RUN) !== (build === RUN)) {
+      const its = build === RUN ? "a sandbox's" : "a run of runRlm";
+      throw failed(name, `it is ${its}: use another name`);
     }
     const description = entry && String(await seal.open(0, entry.description));
     /** @type {Map<number, StoredBody>} */

@@ -23,9 +23,9 @@ import { parseArgs } from "node:util";
 import { CONTESTANTS } from "./bench/rlm/contestants.mjs";
 import { measure } from "./bench/rlm/measure.mjs";
 import { FAULTS, startModel } from "./bench/rlm/model.mjs";
-import { MARK, SMALL_MARK, between, pageTables, smallTable } from "./bench/rlm/page.mjs";
 import { faultTable, kindTable, limitTable, mainTable, sizeTable } from "./bench/rlm/report.mjs";
 import { prepare } from "./bench/rlm/prepare.mjs";
+import { inPicture, pageOf, publish } from "./bench/rlm/publish.mjs";
 import { Dice } from "./bench/rlm/seeded.mjs";
 import { startSmallModel } from "./bench/rlm/small-model.mjs";
 import { picture } from "./bench/rlm/spread.mjs";
@@ -77,10 +77,15 @@ const names = { model: values.model, subModel: values["sub-model"] };
 /** A fast model, so that much of the time is the contestants'. @type {Behaviour} */
 const STANDARD = { firstToken: 150, readsPerSecond: 100_000, writesPerSecond: Number(values.writes), errorRate: 0.02 };
 const FAULT_RATE = 0.25;
-/** Seeds of the runs with faults and limits. */
-const faultSeeds = full ? Math.ceil(seeds / 2) : Math.min(2, seeds);
+/** The number of seeds with faults and limits. */
+const faultSeeds = full ? seeds : Math.min(quick ? 1 : 3, seeds);
 /** A large model's speed, which talks on behind its code, and whose code now and then ends in the middle: for calls ahead. @type {Behaviour} */
 const SLOW_WRITER = { ...STANDARD, writesPerSecond: 50, talks: true, brokenRate: 0.1 };
+/** The numbers of its seeds: those that all meet, and those that calls ahead meet alone, to count what is in vain. */
+const slowSeeds = isLong && !isSmall ? { all: 5, ahead: 15 } : { all: 0, ahead: 0 };
+/** Code that asks about so many texts at once as every contestant does by default, and the seeds of these runs. @type {Behaviour} */
+const EQUAL = { ...STANDARD, atOnce: 8 };
+const equalSeeds = quick || isSmall ? 0 : Math.min(5, seeds);
 /** Limits that a count of 2^15 tokens does not fit into. */
 const LIMITS = { calls: 10, seconds: 2 };
 /** Seconds after which a run is ended. */
@@ -100,7 +105,7 @@ writeFileSync(lines, "");
 const data = mkdtempSync(join(tmpdir(), "bench-rlm-"));
 const small = isSmall ? await startSmallModel() : undefined;
 const model = await startModel({
-  ...(real && { endpoint: { url: real, key: process.env.OPENAI_API_KEY ?? "", subModel: values["sub-model"] } }),
+  ...(real && { endpoint: { url: real, key: process.env.OPENAI_API_KEY ?? "" } }),
   ...(small && { subModel: small.ask }),
 });
 if (!model.hasHttp2) {
@@ -110,7 +115,8 @@ if (!model.hasHttp2) {
 }
 /** @type {Row[]} */
 const rows = [];
-/** @type {Map<string, { running: Running, start: number, scratch: string, seen: Map<number, string> }>} */
+/** @typedef {{ running: Running, start: number, scratch: string, seen: Map<number, string>, containers: number }} Started */
+/** @type {Map<string, Started>} */
 const started = new Map();
 
 process.on("exit", () => {
@@ -133,8 +139,13 @@ try {
   for (let seed = 1; seed <= seeds; seed++) {
     for (const [kind, size] of meets(seed)) await compare("standard", kind, seed, size, STANDARD);
   }
-  for (let seed = 301; seed <= (isLong && !isSmall ? 300 + faultSeeds : 0); seed++) {
-    for (const kind of ["needles", "count"]) await compare("slow writer", kind, seed, 2 ** 15, SLOW_WRITER);
+  for (let number = 1; number <= slowSeeds.all + slowSeeds.ahead; number++) {
+    const scenario = number <= slowSeeds.all ? "slow writer" : "slow writer, ahead";
+    for (const kind of ["needles", "count"]) await compare(scenario, kind, 300 + number, 2 ** 15, SLOW_WRITER);
+  }
+  for (let seed = 401; seed <= 400 + equalSeeds; seed++) {
+    await compare("equal", "count", seed, 2 ** 15, EQUAL);
+    await compare("equal", "needles", seed, 2 ** 16, EQUAL);
   }
   // The runs with faults and limits have seeds of their own.
   for (let seed = 101; seed <= 100 + faultSeeds; seed++) {
@@ -156,43 +167,39 @@ try {
   console.error(error); // what was measured until then is told
   process.exitCode = 1;
 } finally {
-  for (const { running } of started.values()) await running.end().catch(() => undefined);
+  for (const own of started.values()) await end(own);
   await model.close();
   await small?.close();
 }
 /** @type {Facts[]} */
-const facts = [...started].map(([name, { running, start, scratch, seen }]) => ({
-  ...{ name, start, version: running.version, isolation: CONTESTANTS[name]?.isolation ?? "" },
+const facts = [...started].map(([name, own]) => ({
+  ...{ name, start: own.start, version: own.running.version, isolation: CONTESTANTS[name]?.isolation ?? "" },
   ...{ title: CONTESTANTS[name]?.title ?? name, plain: CONTESTANTS[name]?.plain !== false },
-  left: leftBehind(scratch, seen),
+  faults: CONTESTANTS[name]?.faults !== false,
+  left: leftBehind(own),
 }));
 
 const plain = facts.filter((fact) => fact.plain);
+const tried = plain.filter((fact) => fact.faults);
 const tables = [
   mainTable(rows, facts),
   kindTable(rows, facts),
   ...(sizes.length > 1 ? [sizeTable(rows, facts)] : []),
-  ...(faults.length ? [faultTable(rows, plain)] : []),
-  ...(withLimits ? [limitTable(rows, plain, LIMITS, (name) => CONTESTANTS[name] ?? {})] : []),
+  ...(faults.length ? [faultTable(rows, tried)] : []),
+  ...(withLimits ? [limitTable(rows, tried, LIMITS, (name) => CONTESTANTS[name] ?? {})] : []),
 ];
 const versions = facts.map(({ name, version, isolation }) => `${name}: ${version}; code is isolated by: ${isolation}`);
 writeFileSync(join(out, "tables.md"), `${[...tables, versions.join("\n\n")].join("\n\n")}\n`);
-const shown = facts.map(({ name, title }) => ({ name, title: title.replaceAll("`", "") }));
-writeFileSync(join(out, "spread.svg"), picture(rows, shown));
+writeFileSync(join(out, "spread.svg"), picture(rows, inPicture(facts)));
 const spent = Math.round((performance.now() - began) / 60_000);
 const about = {
   ...{ date: new Date(), machine: `${cpus().length} × ${cpus()[0]?.model.trim()}`, load: loadavg()[1] ?? 0, spent },
   ...{ revision: revision(), notes },
 };
-const page = isSmall
-  ? smallTable(rows, plain, about)
-  : pageTables(rows, facts, LIMITS, (name) => CONTESTANTS[name] ?? {}, about);
-writeFileSync(join(out, "page.md"), page);
-if (values.write && !process.exitCode) {
-  const path = join(root, "BENCHMARKS.md");
-  writeFileSync(path, between(readFileSync(path, "utf8"), page, isSmall ? SMALL_MARK : MARK));
-  if (!isSmall) writeFileSync(join(root, "docs/bench-rlm.svg"), picture(rows, shown));
-}
+const measured = { facts, about, limits: LIMITS, isSmall };
+writeFileSync(join(out, "facts.json"), JSON.stringify(measured));
+writeFileSync(join(out, "page.md"), pageOf({ ...measured, rows }));
+if (values.write && !process.exitCode) publish({ ...measured, rows });
 console.log(
   `\n${tables.join("\n\n")}\n\n${versions.join("\n")}\n\nTables, picture and raw lines, after ${spent} minutes: ${out}`,
 );
@@ -228,8 +235,8 @@ async function begin(name) {
     notes.push(note);
   });
   if (!running) return false;
-  const { start = (performance.now() - before) / 1000, seen = new Map() } = started.get(name) ?? {};
-  started.set(name, { running, start, scratch, seen });
+  const { start = (performance.now() - before) / 1000, seen = new Map(), containers = 0 } = started.get(name) ?? {};
+  started.set(name, { running, start, scratch, seen, containers });
   return true;
 }
 
@@ -247,10 +254,7 @@ async function compare(scenario, kind, seed, tokens, behaviour, limits = {}) {
     const contestant = CONTESTANTS[name];
     const own = started.get(name);
     if (!contestant || !own) continue;
-    if (
-      scenario === "slow writer" ? !name.startsWith("sandglass") : scenario !== "standard" && contestant.plain === false
-    )
-      continue;
+    if (!takesPart(name, contestant, scenario)) continue;
     if ((limits.calls && !contestant.calls) || (limits.seconds && !contestant.seconds)) continue;
     const { running, seen } = own;
     const how = {
@@ -276,19 +280,33 @@ async function compare(scenario, kind, seed, tokens, behaviour, limits = {}) {
         `score ${row.score.toFixed(2)}  ${row.wall.toFixed(2).padStart(6)} s, the model's ${row.model.toFixed(2).padStart(6)} s${said}`,
     );
     if (hasFailed) {
-      await own.running.end().catch(() => undefined);
+      await end(own);
       if (!(await begin(name))) contestants.splice(contestants.indexOf(name), 1);
     }
   }
 }
 
-/** Processes and files that a contestant left. @param {string} scratch @param {Map<number, string>} seen */
-function leftBehind(scratch, seen) {
+/** @param {string} name @param {import("./bench/rlm/contestants.mjs").Contestant} contestant @param {string} scenario */
+function takesPart(name, { plain, faults }, scenario) {
+  if (scenario === "standard") return true;
+  if (scenario.startsWith("slow writer"))
+    return name.startsWith("sandglass") && (scenario === "slow writer" || plain === false);
+  return plain !== false && (faults !== false || scenario === "equal");
+}
+
+/** Ends a contestant. @param {Started} own */
+async function end(own) {
+  own.containers += Number((await own.running.end().catch(() => 0)) ?? 0);
+}
+
+/** Processes, containers and files that a contestant left. @param {Started} own */
+function leftBehind({ scratch, seen, containers }) {
   const alive = [...seen].filter(([id, start]) => findProcess(id)?.started === start).length;
   const files = readdirSync(scratch, { recursive: true, withFileTypes: true }).filter((entry) => entry.isFile());
   const bytes = files.reduce((sum, entry) => sum + statSync(join(entry.parentPath, entry.name)).size, 0);
   const parts = [
     ...(alive ? [`${alive} processes`] : []),
+    ...(containers ? [`${containers} containers`] : []),
     ...(files.length ? [`${files.length} files, ${(bytes / 1e6).toFixed(1)} MB`] : []),
   ];
   return parts.join("; ") || "nothing";

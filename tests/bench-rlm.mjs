@@ -7,7 +7,9 @@ import { criticalPath } from "../scripts/bench/rlm/measure.mjs";
 import { startModel } from "../scripts/bench/rlm/model.mjs";
 import { CONVENTIONS, codeOf, turnsDone } from "../scripts/bench/rlm/policies.mjs";
 import { between, pageTables } from "../scripts/bench/rlm/page.mjs";
+import { drawn } from "../scripts/bench/rlm/seeded.mjs";
 import { mainTable } from "../scripts/bench/rlm/report.mjs";
+import { readmeLine, standing } from "../scripts/bench/rlm/standing.mjs";
 import { picture } from "../scripts/bench/rlm/spread.mjs";
 import { BEGIN, END, KINDS, SMALL, makeTask, oracle, readPrompt } from "../scripts/bench/rlm/tasks.mjs";
 import { countAnswer } from "../scripts/bench/rlm/tasks/count.mjs";
@@ -25,7 +27,7 @@ def query(prompt):
     request = urllib.request.Request(sys.argv[1] + "/chat/completions", json.dumps(body).encode())
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
 order, answers = json.load(sys.stdin), []
-space = {"context": order["context"], "FINAL": answers.append, "print": lambda *words: None,
+space = {"context": order["context"], "FINAL": answers.append, "print": lambda *words: None, "llm_query": query,
          "llm_query_batched": lambda prompts: [query(prompt) for prompt in prompts]}
 for code in order["code"]:
     exec(code, space)
@@ -40,13 +42,14 @@ const task = makeTask("count", 1, 2 ** 13);
 
 await test("the code for each task finds the right answer when the oracle never errs", async () => {
   for (const kind of [...KINDS, SMALL]) {
-    for (const [seed, tokens] of /** @type {const} */ ([
-      [1, 2 ** 13],
-      [2, 2 ** 15],
+    for (const [seed, tokens, atOnce] of /** @type {const} */ ([
+      [1, 2 ** 13, 8],
+      [2, 2 ** 15, undefined],
     ])) {
       const made = makeTask(kind, seed, tokens);
       const run = model.begin({ task: made, convention: "sandglass", behaviour: QUICK });
-      const answer = await python(run.url, { context: made.context, code: codeOf(made.turns, CONVENTIONS.sandglass) });
+      const code = codeOf(made.turns, CONVENTIONS.sandglass, atOnce);
+      const answer = await python(run.url, { context: made.context, code });
       deepStrictEqual([kind, seed, made.score(answer)], [kind, seed, 1], answer);
       ok(run.calls.length <= 33, `${kind}: ${run.calls.length} calls`);
       ok(run.calls.every(({ delivered, kind }) => delivered && kind === "sub"));
@@ -118,13 +121,15 @@ await test("a model that writes code goes on after the turns that went well", as
       CONVENTIONS[convention].answer.every((line) => last.includes(line)),
       last,
     );
+    const { inOneReply } = /** @type {{ inOneReply?: boolean }} */ (CONVENTIONS[convention]);
     deepStrictEqual(
       run.calls.map(({ kind, turn }) => [kind, turn]),
       [
         ["root", 0],
-        ["root", 2],
+        ["root", inOneReply ? 0 : 2],
       ],
     );
+    if (inOneReply) deepStrictEqual(first, last);
     run.end();
     await rejects(reply(run.url, "too late"), /404/);
   }
@@ -150,11 +155,26 @@ await test("each fault comes once, and the second attempt is answered", async ()
 
 await test("a real endpoint behind the server is recorded as well", async () => {
   const inner = model.begin({ task, convention: "sandglass", behaviour: QUICK });
-  const outer = await startModel({ endpoint: { url: inner.url, key: "a key", subModel: "sub" } });
+  const outer = await startModel({ endpoint: { url: inner.url, key: "a key" } });
   const run = outer.begin({ task, convention: "sandglass", behaviour: QUICK });
   deepStrictEqual(await reply(run.url, PROMPT), "billing=1 delivery=0 account=0 repair=0");
   const [call] = run.calls;
   deepStrictEqual([call?.kind, call?.delivered, call?.replyTokens], ["sub", true, inner.calls[0]?.replyTokens]);
+  // One model may both write code and answer.
+  for (const texts of [
+    ["You write code.", "a task"],
+    ["You answer.", "a question"],
+    ["You write code.", "a task", "an output"],
+  ])
+    await reply(run.url, ...texts);
+  deepStrictEqual(
+    run.calls.slice(1).map(({ kind, turn }) => [kind, turn]),
+    [
+      ["root", 0],
+      ["sub", 0],
+      ["root", 1],
+    ],
+  );
   await outer.close();
   inner.end();
 });
@@ -180,6 +200,17 @@ await test("the critical path has each reply, and the longest call of each batch
   deepStrictEqual(criticalPath([...replies, ...batch, again, again]), 162);
   const chain = [call({ latency: 7, chain: true }), call({ latency: 9, chain: true })];
   deepStrictEqual(criticalPath([...replies, ...chain]), 166);
+  const cut = [1, 2, 4, 8, 16].map((latency, start) => call({ latency, start, question: "q" }));
+  deepStrictEqual(
+    [2, 5, Infinity].map((atOnce) => criticalPath(cut, atOnce)),
+    [2 + 8 + 16, 16, 16],
+  );
+});
+
+await test("among the seeds of calls ahead are replies whose code ends in the middle, behind calls", () => {
+  const seeds = Array.from({ length: 20 }, (_, index) => 301 + index);
+  const broken = ["needles", "count"].flatMap((kind) => seeds.filter((seed) => drawn("broken", kind, seed, 1) < 0.1));
+  ok(broken.length > 0, "or nothing could be in vain");
 });
 
 await test("tables and picture name all contestants", () => {
@@ -196,10 +227,20 @@ await test("tables and picture name all contestants", () => {
     begun: 0,
     first: 0.2,
     wasted: 0,
+    broke: 0,
   };
   const rows = ["a", "b"].map((contestant) => ({ ...row, ...counts, contestant }));
   const facts = rows.map(({ contestant: name }) => ({
-    ...{ name, title: `the ${name}`, plain: true, version: "1", isolation: "", start: 1, left: "nothing" },
+    ...{
+      name,
+      title: `the ${name}`,
+      plain: true,
+      faults: true,
+      version: "1",
+      isolation: "",
+      start: 1,
+      left: "nothing",
+    },
   }));
   ok(/\| a \| 100 % \| 2.0 ± 0.0|\| a \| 100 % \| 2.0 \|/.test(mainTable(rows, facts)));
   ok(/\| b .*\| 0.50; 0.50 \| 250 \| 4 \| 5 \| 0; 1; 0 \|/.test(mainTable(rows, facts)), mainTable(rows, facts));
@@ -216,14 +257,35 @@ await test("tables and picture name all contestants", () => {
     notes: ["A note."],
   };
   const has = (/** @type {string} */ name) => (name === "a" ? { seconds: true } : {});
-  const page = pageTables([...rows, faulty], facts, { calls: 10, seconds: 2 }, has, run);
+  const equal = rows.map((one) => ({ ...one, scenario: "equal", wall: 3 }));
+  const page = pageTables([...rows, ...equal, faulty], facts, { calls: 10, seconds: 2 }, has, run);
   for (const part of [
     ...["2 January 2026", "abc1234", "A note.", "Left processes or files behind: nobody."],
     "1 runs of each",
-    "| the b | 100 % | 0.50; 0.50 | 250 | 0.20 | 4 | 0; 1 | – | 7 |",
-    "| the a | 100 %, 1.5 s | no such",
+    "| the b | 3.0 | 1.5 | 1.50 | 1 |",
+    "| the b | 100 % | 2.0 | 0.50; 0.50 | 250 | 0.20 | 4 | 5 | 0; 1 | – | 7 |",
+    "| the a | 100 %, 1.5 s | no such limit | – |",
   ])
     ok(page.includes(part), `${part} is not in\n${page}`);
+  const named = [
+    ...rows,
+    { ...rows[0], contestant: "sandglass-host", wall: 4 },
+    { ...rows[0], contestant: "sandglass-browser" },
+  ];
+  const all = named.map(({ contestant: name }) => ({
+    ...facts[0],
+    name,
+    title: name,
+    isolation: name === "a" ? "none" : "",
+  }));
+  const told = standing(/** @type {any} */ (named), /** @type {any} */ (all));
+  ok(told.includes("| added, all tasks | sandglass-host 2.50 s | a 0.50 s, b 0.50 s | its code runs in"), told);
+  ok(!told.includes("sandglass-browser"), "what is level is not behind");
+  ok(
+    readmeLine(/** @type {any} */ (named), /** @type {any} */ (all)).includes(
+      "0.50 s to a run in a tab, and 2.50 s on a server",
+    ),
+  );
   const marks = ["<!-- npm run bench:rlm -- --write -->", "<!-- end of it -->"];
   deepStrictEqual(
     between(`before ${marks[0]} old ${marks[1]} after`, "new\n"),
@@ -240,9 +302,9 @@ async function test(name, body) {
   await score.test(name, async () => (await body(), []));
 }
 
-/** @param {string} url @param {string} content @returns {Promise<string>} */
-async function reply(url, content) {
-  const body = JSON.stringify({ model: "any", messages: [{ role: "user", content }] });
+/** @param {string} url @param {string[]} texts @returns {Promise<string>} */
+async function reply(url, ...texts) {
+  const body = JSON.stringify({ model: "any", messages: texts.map((content) => ({ role: "user", content })) });
   const response = await fetch(`${url}/chat/completions`, { method: "POST", body });
   if (!response.ok) throw new Error(`${response.status}`);
   return (await response.json()).choices[0].message.content;

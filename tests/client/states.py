@@ -28,7 +28,7 @@ print("state", {{
 }})"""
 _COUNTER = "def counter():\n    number = 0\n    while True:\n        yield number\n        number += 1\n"
 #: Errors that are said and change nothing, and the rest of a message that was cut off.
-ALLOWED = ("no_checkpoint", "not_serializable", "boot_failed", "guest_lost", "not_initialized")
+ALLOWED = ("no_checkpoint", "not_serializable", "boot_failed", "guest_lost")
 MIB = 1 << 20
 MEMORY_BYTES = 256 * MIB
 
@@ -50,7 +50,7 @@ class User:
         self._history: dict[int, list[State]] = {0: self._states}
         #: Those of the execution whose state it is now.
         self._record = self._states
-        #: The value of `a` that was set since the last execution. A guest may be lost before or after that.
+        #: The values of `a` that were set since the last execution. A guest may be lost before or after each.
         self._set_since: list[float] = []
         #: The variables that were there when a state was lost, and those of which the results have said so.
         self._before: set[str] = set()
@@ -98,12 +98,16 @@ class User:
         if run.state.status != "kept":
             self._before |= set(self._states[-1])
             self._told |= {lost.name for lost in run.state.lost}
-            self._states = self._come_back_to(run)
+            self._record = self._come_back_to(run)
+            self._states = [*self._record]
         self._set_since = []
         if run.outcome != "ok":
             if run.outcome == "error" and run.error_type not in ("MemoryError", "ValueError"):
                 raise Wrong(f"{code}: {run.error} {self._recent()}")
-            self._history[run.id] = self._record = self._states
+            # The state is that of the execution that is back, or this one's if it was lost before. Both may be saved once more.
+            if run.state.status == "kept":
+                self._record = [*self._states]
+            self._history[run.id] = self._record
             return run
         shown = ast.literal_eval(run.stdout.partition("state ")[2])
         fitting = []
@@ -120,15 +124,16 @@ class User:
             raise Wrong(f"{code}: {silent} got lost in silence {self._recent()} {run}")
         self._before, self._told = set(), set()
         self._states = [after]
-        self._history[run.id] = self._record = self._states
+        self._history[run.id] = self._record = [after]
         return run
 
     def _come_back_to(self, run: CodeExecution) -> list[State]:
         number = run.state.restored_to
         if run.state.status != "lost" and number not in self._history:
             raise Wrong(f"it says that execution {number} is back, which never was {self._recent()} {run}")
-        states = [{}] if run.state.status == "lost" else self._history[number or 0]
-        return states + [{**state, "a": value} for state in states for value in self._set_since]
+        record = self._history[0 if run.state.status == "lost" else number or 0]
+        _may_have(record, self._set_since)
+        return record
 
     def _recent(self) -> str:
         return f"(after {', '.join(self._done)})"
@@ -228,8 +233,11 @@ class User:
     def _back(self, number: int) -> None:
         if number not in self._history:
             raise Wrong(f"it went back to execution {number}, which never was {self._recent()}")
+        # A value that was set after the guest had been lost may be saved with the state that came back.
+        self._record = self._history[number]
+        _may_have(self._record, self._set_since)
         # What was there before may be gone now, as the user wanted.
-        self._states = self._record = self._history[number]
+        self._states = [*self._record]
         self._before, self._told, self._set_since = set(), set(), []
 
     async def _checkpoint(self) -> None:
@@ -239,10 +247,16 @@ class User:
         """Sets a variable from outside. Until it is saved, it may get lost, and that is said."""
         value = self._chance.random()
         await self._sandbox.set_variable("a", value)
-        after = [{**state, "a": value} for state in self._states]
-        self._record.extend(after)  # the state of that execution, if it is saved once more
-        self._states = after
-        self._set_since = [value]
+        _may_have(self._record, [value])  # the state of that execution, if it is saved once more
+        self._states = [{**state, "a": value} for state in self._states]
+        self._set_since.append(value)
+
+
+def _may_have(record: list[State], values: list[float]) -> None:
+    """Adds the states that differ by one of these values of `a`."""
+    for value in values:
+        known = [*record]
+        record += [new for state in known if (new := {**state, "a": value}) not in record]
 
 
 def _compare(state: State, is_same: bool) -> None:

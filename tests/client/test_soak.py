@@ -10,11 +10,14 @@ import asyncio
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
+import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -40,15 +43,15 @@ LANES = 3
 #: The number of things that a user does with one sandbox.
 ACTS = 25
 PATIENCE_SECONDS = 60
-_CGROUPS = Path("/sys/fs/cgroup")
+_CGROUPS = "/sys/fs/cgroup"
 
 
 @contextmanager
-def server(backend: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server."""
+def server(backend: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server, whose temporary files are in `folder`."""
     command = [str(PROGRAM), "serve", "--listen", "127.0.0.1:0", "--allow-subprocess", *BACKENDS[backend]]
     command += ["--requests-per-second", "10000", "--max-sessions-per-key", "100"]
-    env = {**os.environ, "SANDGLASS_KEYS": f"tester {KEY}", "NO_COLOR": "1", "RUST_LOG": "error"}
+    env = {**os.environ, "SANDGLASS_KEYS": f"tester {KEY}", "NO_COLOR": "1", "RUST_LOG": "error", "TMPDIR": str(folder)}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout
@@ -84,14 +87,30 @@ def is_alive(pid: int, started: str) -> bool:
     return fields[19] == started and fields[0] not in "ZX"
 
 
-def groups() -> int:
-    """The number of servers' control groups."""
-    pattern = "sandglass.*"
-    return sum(len([*_CGROUPS.glob(above + pattern)]) for above in ("", "*/", "*/*/", "*/*/*/"))
+def groups_of(processes: Iterable[int]) -> set[str]:
+    """The names of the servers' control groups that processes are in."""
+    found: set[str] = set()
+    for pid in processes:
+        with suppress(OSError):
+            found |= set(re.findall(r"sandglass\.[0-9a-f]+", Path(f"/proc/{pid}/cgroup").read_text()))
+    return found
 
 
-def mounts() -> int:
-    return len(Path("/proc/self/mounts").read_text().splitlines())
+def groups_left(names: set[str]) -> list[str]:
+    # Others make and remove groups meanwhile, which `os.walk` bears.
+    return [path for path, *_ in os.walk(_CGROUPS) if os.path.basename(path) in names]
+
+
+def mounts_below(folder: Path) -> list[str]:
+    return [line for line in Path("/proc/self/mounts").read_text().splitlines() if f" {folder}" in line]
+
+
+def has_spares(url: str) -> bool:
+    """Whether all guests that a server keeps ready are there. Without any, that is so."""
+    request = urllib.request.Request(f"{url}/metrics", headers={"Authorization": f"Bearer {KEY}"})
+    with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
+        values = dict(re.findall(r"^sandglass_pool_(spares|level) (\d+)", response.read().decode(), re.MULTILINE))
+    return int(values.get("spares", 0)) >= int(values.get("level", 0))
 
 
 def descriptors(pid: int) -> int:
@@ -105,21 +124,31 @@ def settle(what: str, is_so: Callable[[], bool], says: Callable[[], object]) -> 
         time.sleep(0.05)
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in which the guests' users find theirs."""
+    path = Path(tempfile.mkdtemp(prefix="sandglass-soak-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_is_wrong_or_lost_in_silence_or_left(backend: str) -> None:
+def test_nothing_is_wrong_or_lost_in_silence_or_left(backend: str, folder: Path) -> None:
     chance = random.Random(f"{SEED}{backend}")
     counts: Counter[str] = Counter()
-    before = groups(), mounts()
-    with server(backend) as (process, url):
+    groups: set[str] = set()
+    with server(backend, folder) as (process, url):
         with closing(Proxy(url, seed=SEED)) as proxy:
             asyncio.run(_use(proxy, url, 2, chance, Counter()))  # what a server opens once
+            settle("no spares", lambda: has_spares(url), lambda: family(process.pid))
             at_first = descriptors(process.pid)
             spares = len(family(process.pid))
             until = time.monotonic() + SECONDS
 
             async def main() -> None:
                 proxy.is_on = True
-                killer = asyncio.create_task(_kill(process.pid, chance, counts))
+                killer = asyncio.create_task(_kill(process.pid, chance, counts, groups))
                 try:
                     await asyncio.gather(*(_soak(proxy, url, until, chance, counts) for _ in range(LANES)))
                 finally:
@@ -130,8 +159,11 @@ def test_nothing_is_wrong_or_lost_in_silence_or_left(backend: str) -> None:
         settle("processes of sandboxes", lambda: len(family(process.pid)) <= spares, lambda: family(process.pid))
         settle("descriptors", lambda: descriptors(process.pid) <= at_first + 4, lambda: descriptors(process.pid))
         last = family(process.pid)
+        groups |= groups_of([process.pid, *last])
     settle("processes", lambda: not any(is_alive(*one) for one in last.items()), lambda: last)
-    settle("groups and mounts", lambda: (groups(), mounts()) <= before, lambda: (groups(), mounts(), before))
+    settle("groups", lambda: not groups_left(groups), lambda: groups_left(groups))
+    settle("mounts", lambda: not mounts_below(folder), lambda: mounts_below(folder))
+    settle("files", lambda: not [*folder.iterdir()], lambda: [*folder.rglob("*")])
     print(f"{backend}, seed {SEED}, {SECONDS} s: {dict(sorted(counts.items()))}")
     assert all(counts[what] for what in ("ok", "crashed", "restored", "kills", "undo")), counts
 
@@ -156,11 +188,12 @@ async def _use(
         counts["sandboxes"] += 1
 
 
-async def _kill(server: int, chance: random.Random, counts: Counter[str]) -> None:
-    """Kills random processes of sandboxes."""
+async def _kill(server: int, chance: random.Random, counts: Counter[str], groups: set[str]) -> None:
+    """Kills random processes of sandboxes. Notes their control groups."""
     while True:
         await asyncio.sleep(chance.uniform(0.2, 2.5))
         if others := [*family(server)]:
+            groups |= groups_of(others)
             with suppress(ProcessLookupError):
                 os.kill(chance.choice(others), signal.SIGKILL)
                 counts["kills"] += 1

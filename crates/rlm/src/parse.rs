@@ -187,6 +187,7 @@ impl Reader {
     }
 }
 
+/// Cases of our own. Replies that published parsers misread are in `tests/rlm/misread.rs`, with their sources.
 #[cfg(all(test, not(target_arch = "wasm32")))]
 mod tests {
     use proptest::prelude::*;
@@ -245,50 +246,6 @@ mod tests {
         );
         // The string has no end, so the code has none either. The first fence ends it.
         assert_eq!(codes("```repl\nx = '''\n```\nprose"), ["x = '''"]);
-    }
-
-    /// Replies that published controllers misread: `rlms` 0.1.3, `dspy` 3.4.1, `minrlm` 0.1.5 and `fast-rlm` 0.5.0.
-    #[test]
-    fn replies_that_other_controllers_misread() {
-        for (reply, blocks, prose) in [
-            // A regular expression up to the next three backticks ends the code inside of the string.
-            (
-                "```python\nask = '''Answer as\n```json\n{}\n```\n'''\nprint(1)\n```",
-                vec!["ask = '''Answer as\n```json\n{}\n```\n'''\nprint(1)"],
-                vec![],
-            ),
-            (
-                "```repl\nask = 'Use ``` as a fence'\nprint(1)\n```",
-                vec!["ask = 'Use ``` as a fence'\nprint(1)"],
-                vec![],
-            ),
-            // The first block alone would run, or both as one text.
-            (
-                "```python\nx = 1\n```\nThen:\n```python\nx = 2\n```",
-                vec!["x = 1", "x = 2"],
-                vec!["Then:\n"],
-            ),
-            // Words after the code would be a part of it.
-            (
-                "```repl\nx = 1\n```\nNow x is 1 (one).",
-                vec!["x = 1"],
-                vec!["Now x is 1 (one).\n"],
-            ),
-            // Code of the thoughts would run, and answers in them would count.
-            (
-                "<think>\nFINAL(7)\n```repl\nx = 1\n```\n</think>\n```repl\nx = 2\n```",
-                vec!["x = 2"],
-                vec!["\n"],
-            ),
-            // Only `repl`, or only `python`, would be code.
-            ("```py\nx = 1\n```\n```repl\ny = 1\n```", vec!["x = 1", "y = 1"], vec![]),
-            ("```repl\nx = 1\n  ```\n", vec!["x = 1"], vec![]),
-            ("  ```repl\n  x = 1\n  ```", vec!["x = 1"], vec![]),
-            ("```repl\r\nx = 1\r\n```\r\n", vec!["x = 1"], vec![]),
-        ] {
-            assert_eq!(codes(reply), blocks, "{reply:?}");
-            assert_eq!(parse(reply).prose, prose, "{reply:?}");
-        }
     }
 
     #[test]

@@ -52,14 +52,15 @@ export async function findImage(python) {
   }
 }
 
-/** Removes containers that a controller has left. */
+/** Removes containers that a controller has left, and returns their number. */
 export function endContainers() {
   const image = process.env.RLMS_IMAGE ?? USUAL;
   try {
     const left = docker("ps", "-aq", "--filter", `ancestor=${image}`).split("\n").filter(Boolean);
     if (left.length > 0) docker("rm", "-f", ...left);
+    return left.length;
   } catch {
-    // the engine has ended
+    return 0; // the engine has ended
   }
 }
 

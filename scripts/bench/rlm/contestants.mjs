@@ -16,13 +16,14 @@ import { endContainers } from "./containers.mjs";
  * @property {string} version
  * @property {(order: Order) => Promise<Outcome>} ask
  * @property {() => (number | undefined)} process  the process whose family is its own
- * @property {() => Promise<void>} end
+ * @property {() => Promise<number | void>} end  resolves to the number of containers that it has left
  * @typedef {object} Contestant
  * @property {keyof typeof import("./policies.mjs").CONVENTIONS} convention
  * @property {"all calls" | "sub-calls"} [calls]  the limit that `calls` sets
  * @property {boolean} [seconds]  has a limit of time
  * @property {boolean} [isPage]  asks the model from a page
- * @property {boolean} [plain]  false: a form of another contestant, which takes no part in faults and limits
+ * @property {boolean} [plain]  false: a form of another contestant, which takes part in few scenarios
+ * @property {boolean} [faults]  false: takes no part in faults and limits, because its client is that of another contestant
  * @property {string} title  for readers
  * @property {string} isolation  of the code that the model writes
  * @property {(scratch: string) => Promise<Running>} start  `scratch`: a folder for its temporary files and its home
@@ -63,7 +64,7 @@ export const CONTESTANTS = {
   },
   rlms: { title: "`rlms`", convention: "rlms", seconds: true, isolation: "none", start: python("rlms") },
   "rlms-docker": {
-    ...{ title: "`rlms` in Docker", convention: "rlms", seconds: true, isolation: "a container" },
+    ...{ title: "`rlms` in Docker", convention: "rlms", seconds: true, isolation: "a container", faults: false },
     start: python("rlms-docker"),
   },
   dspy: {
@@ -122,7 +123,7 @@ function python(name) {
         await ended;
         clearTimeout(timer);
         // A controller that was killed leaves its container.
-        if (name === "rlms-docker") endContainers();
+        if (name === "rlms-docker") return endContainers();
       },
     };
   };
@@ -167,7 +168,9 @@ async function host(scratch, callsAhead) {
         : { error: said.trim().split("\n").at(-1) ?? `exit status ${code}` };
     },
     process: () => child?.pid,
-    end: async () => void child?.kill("SIGKILL"),
+    async end() {
+      child?.kill("SIGKILL");
+    },
   };
 }
 

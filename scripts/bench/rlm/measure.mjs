@@ -30,6 +30,7 @@ import { family, ownMegabytes } from "../../processes.mjs";
  * @property {number} first  seconds until the first call; infinite if there was none
  * @property {number} begun  calls that began before their code was asked for
  * @property {number} wasted  those of them that no code made
+ * @property {number} broke  replies whose code ended in the middle
  * @property {number} memory  MB at most, without pages of files
  */
 
@@ -57,7 +58,7 @@ export async function measure({
   seen,
 }) {
   const run = model.begin({ task, convention: contestant.convention, behaviour });
-  const code = codeOf(task.turns, CONVENTIONS[contestant.convention]);
+  const code = codeOf(task.turns, CONVENTIONS[contestant.convention], behaviour.atOnce);
   let memory = 0;
   const sample = () => {
     memory = Math.max(memory, ownMegabytes(running.process()));
@@ -103,7 +104,7 @@ export async function measure({
       score: outcome.answer === undefined ? 0 : task.score(outcome.answer),
       ...{ answer: outcome.answer?.slice(0, 500), error: outcome.error },
       wall: (end - begin) / 1000,
-      model: criticalPath(calls) / 1000,
+      model: criticalPath(calls, behaviour.atOnce) / 1000,
       turns: of("root").filter((call) => call.delivered).length,
       ...{ rootCalls: of("root").length, subCalls: of("sub").length },
       ...{ rootTokens: tokens(of("root")), subTokens: tokens(of("sub")) },
@@ -112,6 +113,7 @@ export async function measure({
       late: after,
       first: (Math.min(...calls.map(({ start }) => start)) - begin) / 1000,
       begun: outcome.ahead?.begun ?? 0,
+      broke: of("root").filter((call) => call.broke).length,
       wasted: (outcome.ahead?.begun ?? 0) - (outcome.ahead?.used ?? 0),
       memory,
     },
@@ -121,9 +123,9 @@ export async function measure({
 /**
  * The time that the model alone would have needed, if nothing else took any and all calls of a batch were made at once: replies one
  * after the other, and for each the longest of its sub-calls. Faults and pauses are not in it.
- * @param {Call[]} calls
+ * @param {Call[]} calls @param {number} [atOnce]  the most calls of a batch, if the code itself cuts batches
  */
-export function criticalPath(calls) {
+export function criticalPath(calls, atOnce = Infinity) {
   const good = calls.filter(({ delivered }) => delivered);
   const replies = good.filter(({ kind }) => kind === "root").reduce((sum, { latency }) => sum + latency, 0);
   // Calls of unknown code are a batch if they overlap.
@@ -138,7 +140,10 @@ export function criticalPath(calls) {
   const longest = [...batches.values()].map((batch) => {
     // A prompt that was answered twice had to be answered once.
     const latencies = [...new Map(batch.map(({ prompt, latency }) => [prompt, latency])).values()];
-    return batch[0]?.chain ? latencies.reduce((sum, latency) => sum + latency, 0) : Math.max(...latencies);
+    const length = batch[0]?.chain ? 1 : atOnce;
+    let sum = 0;
+    for (let at = 0; at < latencies.length; at += length) sum += Math.max(...latencies.slice(at, at + length));
+    return sum;
   });
   return replies + longest.reduce((sum, latency) => sum + latency, 0);
 }

@@ -18,6 +18,7 @@ import { oracle, readPrompt } from "./tasks.mjs";
  * @property {number} readsPerSecond  tokens of prompts
  * @property {number} writesPerSecond  tokens of replies
  * @property {number} errorRate  of the oracle's answers, those that are wrong
+ * @property {number} [atOnce]  the most prompts that its code asks about in one batch
  * @property {boolean} [talks]  it goes on in words behind its code
  * @property {number} [brokenRate]  of all turns, those whose first reply has code that ends in the middle
  * @property {{ kind: keyof typeof FAULTS, rate: number }} [fault]  of all calls, those that meet a fault in their first attempt
@@ -35,6 +36,7 @@ import { oracle, readPrompt } from "./tasks.mjs";
  * @property {number} promptTokens
  * @property {number} replyTokens
  * @property {string} [fault]
+ * @property {boolean} [broke]  its code ends in the middle
  * @property {boolean} delivered  the whole reply was sent
  *
  * @typedef {object} Run
@@ -44,6 +46,7 @@ import { oracle, readPrompt } from "./tasks.mjs";
  * @property {Call[]} calls
  * @property {Map<string, number>} attempts  by prompt, or by turn
  * @property {number} turn
+ * @property {string} [rootText]  the first text of prompts for code to a real endpoint
  */
 
 /** Time of a slow first token. */
@@ -98,7 +101,7 @@ const CORS = {
 
 /**
  * A real endpoint.
- * @typedef {{ url: string, key: string, subModel: string }} Endpoint
+ * @typedef {{ url: string, key: string }} Endpoint
  * @typedef {(text: string) => Promise<string>} SubModel  answers the question about a text
  */
 
@@ -161,7 +164,9 @@ async function answer(run, subModel, request, response) {
   const last = texts.at(-1) ?? "";
   const prompt = readPrompt(last);
   const name = drawn(prompt ? `${prompt.answer.question}\n${prompt.text}` : text).toString(36);
-  const root = prompt ? undefined : replyAfter(run.task.turns, CONVENTIONS[run.convention], turnsDone(texts));
+  const root = prompt
+    ? undefined
+    : replyAfter(run.task.turns, CONVENTIONS[run.convention], turnsDone(texts), run.behaviour.atOnce);
   if (root) run.turn = root.turn;
   const isBroken = root && drawn("broken", run.task.kind, run.task.seed, root.turn) < (behaviour.brokenRate ?? 0);
   // Prompts for code differ from controller to controller, and yet all shall meet the same luck.
@@ -189,6 +194,7 @@ async function answer(run, subModel, request, response) {
     ...{ kind, turn: run.turn, prompt: name, start, end: NaN, latency, delivered: false },
     ...{ promptTokens: usage.prompt_tokens, replyTokens: usage.completion_tokens, fault: meets },
     ...{ question: prompt?.answer.question, chain: prompt?.answer.chain },
+    ...(isBroken && attempt === 1 && { broke: true }),
   };
   run.calls.push(call);
   watch(response, call, start);
@@ -250,10 +256,12 @@ function watch(response, call, start) {
 
 /** Hands a request on to a real endpoint. @param {Run} run @param {Endpoint} endpoint @param {IncomingMessage} request @param {ServerResponse} response */
 async function forward(run, endpoint, request, response) {
-  const { body, text, texts, model, stream, length } = await read(request);
+  const { body, text, texts, stream, length } = await read(request);
   const start = performance.now();
   const prompt = readPrompt(texts.at(-1) ?? "");
-  const kind = prompt || texts.length === 1 || model === endpoint.subModel ? "sub" : "root";
+  // The first call asks for code, and all others that do begin with the same text. minrlm asks one model for both.
+  if (texts.length > 1) run.rootText ??= texts[0];
+  const kind = !prompt && texts.length > 1 && texts[0] === run.rootText ? "root" : "sub";
   if (kind === "root") run.turn = run.calls.filter((call) => call.kind === "root" && call.delivered).length;
   /** @type {Call} */
   const call = {
@@ -302,7 +310,7 @@ async function read(request) {
   let body = "";
   request.setEncoding("utf8");
   for await (const piece of request) body += piece;
-  const { model, messages, stream, stream_options } = JSON.parse(body);
+  const { messages, stream, stream_options } = JSON.parse(body);
   /** @type {string[]} */
   const texts = messages.map((/** @type {{ content?: string | { text?: string }[] }} */ { content }) =>
     typeof content === "string" ? content : (content ?? []).map(({ text = "" }) => text).join(""),
@@ -310,7 +318,6 @@ async function read(request) {
   const text = texts.join("\n\n");
   return {
     body,
-    model: String(model),
     texts,
     text,
     length: text.length,

@@ -1,6 +1,7 @@
 // The part of BENCHMARKS.md that a run of `npm run bench:rlm -- --write` makes.
 import { quantile } from "../quantile.mjs";
 import { answeredByAll, markdown, mean, memoryOf, overhead, percent, spread, sum } from "./report.mjs";
+import { standing } from "./standing.mjs";
 
 /** @import { Row } from "./measure.mjs" */
 /** @import { Facts } from "./report.mjs" */
@@ -11,12 +12,17 @@ import { answeredByAll, markdown, mean, memoryOf, overhead, percent, spread, sum
 export const MARK = "<!-- npm run bench:rlm -- --write -->";
 export const SMALL_MARK = "<!-- npm run bench:rlm -- --local-sub-model --write -->";
 const END = "<!-- end of it -->";
+/** A controller that is known and takes no part. */
+const LEFT_OUT = [
+  "`fast-rlm` 0.5.0",
+  "takes no part: its `llm_query` starts an agent, which is shown 2,000 characters of a text at a time, so no oracle can answer in one call",
+];
 
-/** The document with the new part between its two marks. @param {string} document @param {string} part @param {string} [mark] */
+/** The document with the new part between two marks. @param {string} document @param {string} part @param {string} [mark] */
 export function between(document, part, mark = MARK) {
   const begin = document.indexOf(mark);
   const end = document.indexOf(END, Math.max(0, begin));
-  if (begin < 0 || end < 0) throw new Error(`BENCHMARKS.md lacks the marks ${mark} and ${END}`);
+  if (begin < 0 || end < 0) throw new Error(`the page lacks the marks ${mark} and ${END}`);
   return `${document.slice(0, begin + mark.length)}\n\n${part.trim()}\n\n${document.slice(end)}`;
 }
 
@@ -56,11 +62,14 @@ export function pageTables(rows, facts, limits, has, { date, machine, load, spen
     `${distinct("seed")} seeds, ${distinct("kind")} kinds of tasks, ${distinct("tokens")} sizes. Times and tokens are of the ${compared} that all of them answered.`,
     ...['"±" is the standard deviation.', ...notes],
   ].join("\n");
-  const slow = rows.filter(({ scenario }) => scenario === "slow writer");
-  const parts = [head, picture(), main(standard, facts), ends(standard, facts), sizes(rows, facts)];
-  if (slow.length > 0) parts.push(ahead(slow, facts));
+  const hasSome = (/** @type {string} */ name) => rows.some(({ scenario }) => scenario.startsWith(name));
   const plain = facts.filter((fact) => fact.plain);
-  if (rows.some(({ scenario }) => scenario !== "standard")) parts.push(troubles(rows, plain, limits, has));
+  const parts = [head, picture(), main(standard, facts), ends(standard, facts), sizes(rows, facts)];
+  if (hasSome("equal")) parts.push(equal(rows, plain));
+  if (hasSome("slow writer")) parts.push(ahead(rows, facts));
+  const tried = plain.filter((fact) => fact.faults);
+  if (hasSome("fault") || hasSome("limit")) parts.push(troubles(rows, tried, limits, has));
+  parts.push(standing(rows, facts));
   return `${parts.join("\n\n")}\n`;
 }
 
@@ -79,11 +88,16 @@ function main(standard, facts) {
     return [
       title,
       own.length ? percent(mean(own.map(({ score }) => score))) : "–",
+      spread(good.map(({ wall }) => wall)),
       added.length ? `${quantile(added, 0.5).toFixed(2)}; ${spread(added, 2)}` : "–",
       spread(turns, 0),
       starts.length ? quantile(starts, 0.5).toFixed(2) : "–",
       spread(
         good.map(({ rootTokens }) => rootTokens),
+        0,
+      ),
+      spread(
+        good.map(({ subTokens }) => subTokens),
         0,
       ),
       `${total("lost")}; ${total("doubled")}`,
@@ -97,14 +111,16 @@ function main(standard, facts) {
       ...[
         "",
         "right answers",
+        "time of a run, s",
         "added, s: median; mean",
         "added per turn, ms",
         "first call after, s",
         "tokens of the code's model",
+        "of sub-models",
       ],
       ...["sub-calls lost; doubled", "begun ahead; in vain", "memory, MB", "code is isolated by"],
     ],
-    lines,
+    [...lines, LEFT_OUT],
   );
 }
 
@@ -127,14 +143,24 @@ function ends(standard, facts) {
   ].join(" ");
 }
 
-/** Calls ahead, and the same without. @param {Row[]} slow @param {Facts[]} facts */
-function ahead(slow, facts) {
+/** Calls ahead, and the same without. @param {Row[]} rows @param {Facts[]} facts */
+function ahead(rows, facts) {
+  const slow = rows.filter(({ scenario }) => scenario === "slow writer");
   const own = (/** @type {string} */ name) => slow.filter(({ contestant }) => contestant === name);
-  const calls = sum(slow.map(({ subCalls }) => subCalls));
-  const wasted = sum(slow.map(({ wasted }) => wasted));
+  // More runs than those that have one without calls ahead beside them.
+  const begins = rows.filter(({ scenario, begun }) => scenario.startsWith("slow writer") && begun > 0);
+  const total = (/** @type {"begun" | "wasted" | "broke"} */ key) => sum(begins.map((row) => row[key]));
+  const most = Math.max(0, ...begins.map(({ wasted, begun }) => wasted / begun));
   const shown = facts.filter(({ name }) => own(name).length > 0);
+  const runs = own(shown[0]?.name ?? "").length;
   const table = markdown(
-    ["a model that writes 50 tokens a second", "added, s", "calls begun ahead", "of them in vain", "sub-calls in all"],
+    [
+      `a model that writes 50 tokens a second (runs of each: ${runs})`,
+      "added, s",
+      "calls begun ahead",
+      "of them in vain",
+      "sub-calls in all",
+    ],
     shown.map(({ name, title }) => {
       const total = (/** @type {"begun" | "wasted" | "subCalls"} */ key) =>
         String(sum(own(name).map((row) => row[key])));
@@ -142,7 +168,30 @@ function ahead(slow, facts) {
       return [title, spread(good.map(overhead), 2), total("begun"), total("wasted"), total("subCalls")];
     }),
   );
-  return `${table}\n\nIn vain: ${wasted} of ${calls} calls.`;
+  return [
+    table,
+    `With calls ahead, in ${begins.length} runs: ${total("broke")} replies whose code ended in the middle; ${total("begun")} calls begun ahead, ` +
+      `${total("wasted")} of them in vain (${percent(total("wasted") / Math.max(1, total("begun")))}); in the worst run ${percent(most)}.`,
+  ].join("\n\n");
+}
+
+/** Runs whose code asks in batches that no contestant cuts. @param {Row[]} rows @param {Facts[]} facts */
+function equal(rows, facts) {
+  const good = answeredByAll(rows, "equal");
+  const own = (/** @type {string} */ name) => good.filter(({ contestant }) => contestant === name);
+  return markdown(
+    [
+      `batches of 8 for all (runs of each: ${own(facts[0]?.name ?? "").length})`,
+      ...["time of a run, s", "of it the model's own, s", "added, s", "sub-calls doubled"],
+    ],
+    facts.map(({ name, title }) => [
+      title,
+      spread(own(name).map(({ wall }) => wall)),
+      spread(own(name).map(({ model }) => model)),
+      spread(own(name).map(overhead), 2),
+      String(sum(own(name).map(({ doubled }) => doubled))),
+    ]),
+  );
 }
 
 /** @param {Row[]} rows @param {Facts[]} facts */
@@ -172,20 +221,32 @@ function troubles(rows, facts, limits, has) {
   };
   return markdown(
     [
-      `right answers to \`count\`, and time added (runs of each: ${of(facts[0]?.name ?? "", `fault ${faults[0]}`).length})`,
+      `right answers to \`count\`, and time added (runs of each cell: ${of(facts[0]?.name ?? "", `fault ${faults[0]}`).length})`,
       ...faults.map((kind) => `\`${kind}\``),
-      ...[`calls made, of ${limits.calls} allowed`, `ended at a limit of ${limits.seconds} s, after s`],
+      ...[`calls made, of ${limits.calls} allowed`, `a limit of ${limits.seconds} s: ended after s`],
     ],
     facts.map(({ name, title }) => {
       const { calls, seconds } = has(name);
-      const made = of(name, "limit of calls").map((row) => row.subCalls + (calls === "all calls" ? row.rootCalls : 0));
-      const walls = of(name, "limit of time").map(({ wall }) => wall);
+      const limited = of(name, "limit of calls");
+      const made = limited.map((row) => row.subCalls + (calls === "all calls" ? row.rootCalls : 0));
+      const timed = of(name, "limit of time");
+      /** @param {boolean | string | undefined} there @param {Row[]} own @param {() => string} told */
+      const cell = (there, own, told) =>
+        !there ? "no such limit" : own.length === 0 ? "–" : `${told()}; ${outcome(own)}`;
       return [
         title,
         ...faults.map((kind) => fault(name, kind)),
-        calls && made.length ? `${mean(made).toFixed(0)} ${calls}` : "no such limit",
-        seconds && walls.length ? mean(walls).toFixed(1) : "no such limit",
+        cell(calls, limited, () => `${mean(made).toFixed(0)} ${calls}`),
+        cell(seconds, timed, () => mean(timed.map(({ wall }) => wall)).toFixed(1)),
       ];
     }),
   );
+}
+
+/** What became of runs that met a limit. @param {Row[]} own */
+function outcome(own) {
+  const errors = own.filter(({ error }) => error !== undefined).length;
+  const right = own.filter(({ score }) => score > 0.5).length;
+  const wrong = own.length - errors - right;
+  return [errors && "an error", wrong && "a wrong answer", right && "a right answer"].filter(Boolean).join(" or ");
 }

@@ -21,16 +21,13 @@ export async function prepare(wanted) {
       timeoutSeconds: 3600,
     });
   }
-  const inPython = wanted.filter((name) => !name.startsWith("sandglass"));
-  if (inPython.length > 0) {
-    const python = join(RIVALS, "bin/python");
-    if (!existsSync(python)) await mustRun(["python3", "-m", "venv", RIVALS], { log: logOf("venv") });
-    await mustRun([python, "-m", "pip", "install", "-q", "-r", "scripts/bench/rlm/rivals.txt"], { log: logOf("pip") });
-  }
+  const isInPython = (/** @type {string} */ name) => !name.startsWith("sandglass");
+  const noPython = wanted.some(isInPython) ? await installRivals() : undefined;
+  const noGuests = wanted.some((name) => name.startsWith("sandglass-host")) ? await findGuests() : undefined;
   /** @type {string[]} */
   const [here, notes] = [[], []];
   for (const name of wanted) {
-    const { problem, note } = name === "dspy" ? await dspy() : name === "rlms-docker" ? await docker() : {};
+    const { problem, note } = await findOne(name, isInPython(name) ? noPython : noGuests);
     if (note) notes.push(note);
     if (problem) notes.push(`\`${name}\` does not take part: ${problem}.`);
     else here.push(name);
@@ -40,6 +37,33 @@ export async function prepare(wanted) {
 }
 
 /** @typedef {{ problem?: string, note?: string }} Found */
+
+/** @param {string} name @param {string | undefined} problem  the reason for which none of its kind can take part @returns {Promise<Found>} */
+async function findOne(name, problem) {
+  if (name.startsWith("sandglass-browser")) return {};
+  if (problem) return { problem };
+  return name === "dspy" ? dspy() : name === "rlms-docker" ? docker() : {};
+}
+
+/** Installs the contestants in Python. Returns the reason if that fails. */
+async function installRivals() {
+  const python = join(RIVALS, "bin/python");
+  const requirements = ["-r", "scripts/bench/rlm/rivals.txt"];
+  try {
+    if (!existsSync(python)) await mustRun(["python3", "-m", "venv", "--clear", RIVALS], { log: logOf("venv") });
+    await mustRun([python, "-m", "pip", "install", "-q", ...requirements], { log: logOf("pip") });
+  } catch (error) {
+    const advice = "on Debian and Ubuntu, apt-get install python3-venv may help";
+    return `its packages could not be installed (${/** @type {Error} */ (error).message.split("\n")[0]}); ${advice}`;
+  }
+}
+
+/** Looks whether guests of the host start here. Returns the reason if they do not. */
+async function findGuests() {
+  const program = process.env.SANDGLASS_HOST ?? join(root, "target/release/sandglass-host");
+  const { ok, output } = await run([program, "doctor", "--backend", "bubblewrap"], { log: logOf("doctor") });
+  return ok ? undefined : `its guests do not start here: ${output.trim().split("\n")[0]}`;
+}
 
 /** @returns {Promise<Found>} */
 async function docker() {

@@ -3,7 +3,7 @@
 import { quantile } from "../quantile.mjs";
 
 /** @import { Row } from "./measure.mjs" */
-/** @typedef {{ name: string, title: string, plain: boolean, version: string, isolation: string, start: number, left: string }} Facts */
+/** @typedef {{ name: string, title: string, plain: boolean, faults: boolean, version: string, isolation: string, start: number, left: string }} Facts */
 
 /** @param {number[]} values */
 export const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
@@ -21,15 +21,18 @@ export const percent = (part) => `${(part * 100).toFixed(part < 1 && part > 0.99
 export const overhead = ({ wall, model }) => wall - model;
 
 /**
- * The runs without faults of tasks that every contestant answered. Only these are compared by time and tokens: a controller that goes on until
- * its limit after a wrong reply would otherwise change its mean, and one that reports no answer would not.
+ * The runs without faults of tasks that every contestant answered, but for contestants that answered none. Only these are compared by time and
+ * tokens: a controller that goes on until its limit after a wrong reply would otherwise change its mean, and one that reports no answer would not.
  * @param {Row[]} rows @param {string} [scenario]
  */
 export function answeredByAll(rows, scenario = "standard") {
   const own = rows.filter((row) => row.scenario === scenario);
+  const able = new Set(own.filter(({ error }) => error === undefined).map(({ contestant }) => contestant));
   const taskOf = ({ kind, seed, tokens }) => `${kind} ${seed} ${tokens}`;
-  const without = new Set(own.filter(({ error }) => error !== undefined).map(taskOf));
-  return own.filter((row) => !without.has(taskOf(row)));
+  const answers = new Map();
+  for (const row of own)
+    if (row.error === undefined) answers.set(taskOf(row), (answers.get(taskOf(row)) ?? new Set()).add(row.contestant));
+  return own.filter((row) => row.error === undefined && answers.get(taskOf(row))?.size === able.size);
 }
 
 /** The main table. @param {Row[]} rows @param {Facts[]} all */

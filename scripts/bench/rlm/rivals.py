@@ -45,6 +45,7 @@ class MapReduce:
         with client, ThreadPoolExecutor(32) as pool:
             space = {
                 "context": order["context"],
+                "llm_query": query,
                 "llm_query_batched": lambda prompts: list(pool.map(query, prompts)),
                 "FINAL": lambda value: answers.append(str(value)),
             }

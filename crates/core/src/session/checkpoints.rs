@@ -305,7 +305,9 @@ impl<B: Body> Checkpoints<B> {
                 )))
             }
             Some(link) => Ok(link),
-            None => Err(Error::NotInitialized),
+            None => Err(Error::NoCheckpoint(
+                "nothing is saved yet, because no code has run since the guest started; variables are kept".to_owned(),
+            )),
         }
     }
 

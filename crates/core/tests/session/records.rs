@@ -114,7 +114,10 @@ fn an_execution_waits_for_a_save_that_is_under_way() {
     world.sleep(1_000.0);
     assert!(world.guest.as_ref().is_some_and(|guest| guest.saving.is_some()));
     world.execute("ask()");
-    assert!(world.saves(true), "or the kept state would be another one than that of the record");
+    assert!(
+        world.saves(true),
+        "or the kept state would be another one than that of the record"
+    );
     assert_eq!(world.asked_for(), "execute ask()");
     world.calls("ask");
     let (beginning, ..) = written(&world).expect("there is a record");

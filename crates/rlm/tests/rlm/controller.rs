@@ -173,6 +173,7 @@ fn many_blocks_are_bounded() {
     assert!(ran.heard[1].contains("Blocks 17 to 40 were not run"));
 }
 
+/// Source: in alexzhang13/rlm#115 a declaration inside of a fence was read as prose.
 #[test]
 fn prose_declares_answers_outside_of_code_only() {
     let ran = script(task(), &["FINAL(f(x) = 3)"]);
@@ -184,6 +185,8 @@ fn prose_declares_answers_outside_of_code_only() {
     assert!(ran.heard[1].starts_with("Output:\nFINAL_VAR"), "a miss is shown");
 }
 
+/// Sources: in alexzhang13/rlm#115 and Ovid/ananta:tests/unit/rlm/test_engine.py@03aa2e1 the name itself was the answer, and in the latter
+/// it was looked up before the reply's code ran.
 #[test]
 fn a_name_in_prose_is_a_variable_and_no_answer_without_one() {
     let ran = script(task(), &["FINAL(found)"]);
@@ -385,7 +388,8 @@ proptest! {
         prop_assert!(ends);
     }
 
-    /// Checks that no declaration is read out of a block's source, for fences of every kind, with any text before them.
+    /// Checks that no declaration is read out of a block's source, for fences of every kind, with any text before them. Source:
+    /// alexzhang13/rlm#115.
     #[test]
     fn no_answer_is_taken_out_of_the_source_of_a_block(
         stretches in prop::collection::vec((

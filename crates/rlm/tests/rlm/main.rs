@@ -4,5 +4,6 @@
 
 mod controller;
 mod events;
+mod misread;
 mod openai;
 mod tree;

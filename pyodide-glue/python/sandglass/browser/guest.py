@@ -51,11 +51,16 @@ _LIBRARY = f"/lib/python{sys.version_info.major}{sys.version_info.minor}.zip"
 _load_tzdata = time_zones.load_tzdata
 #: The runtime's own clock, `OWN_CLOCK` of `nondeterminism.js`: that of a thread. No look at it counts as the code's.
 _OWN_CLOCK = time.CLOCK_THREAD_CPUTIME_ID
-#: Names of that clock, and those that code gets instead. A guest has only one thread.
-_THREAD_CLOCK = {
-    "CLOCK_THREAD_CPUTIME_ID": "CLOCK_PROCESS_CPUTIME_ID",
-    "thread_time": "process_time",
-    "thread_time_ns": "process_time_ns",
+#: The clock that code gets. A guest has only one thread.
+_PROCESS_CLOCK = time.CLOCK_PROCESS_CPUTIME_ID
+#: Functions and names of clocks, and what code gets instead. Python's own `process_time` asks C's `clock`,
+#: whose 32 bits cannot hold a page's seconds.
+_CLOCKS = {
+    "CLOCK_THREAD_CPUTIME_ID": _PROCESS_CLOCK,
+    "process_time": partial(time.clock_gettime, _PROCESS_CLOCK),
+    "process_time_ns": partial(time.clock_gettime_ns, _PROCESS_CLOCK),
+    "thread_time": partial(time.clock_gettime, _PROCESS_CLOCK),
+    "thread_time_ns": partial(time.clock_gettime_ns, _PROCESS_CLOCK),
 }
 
 
@@ -68,8 +73,8 @@ class Guest:
         self._bridge = BrowserBridge()
         self.runtime = Runtime(self._bridge)
         self.runtime.clock = partial(time.clock_gettime, _OWN_CLOCK)
-        for name, instead in _THREAD_CLOCK.items():
-            self.runtime.own(vars(time), name, vars(time)[instead])
+        for name, clock in _CLOCKS.items():
+            self.runtime.own(vars(time), name, clock)
         self._state = State(self.runtime)
         self._pieces: list[Any] = []
         self._is_too_much = False  # true when a value needs more memory than there is; the rest of it is dropped

@@ -52,7 +52,7 @@ export function code(dice, characters) {
           "    text = files.get(place.rpartition('.')[0])",
           "    if text is None:",
           "        break",
-          `    place = ask(${JSON.stringify(QUESTION)}, [text])[0].strip()`,
+          `    place = ask_one(${JSON.stringify(QUESTION)}, text).strip()`,
           "print(place)",
         ],
       },

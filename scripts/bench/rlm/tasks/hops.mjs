@@ -78,7 +78,7 @@ export function hops(dice, characters) {
         say: hop === 2 ? "The last hop is the answer." : "On to the next document.",
         code: [
           "if found:", // a wrong answer before may lead nowhere
-          `    name = ask(${JSON.stringify(question)}, found[:1])[0].strip()`,
+          `    name = ask_one(${JSON.stringify(question)}, found[0]).strip()`,
           ...(hop === 2 ? ["result = name", "ANSWER(result)"] : [`found = ${find}`, "print(name, found)"]),
         ],
       })),

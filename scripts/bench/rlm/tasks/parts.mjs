@@ -1,8 +1,8 @@
 // Parts that tasks share.
 
 /**
- * A turn of the work: a sentence, and lines of Python. `CONTEXT`, `ask(question, texts)` and `ANSWER(value)` stand for what each
- * controller calls them. `ask` is one batch.
+ * A turn of the work: a sentence, and lines of Python. `CONTEXT`, `ask(question, texts)`, `ask_one(question, text)` and `ANSWER(value)` stand for
+ * what each controller calls them. `ask` is one batch, `ask_one` one call.
  * @typedef {{ say: string, code: string[] }} Turn
  * @typedef {object} Made
  * @property {string} context

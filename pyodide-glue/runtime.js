@@ -373,6 +373,10 @@ function createCalls(calls, module, bridge) {
     setVariable: waiting("set_variable"),
     /** @type {() => Promise<Answer>} */
     listVariables: waiting("list_variables"),
+    /** Writes the variables as bytes for another guest. @type {(maxBytes: number, portable: boolean) => Promise<Answer>} */
+    captureState: waiting("capture_state"),
+    /** Takes variables of `captureState`. @type {(body: Uint8Array, maxBytes: number) => Promise<Answer>} */
+    openState: waiting("open_state"),
     /** @type {(kind: string, path: string, body: Uint8Array, asText: boolean) => ["refused", string] | [Encoding, ...Uint8Array[]]} */
     file: named("file"),
     /** @param {number[]} gone  descriptors that cannot be opened again @returns {LostVariable[]} */

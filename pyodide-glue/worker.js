@@ -219,17 +219,22 @@ function createHandler(
     return true;
   };
 
-  /** @param {Extract<Request, { exchange: number, name: string }> | Extract<Request, { type: "listVariables" }>} request @param {Uint8Array} body */
+  /** @param {Extract<Request, { exchange: number, name: string }> | Extract<Request, { type: "listVariables" | "openState" | "captureState" }>} request @param {Uint8Array} body */
   const variables = async (request, body) => {
     const { exchange } = request;
     const [encoding, result] = await (request.type === "setVariable"
       ? assign(request, body)
       : request.type === "getVariable"
         ? python.getVariable(request.name)
-        : python.listVariables());
+        : request.type === "captureState"
+          ? python.captureState(request.maxBytes, request.portable)
+          : request.type === "openState"
+            ? python.openState(body, request.maxBytes)
+            : python.listVariables());
     bridge.end();
     if (encoding === "refused") post({ type: "refused", exchange, message: result.slice(0, 4000).toWellFormed() });
-    else if (request.type === "setVariable") post({ type: "done", exchange });
+    else if (request.type === "setVariable" || (request.type === "openState" && encoding === "none"))
+      post({ type: "done", exchange });
     else post({ type: "value", exchange, encoding }, result);
   };
 
@@ -356,7 +361,6 @@ function createHandler(
     }
     const body = last ? join([...parts, last]) : new Uint8Array(0);
     if (last) parts = [];
-    if (request.type === "openState" || request.type === "captureState") return; // only native guests use these
     if ("timeoutMs" in request) bridge.begin(request.exchange, request.timeoutMs);
     switch (request.type) {
       case "save":

@@ -174,6 +174,7 @@ const SUITES = [
   ...inBrowsers(0.6, "cases", "--shared", ...either(["--all"])),
   ...["subprocess", "bubblewrap", "docker", "jupyter"].map(onServer),
   ...["node", "deno", "bun"].map(onRuntime),
+  { name: "portable states", ...e2e("portable") },
   { name: "attacks outside of browsers", ...e2e("runtimes-attacks") },
   { name: "agents", ...e2e("ai") },
   {

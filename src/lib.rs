@@ -50,6 +50,7 @@ mod snapshot;
 mod socket;
 mod source;
 mod spares;
+mod states;
 mod stop;
 mod wheels;
 mod wire;

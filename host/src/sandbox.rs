@@ -351,28 +351,6 @@ impl Sandbox {
         self.records(Command::Variable(VariableCommand::List)).await
     }
 
-    /// Adds the variables of a state from [`Sandbox::capture_state`], of this or another sandbox. `max_bytes` bounds the
-    /// unpacked state.
-    ///
-    /// # Errors
-    /// [`Error::InvalidOption`] when the state is malformed or too large; then no variable is set.
-    pub async fn open_state(&self, state: impl Into<Vec<u8>>, max_bytes: u64) -> Result<(), Error> {
-        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-        let open = VariableCommand::Open(Payload(state.into().into()), max_bytes as f64);
-        self.ask(Command::Variable(open)).await.map(drop)
-    }
-
-    /// The user's variables, for another sandbox, of at most `max_bytes` before they are packed. Private names, modules, generators and
-    /// open handles are left out, and told.
-    ///
-    /// # Errors
-    /// [`Error::NotSerializable`] when a variable cannot be pickled, or all together are too large.
-    pub async fn capture_state(&self, max_bytes: u64) -> Result<Captured, Error> {
-        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-        let capture = VariableCommand::Capture(max_bytes as f64);
-        Captured::read(self.value(Command::Variable(capture)).await?.body.0)
-    }
-
     /// Adds a context value, which every guest of the sandbox gets. Returns its name, the next of `series`.
     ///
     /// # Errors

@@ -143,6 +143,17 @@ impl Launcher for OneGuest {
     }
 }
 
+/// Refuses a state of which a variable cannot be had: code may rely on it.
+fn all_of(opened: Result<Vec<LostVariable>, Error>) -> Result<(), Error> {
+    match opened?.first() {
+        Some(LostVariable { name, reason }) => {
+            let why = format!("its variable {name} cannot be had here: {reason}; nothing was run");
+            Err(Error::invalid("state", why))
+        }
+        None => Ok(()),
+    }
+}
+
 async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<(Response, Vec<RunFile>), Error> {
     let timeout_ms = request
         .timeout
@@ -151,7 +162,7 @@ async fn answer(sandbox: &Sandbox, bounds: &Bounds, request: Request) -> Result<
     if let Some(state) = request.state {
         // The state is decoded from base64 here, and opened only in the guest.
         let opened = match STANDARD.decode(state) {
-            Ok(state) => sandbox.open_state(state, bounds.max_state_bytes).await,
+            Ok(state) => all_of(sandbox.open_state(state, bounds.max_state_bytes).await),
             Err(_) => Err(Error::invalid("state", "is no base64; nothing was run")),
         };
         if let Err(error) = opened {

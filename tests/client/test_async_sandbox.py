@@ -45,6 +45,7 @@ def test_every_method() -> None:
                 await sandbox.files.read("a")
             assert missing.value.code == "file_not_found"
             await sandbox.open_state(await sandbox.capture_state())
+            assert await sandbox.open_state(await sandbox.capture_state(portable=True)) == []
             await sandbox.hint("1")
             await sandbox.update_conversation("text")
             sandbox.tools["f"] = lambda: 1

@@ -672,6 +672,24 @@ def test_states_move_to_another_sandbox() -> None:
         assert other.execute("f()").value == [1, {"a": 2}]
 
 
+def test_portable_states_move_to_another_sandbox() -> None:
+    with Sandbox(**PLAIN) as sandbox, Sandbox(**PLAIN) as other:
+        sandbox.files["mine.py"] = "value = 7"
+        sandbox.execute(
+            "import mine, math\n_x = [1]\ndef f(): return _x\nclass K: pass\nk = K()\ng = (i for i in 'ab')"
+        )
+        state = sandbox.capture_state(portable=True)
+        assert state.startswith(b"sandglass-portable\n")
+        assert [lost.name for lost in state.lost] == ["g"]
+        lost = other.open_state(state)
+        assert [(one.name, "mine" in one.reason) for one in lost] == [("mine", True)]
+        assert other.execute("assert type(k) is K and math.pi > 3\nf()").value == [1]
+        assert other.open_state(sandbox.capture_state()) == []
+        with pytest.raises(SandboxError) as damaged:
+            other.open_state(state[:-1])
+        assert damaged.value.code == "invalid_option"
+
+
 def test_options() -> None:
     with pytest.raises(TypeError, match="no option 'timeouts': did you mean 'timeout'"):
         Sandbox(timeouts=3)  # type: ignore[call-arg]

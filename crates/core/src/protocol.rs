@@ -151,18 +151,21 @@ pub enum Request {
         path: String,
         timeout_ms: f64,
     },
-    /// Adds the variables in the body, which a `CaptureState` of any guest wrote: base64 of LZ4 of a cloudpickle. Unpacked it may take
-    /// `max_bytes`. Answered by `Done`, or by `Refused`; then no variable was set.
+    /// Adds the variables in the body, which a `CaptureState` of any guest wrote. The state says itself of which kind it is. Unpacked it
+    /// may take `max_bytes`. Answered by `Done`, or by `Value`, `Bytes`, if some variables cannot be had here: then the body has their names
+    /// and reasons. Or by `Refused`; then no variable was set.
     OpenState {
         exchange: u32,
         max_bytes: f64,
         timeout_ms: f64,
     },
-    /// Writes the user's variables for another guest. Answered by `Value`, `Bytes`, or by `Refused`. Before the state, the body has the
-    /// names and reasons of variables that the state lacks.
+    /// Writes the user's variables for another guest: an LZ4 frame of a cloudpickle, or a `portable` state (`docs/checkpoint-format.md`).
+    /// Answered by `Value`, `Bytes`, or by `Refused`. Before the state, the body has the names and reasons of variables that the state
+    /// lacks.
     CaptureState {
         exchange: u32,
         max_bytes: f64,
+        portable: bool,
         timeout_ms: f64,
     },
     /// Writes a file, a pickle, about a cell that is about to run (`path` is `input`) or has run (`output`). The body is JSON with the

@@ -540,6 +540,27 @@ pub struct Forked {
     pub lost: Vec<LostVariable>,
 }
 
+/// Parameters of `captureState`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct CaptureState {
+    /// The id that `create` returned.
+    pub sandbox: String,
+    /// Asks for a portable state, for any backend and any version of Python. By default the state is for the same version of Python.
+    #[serde(default)]
+    pub portable: bool,
+}
+
+/// The result of `openState`.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct OpenedState {
+    /// The variables of the state that cannot be had here: `name` and `reason` of each, by the guest's word.
+    #[cfg_attr(test, schemars(with = "Json"))]
+    pub lost: Vec<LostVariable>,
+}
+
 /// The result of `listFiles`.
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

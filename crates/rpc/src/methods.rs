@@ -20,10 +20,10 @@ use crate::blobs::Named;
 use crate::client::Client;
 use crate::connection::{Home, lock, read};
 use crate::messages::{
-    AddContext, AllCells, BudgetCounts, CapturedState, Configure, Converse, Counts, Created, Displayed, Empty, Execute,
-    Executed, Files, FinalAnswer, Fork, Forked, GetVariable, Hello, Hint, Id, Initialize, ListFiles, OfCell,
-    OfCellFile, OfFile, OfSandbox, OpenState, Output, RanCell, RestoreState, RpcError, RunCell, SeriesName,
-    SetVariable, StateOf, Valued, Variable, Variables, Welcome, WireValue, WriteFile, Written,
+    AddContext, AllCells, BudgetCounts, CaptureState, CapturedState, Configure, Converse, Counts, Created, Displayed,
+    Empty, Execute, Executed, Files, FinalAnswer, Fork, Forked, GetVariable, Hello, Hint, Id, Initialize, ListFiles,
+    OfCell, OfCellFile, OfFile, OfSandbox, OpenState, OpenedState, Output, RanCell, RestoreState, RpcError, RunCell,
+    SeriesName, SetVariable, StateOf, Valued, Variable, Variables, Welcome, WireValue, WriteFile, Written,
 };
 use crate::options::Options;
 use crate::sandbox::{Caller, ClientSandbox, Executing, Turn, name_of};
@@ -108,8 +108,8 @@ methods! {
     "listFiles" list_files ListFiles => Files;
     "removeFile" remove_file OfFile => Empty;
     "configure" configure Configure => Empty;
-    "captureState" capture_state OfSandbox => CapturedState;
-    "openState" open_state OpenState => Empty;
+    "captureState" capture_state CaptureState => CapturedState;
+    "openState" open_state OpenState => OpenedState;
     "fork" fork Fork => Forked;
     "checkpoint" checkpoint OfSandbox => StateOf;
     "undo" undo OfSandbox => StateOf;
@@ -437,28 +437,29 @@ impl Context {
         Ok(copy)
     }
 
-    async fn capture_state(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<CapturedState, RpcError> {
-        let sandbox = self.in_turn(&of.sandbox).await?;
+    async fn capture_state(&self, _: &Id, params: CaptureState, _: &mut Named) -> Result<CapturedState, RpcError> {
+        let sandbox = self.in_turn(&params.sandbox).await?;
         let _admitted = sandbox.keeper().admit(None)?; // pickling runs the user's code
-        let Captured { state, lost } = sandbox
-            .sandbox
-            .capture_state(self.home.bounds().max_state_bytes)
-            .await?;
+        let most_bytes = self.home.bounds().max_state_bytes;
+        let Captured { state, lost } = match params.portable {
+            true => sandbox.sandbox.capture_portable_state(most_bytes).await?,
+            false => sandbox.sandbox.capture_state(most_bytes).await?,
+        };
         Ok(CapturedState {
             value: self.client.put(Value::Bytes(state)),
             lost,
         })
     }
 
-    async fn open_state(&self, _: &Id, params: OpenState, blobs: &mut Named) -> Result<Empty, RpcError> {
+    async fn open_state(&self, _: &Id, params: OpenState, blobs: &mut Named) -> Result<OpenedState, RpcError> {
         let sandbox = self.in_turn(&params.sandbox).await?;
         let Value::Bytes(state) = blobs.value("value", &params.value)? else {
             return Err(RpcError::InvalidParams("value: must be bytes".to_owned()));
         };
         let _admitted = sandbox.keeper().admit(None)?;
         let most_bytes = self.home.bounds().max_state_bytes;
-        sandbox.sandbox.open_state(state, most_bytes).await?;
-        Ok(Empty {})
+        let lost = sandbox.sandbox.open_state(state, most_bytes).await?;
+        Ok(OpenedState { lost })
     }
 
     async fn checkpoint(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<StateOf, RpcError> {

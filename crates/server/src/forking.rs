@@ -119,7 +119,7 @@ async fn copy(app: &App, account: &Account, original: &Original<'_>, place: Held
     let stored = (Some(original.recipe.clone()), None);
     let session = prepared.session(&account.owner, Kind::Sandbox(sandbox), place, stored);
     match opened {
-        Ok(()) => Ok(session),
+        Ok(_) => Ok(session), // such a state is opened as a whole
         Err(error) => {
             session.destroy(Fate::Removed).await;
             Err(error.into())

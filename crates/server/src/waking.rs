@@ -164,7 +164,7 @@ async fn open(
         Err(error @ Error::InvalidOption { .. }) => {
             Err(refused(asleep, format!("its variables cannot be opened: {error}")))
         }
-        opened => Ok(opened?),
+        opened => Ok(opened.map(drop)?), // such a state is opened as a whole
     }
 }
 

@@ -157,7 +157,7 @@ impl<B: Body> Checkpoints<B> {
             }
             Job::Variable(VariableCommand::Set(..) | VariableCommand::Open(..)) => self.touched(),
             Job::File(command) if command.changes().is_some() => self.touched(),
-            Job::Variable(VariableCommand::Get(_) | VariableCommand::Capture(_)) => self.looked_at = true,
+            Job::Variable(VariableCommand::Get(_) | VariableCommand::Capture { .. }) => self.looked_at = true,
             Job::File(FileCommand::Cell { .. } | FileCommand::Look { .. }) => self.looked_at = true,
             Job::Variable(VariableCommand::List) => {}
             Job::Configure { .. } | Job::File(_) | Job::Load(_) | Job::Restore { .. } => {}

@@ -16,8 +16,13 @@ pub enum VariableCommand<B> {
     List,
     /// Adds variables that [`VariableCommand::Capture`] wrote. The number is the most bytes that they take unpacked.
     Open(B, f64),
-    /// Writes the variables for another session. The number is the most bytes that they take unpacked.
-    Capture(f64),
+    /// Writes the variables for another session.
+    Capture {
+        /// The most bytes that they take unpacked.
+        max_bytes: f64,
+        /// Asks for a portable state instead of a pickle.
+        portable: bool,
+    },
 }
 
 impl<B: Body> VariableCommand<B> {
@@ -47,9 +52,10 @@ impl<B: Body> VariableCommand<B> {
                 };
                 return (request, Some(state.clone()));
             }
-            Self::Capture(max_bytes) => Request::CaptureState {
+            Self::Capture { max_bytes, portable } => Request::CaptureState {
                 exchange,
                 max_bytes: *max_bytes,
+                portable: *portable,
                 timeout_ms,
             },
         };
@@ -60,8 +66,8 @@ impl<B: Body> VariableCommand<B> {
     pub(super) fn check_answer(&self, event: &Event, has_body: bool) -> Result<(), String> {
         match (event, self) {
             (Event::Refused { .. }, _) | (Event::Done { .. }, Self::Set(..) | Self::Open(..)) => Ok(()),
-            (Event::Value { encoding, .. }, Self::Get(_) | Self::List | Self::Capture(_)) => {
-                let is_state = matches!(self, Self::Capture(_));
+            (Event::Value { encoding, .. }, Self::Get(_) | Self::List | Self::Capture { .. } | Self::Open(..)) => {
+                let is_state = matches!(self, Self::Capture { .. } | Self::Open(..));
                 match has_body {
                     false => Err("a value without a body".to_owned()),
                     true if is_state && *encoding != Encoding::Bytes => Err("a state that is no bytes".to_owned()),

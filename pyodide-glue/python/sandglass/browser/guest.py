@@ -32,6 +32,7 @@ from sandglass.runtime.tracebacks import message_of
 from sandglass.runtime.values import BYTE_ORDER_MARK
 from sandglass.runtime.wire import VERSION as VERSION
 from sandglass.state.state import State
+from sandglass.state.stateless import join_state
 
 if TYPE_CHECKING:
     from codecs import IncrementalDecoder
@@ -221,6 +222,19 @@ class Guest:
         """Loads variables that `save_state` saved. Returns those that could not be loaded, as in `find_foreign`."""
         return _named(self._state.load(state.to_bytes()))
 
+    def capture_state(self, max_bytes: float, portable: bool) -> Any:
+        """Returns `["bytes", body]`, or `["refused", why]`; see `State.capture`."""
+        return _answer(lambda: ("bytes", self._state.capture(int(max_bytes), portable)))
+
+    def open_state(self, body: Any, max_bytes: float) -> Any:
+        """Returns `["none", b""]`, `["bytes", lost]`, or `["refused", why]`; see `State.open`."""
+
+        def open_it() -> tuple[str, bytes] | None:
+            lost = self._state.open(body.to_bytes(), int(max_bytes))
+            return ("bytes", join_state(b"", lost)) if lost else None
+
+        return _answer(open_it)
+
     def forget_folders(self) -> None:
         """Makes imports look at the folders again, because files were put there."""
         with suppress(BaseException):  # this may call a finder of the user's
@@ -281,6 +295,8 @@ CALLS = {
         GUEST.find_foreign,
         GUEST.save_state,
         GUEST.load_state,
+        GUEST.capture_state,
+        GUEST.open_state,
     )
 }
 

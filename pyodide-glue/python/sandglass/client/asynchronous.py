@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 from sandglass.client.calls import Tools
 from sandglass.client.connection import Answer, Asked, Connection
 from sandglass.client.errors import SandboxError
-from sandglass.client.execution import BudgetState, CapturedState, CodeExecution, Display, FileInfo, Variable
+from sandglass.client.execution import BudgetState, CapturedState, CodeExecution, Display, FileInfo, Lost, Variable
 from sandglass.client.options import Budget, SandboxOptions
 from sandglass.client.session import Ask, Execution, Heard, Listeners, Session, ignore
 
@@ -178,13 +178,16 @@ class AsyncSandbox:
         """The user's variables, with types and lengths."""
         return await self._run(self._session.list_variables())
 
-    async def capture_state(self) -> CapturedState:
-        """The variables as bytes, for `open_state` of another sandbox. Never unpickle them: guests alone may."""
-        return await self._run(self._session.capture_state())
+    async def capture_state(self, portable: bool = False) -> CapturedState:
+        """The variables as bytes, for `open_state` of another sandbox. Never unpickle them: guests alone may.
 
-    async def open_state(self, state: bytes) -> None:
-        """Takes the variables of `capture_state`."""
-        await self._run(self._session.open_state(state))
+        With `portable`, the state is for every backend and every version of Python.
+        """
+        return await self._run(self._session.capture_state(portable))
+
+    async def open_state(self, state: bytes) -> list[Lost]:
+        """Takes the variables of `capture_state`. Returns those that cannot be had here, each with the reason."""
+        return await self._run(self._session.open_state(state))
 
     @overload
     async def fork(self) -> AsyncSandbox: ...

@@ -14,7 +14,7 @@ from sandglass.client import workers
 from sandglass.client.calls import Tools
 from sandglass.client.connection import Answer, Asked
 from sandglass.client.errors import SandboxError
-from sandglass.client.execution import BudgetState, CapturedState, CodeExecution, Display, FileInfo, Variable
+from sandglass.client.execution import BudgetState, CapturedState, CodeExecution, Display, FileInfo, Lost, Variable
 from sandglass.client.options import Budget, SandboxOptions
 from sandglass.client.session import Ask, Execution, Heard, Listeners, Session, ignore
 
@@ -208,16 +208,18 @@ class Sandbox:
     def __bool__(self) -> bool:
         return True  # also without variables
 
-    def capture_state(self) -> CapturedState:
+    def capture_state(self, portable: bool = False) -> CapturedState:
         """The variables as bytes, for `open_state` of another sandbox. Never unpickle them: guests alone may.
 
-        Private names, modules, generators and open files are left out. `lost` of the result names them.
+        The state is for the same version of Python. Private names, modules, generators and open files are left out.
+        With `portable`, the state is for every backend and every version of Python, and has modules and private names.
+        `lost` of the result names what is left out.
         """
-        return self._run(self._session.capture_state())
+        return self._run(self._session.capture_state(portable))
 
-    def open_state(self, state: bytes) -> None:
-        """Takes the variables of `capture_state`."""
-        self._run(self._session.open_state(state))
+    def open_state(self, state: bytes) -> list[Lost]:
+        """Takes the variables of `capture_state`. Returns those that cannot be had here, each with the reason."""
+        return self._run(self._session.open_state(state))
 
     @overload
     def fork(self) -> Sandbox: ...

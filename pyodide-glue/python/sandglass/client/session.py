@@ -373,15 +373,18 @@ class Session:
 
         return Ask("listFiles", read, {"path": path} if path else {})
 
-    def capture_state(self) -> Ask[CapturedState]:
+    def capture_state(self, portable: bool = False) -> Ask[CapturedState]:
         def read(message: Message) -> CapturedState:
             result = _result(message)
             return CapturedState(bytes(message.value(result["value"])), [make(Lost, lost) for lost in result["lost"]])
 
-        return Ask("captureState", read)
+        return Ask("captureState", read, {"portable": True} if portable else {})
 
-    def open_state(self, state: bytes) -> Ask[None]:
-        return Ask("openState", _nothing, values=_value(state, "state"))
+    def open_state(self, state: bytes) -> Ask[list[Lost]]:
+        def read(message: Message) -> list[Lost]:
+            return [make(Lost, lost) for lost in _result(message).get("lost", [])]
+
+        return Ask("openState", read, values=_value(state, "state"))
 
     def fork(self, count: int) -> Ask[list[Session]]:
         """Makes copies of the sandbox, with the same options and callbacks."""

@@ -243,7 +243,13 @@ class _Guest:
         if capture:
             try:
                 kept, body = self._ask(
-                    {"type": "captureState", "exchange": 3, "maxBytes": max_state_bytes, "timeoutMs": timeout_ms}
+                    {
+                        "type": "captureState",
+                        "exchange": 3,
+                        "maxBytes": max_state_bytes,
+                        "portable": False,
+                        "timeoutMs": timeout_ms,
+                    }
                 )
                 why = None if kept["type"] == "value" else str(kept.get("message"))
                 packed, left_out = split_state(body) if why is None else (b"", [])

@@ -50,6 +50,7 @@ from sandglass.runtime.signals import reserve
 from sandglass.runtime.tracebacks import message_of
 from sandglass.runtime.wire import VERSION
 from sandglass.state.state import State
+from sandglass.state.stateless import join_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -392,9 +393,10 @@ class Guest:
             case "setVariable":
                 runtime.set_variable(request["name"], request["encoding"], body)
             case "openState":
-                self._state.open(body, int(request["maxBytes"]))
+                lost = self._state.open(body, int(request["maxBytes"]))
+                return ("bytes", join_state(b"", lost)) if lost else None
             case "captureState":
-                return "bytes", self._state.capture(int(request["maxBytes"]))
+                return "bytes", self._state.capture(int(request["maxBytes"]), request["portable"])
             case "cellFile":
                 return "bytes", self._state.cell_file(request["path"], b"".join(bodies))
             case "writeFile" | "readFile" | "listFiles" | "removeFile" | "look":

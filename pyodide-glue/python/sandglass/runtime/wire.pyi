@@ -184,6 +184,7 @@ class OpenStateRequest(TypedDict):
 class CaptureStateRequest(TypedDict):
     exchange: int
     maxBytes: float
+    portable: bool
     timeoutMs: float
     type: Literal["captureState"]
 

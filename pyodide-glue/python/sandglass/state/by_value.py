@@ -63,8 +63,8 @@ _SHARED = {  # objects of the interpreter that pickle would copy, or could not f
 
 def save(namespace: Namespace, sources: Sources) -> tuple[bytes, Reasons]:
     """Returns the user's variables as bytes, and `(name, reason)` of each variable that could not be saved."""
-    seeds = {id(value): (key, value) for key, value in _seeds(namespace)}
-    keys, shared = [key for key, _ in seeds.values()], [value for _, value in seeds.values()]
+    found = seeds(namespace)
+    keys, shared = [key for key, _ in found], [value for _, value in found]
     variables, lost = _variables(namespace)
     parts = _dump_all(variables, shared, lost)
     parts.append(_dump_generators(shared, lost))
@@ -97,7 +97,7 @@ def load(data: bytes, namespace: Namespace, sources: Sources) -> Reasons:
         lost.append(("os.getcwd()", reason_of(error)))
     sys.path[:] = path + [entry for entry in sys.path if entry not in path]
     invalidate_caches()  # files may have been put there just now
-    shared = [_find_seed(key, namespace) for key in keys]
+    shared = [find_seed(key, namespace) for key in keys]
     found: dict[str, Any] = {}
     file = BytesIO(data)
     for names, size in index[:-1]:
@@ -137,8 +137,12 @@ def _checksum(parts: list[Any]) -> int:
     return checksum
 
 
+def seeds(namespace: Namespace) -> list[tuple[tuple[str, str], Any]]:
+    """Returns objects that stay in their interpreter, each once, with the key by which another finds its own."""
+    return list({id(value): (key, value) for key, value in _seeds(namespace)}.values())
+
+
 def _seeds(namespace: Namespace) -> Iterator[tuple[tuple[str, str], Any]]:
-    """Returns objects that stay in their interpreter, each with the key by which another interpreter finds its own."""
     yield ("", "__dict__"), namespace.globals
     yield ("", "module"), namespace.module
     for name, helper in (*namespace.aliases.items(), *namespace.helpers.items()):
@@ -150,7 +154,7 @@ def _seeds(namespace: Namespace) -> Iterator[tuple[tuple[str, str], Any]]:
                 yield (module, name), value
 
 
-def _find_seed(key: tuple[str, str], namespace: Namespace) -> Any:
+def find_seed(key: tuple[str, str], namespace: Namespace) -> Any:
     module, name = key
     if not module:
         return namespace.globals if name == "__dict__" else namespace.module
@@ -228,7 +232,7 @@ def _dump(value: object, shared: list[Any], file: BytesIO | None = None) -> byte
     """Returns the pickle, or the reason why there is none."""
     file = file or BytesIO()
     try:
-        with _without_collector():
+        with without_collector():
             Saver(file, shared).dump(value)
         return file.getvalue()
     except KeyboardInterrupt:
@@ -238,7 +242,7 @@ def _dump(value: object, shared: list[Any], file: BytesIO | None = None) -> byte
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Turns garbage collection off. New objects live until the end, and each collection would search them all."""
     enabled = isenabled()
     disable()
@@ -281,7 +285,7 @@ def _load_part(file: BytesIO, start: int, names: list[str], shared: list[Any], l
 
 def _read(unpickler: Any, file: BytesIO, start: int) -> dict[str, Any]:
     file.seek(start)
-    with _without_collector():
+    with without_collector():
         unpickler.load()  # the shared objects
         values: dict[str, Any] = unpickler.load()
         return values

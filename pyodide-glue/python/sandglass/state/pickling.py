@@ -57,18 +57,18 @@ class _SandboxError(Exception):
 
 _HEAP_TYPE = 1 << 9
 _NATIVE_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
-_LAYOUT = (types.MemberDescriptorType, types.GetSetDescriptorType)
-_IMPLICIT_SLOTS = ("__dict__", "__weakref__")
+LAYOUT = (types.MemberDescriptorType, types.GetSetDescriptorType)
+IMPLICIT_SLOTS = ("__dict__", "__weakref__")
 _METHODS = (types.FunctionType, staticmethod, classmethod, property)
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
-_VARS: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
-_MRO: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
-_BASES: Callable[[type], tuple[type, ...]] = type.__dict__["__bases__"].__get__
-_NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
+VARS: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
+MRO: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+BASES: Callable[[type], tuple[type, ...]] = type.__dict__["__bases__"].__get__
+NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
 _HOOKS = ("__new__", "__setattr__", "__getattr__", "__getattribute__", "__class__")
 _abc: Any = abc
 _copyreg: Any = copyreg
-_LRU_CACHE: type = type(functools.lru_cache(_MRO))
+_LRU_CACHE: type = type(functools.lru_cache(MRO))
 _DESCRIPTORS = {property: ("fget", "fset", "fdel", "__doc__"), staticmethod: ("__func__",), classmethod: ("__func__",)}
 _PARAMETERS = {
     "bound": "__bound__",
@@ -82,13 +82,13 @@ _FUNCTION_ATTRIBUTES = ("__qualname__", "__module__", "__doc__", "__defaults__",
 
 def _lookup(kind: type, name: str) -> Any:
     """Returns a class's attribute from the class's own dictionary, whatever the metaclass says."""
-    return next((_VARS(base)[name] for base in _MRO(kind) if name in _VARS(base)), None)
+    return next((VARS(base)[name] for base in MRO(kind) if name in VARS(base)), None)
 
 
-def _is_native(kind: type) -> bool:
+def is_native(kind: type) -> bool:
     """Returns true for a class that is written in C."""
     return not kind.__flags__ & _HEAP_TYPE or any(
-        type(value) in _NATIVE_METHODS and value.__objclass__ is kind for value in list(_VARS(kind).values())
+        type(value) in _NATIVE_METHODS and value.__objclass__ is kind for value in list(VARS(kind).values())
     )
 
 
@@ -163,7 +163,7 @@ class Saver(pickle.Pickler):
             return _reduce_descriptor
         if str(_lookup(kind, "__module__")).startswith("sandglass."):
             return _refuse
-        if _is_native(kind) or is_importable(kind) or kind in copyreg.dispatch_table:
+        if is_native(kind) or is_importable(kind) or kind in copyreg.dispatch_table:
             return None
         if issubclass(type(kind), EnumMeta):
             return _instances(kind)  # `Enum` would look the member up, in a class that is not filled yet
@@ -208,27 +208,27 @@ class Saver(pickle.Pickler):
     def _class(self, kind: type) -> Any:
         if is_importable(kind):
             return NotImplemented
-        if _is_native(kind):
+        if is_native(kind):
             name = next((name for name, value in vars(types).items() if value is kind), None)
             return NotImplemented if name is None else (getattr, (types, name))
         meta = type(kind)
-        if any(_is_native(base) for base in _MRO(meta) if base is not type and base is not object):
-            raise _SandboxError(f"cannot pickle the class {_NAME(kind)!r}: its metaclass is written in C")
+        if any(is_native(base) for base in MRO(meta) if base is not type and base is not object):
+            raise _SandboxError(f"cannot pickle the class {NAME(kind)!r}: its metaclass is written in C")
         layout: list[str] = []
         methods, rest = {}, {}
         skipped = {"__module__", "__orig_bases__"}
         if issubclass(meta, abc.ABCMeta):
             skipped.add("_abc_impl")
-        for name, value in list(_VARS(kind).items()):
-            if type(value) in _LAYOUT and value.__objclass__ is kind and value.__name__ == name:
+        for name, value in list(VARS(kind).items()):
+            if type(value) in LAYOUT and value.__objclass__ is kind and value.__name__ == name:
                 layout.append(name)
-            elif type(value) is types.GetSetDescriptorType and name in _IMPLICIT_SLOTS:
+            elif type(value) is types.GetSetDescriptorType and name in IMPLICIT_SLOTS:
                 pass  # CPython 3.11.2 leaves that of the class which `dataclass(slots=True)` replaces
             elif type(value) in _METHODS:
                 methods[name] = value
             elif name not in skipped:
                 rest[name] = value
-        skeleton = {name: _VARS(kind)[name] for name in skipped if name[:2] == "__" and name in _VARS(kind)}
+        skeleton = {name: VARS(kind)[name] for name in skipped if name[:2] == "__" and name in VARS(kind)}
         skeleton["__qualname__"] = type.__getattribute__(kind, "__qualname__")
         if "__slots__" in rest:
             skeleton["__slots__"] = layout
@@ -236,13 +236,13 @@ class Saver(pickle.Pickler):
         # Methods come first, because other attributes may be instances of the class, which need for instance its
         # `__hash__`.
         steps = [_Call(_fill_class, kind, attributes) for attributes in (methods, rest) if attributes]
-        arguments = meta, _NAME(kind), _BASES(kind), skeleton
-        return _make_class, arguments, (steps, registry), None, None, _register
+        arguments = meta, NAME(kind), BASES(kind), skeleton
+        return make_class, arguments, (steps, registry), None, None, _register
 
 
 def _instances(kind: type) -> Callable[[Any], Any]:
     """Reduces instances of a class without its `__new__`, `__init__`, `append`, `__setitem__`, …"""
-    base = _native_base(kind)
+    base = native_base(kind)
     reduce_ex, new_args = _lookup(kind, "__reduce_ex__"), _lookup(base, "__getnewargs__")
     is_enum, has_setter = issubclass(type(kind), EnumMeta), _lookup(kind, "__setstate__") is not None
     has_hash = not has_setter and type(_lookup(kind, "__hash__")) is types.FunctionType
@@ -278,8 +278,8 @@ def _instances(kind: type) -> Callable[[Any], Any]:
     return reduce
 
 
-def _native_base(kind: Any) -> Any:
-    while not _is_native(kind):
+def native_base(kind: Any) -> Any:
+    while not is_native(kind):
         kind = kind.__base__
     return kind
 
@@ -304,13 +304,13 @@ def _content(cell: types.CellType) -> tuple[Any, ...]:
 
 
 def _owner(members: dict[str, Any]) -> type | None:
-    declared = (value.__objclass__ for value in list(members.values()) if type(value) in _LAYOUT)
+    declared = (value.__objclass__ for value in list(members.values()) if type(value) in LAYOUT)
     referrers = (other for _ in (1,) for other in get_referrers(members) if issubclass(type(other), type))
     return next((kind for kind in chain(declared, referrers) if _dict_of(kind) is members), None)
 
 
 def _dict_of(kind: type) -> Any:
-    return get_referents(_VARS(kind))[0]
+    return get_referents(VARS(kind))[0]
 
 
 def _refuse(value: Any) -> Any:
@@ -353,7 +353,7 @@ def _reduce_type_parameter(parameter: Any) -> Any:
         return NotImplemented
     if kind is typing.NewType:
         return _make_parameter, (kind, (name, parameter.__supertype__), {}, module)
-    if _NAME(kind) == "TypeAliasType":
+    if NAME(kind) == "TypeAliasType":
         return _make_parameter, (kind, (name, parameter.__value__), {"type_params": parameter.__type_params__}, None)
     options = {option: getattr(parameter, place) for option, place in _PARAMETERS.items() if hasattr(parameter, place)}
     constraints = getattr(parameter, "__constraints__", ())
@@ -367,12 +367,12 @@ def _vars_of(name: str) -> dict[str, Any]:
     return vars(import_module(name))
 
 
-def _make_class(meta: type, name: str, bases: tuple[type, ...], skeleton: dict[str, Any]) -> type:
-    ancestors = {id(base): base for parent in bases for base in _MRO(parent)}.values()
+def make_class(meta: type, name: str, bases: tuple[type, ...], skeleton: dict[str, Any]) -> type:
+    ancestors = {id(base): base for parent in bases for base in MRO(parent)}.values()
     hooks = [
-        (base, _VARS(base)["__init_subclass__"])
+        (base, VARS(base)["__init_subclass__"])
         for base in ancestors
-        if "__init_subclass__" in _VARS(base) and not _is_native(base)
+        if "__init_subclass__" in VARS(base) and not is_native(base)
     ]
     try:
         for base, _ in hooks:
@@ -413,7 +413,7 @@ def _make_instance(base: Any, kind: type, args: tuple[Any, ...], by_init: bool, 
 
 def _fill_instance(instance: Any, filling: tuple[Any, Any, Any]) -> None:
     state, items, pairs = filling
-    base = _native_base(type(instance))
+    base = native_base(type(instance))
     if items is not None:
         base.extend(instance, items)
     for key, value in pairs or ():

@@ -1,4 +1,7 @@
-"""`State`: saves and loads the user's variables of one runtime, for the host."""
+"""`State`: saves and loads the user's variables of one runtime, for the host.
+
+Portable states are imported when they are first needed, because few guests need them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.state import by_value, foreign, stateless
 from sandglass.state.cell_files import CellFiles
+from sandglass.state.portable.layout import MAGIC, describe
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -38,20 +42,36 @@ class State:
         finally:
             self._runtime.put_in_order()
 
-    def open(self, data: bytes | memoryview, max_bytes: int) -> None:
-        """Adds the variables of a state from `capture`. Raises ValueError, and then sets none."""
+    def open(self, data: bytes | memoryview, max_bytes: int) -> list[tuple[str, str]]:
+        """Adds the variables of a state from `capture`. Returns `(name, reason)` of each that cannot be had here.
+
+        Raises ValueError, and then sets none.
+        """
+        namespace = self._runtime.namespace
         try:
-            stateless.open_state(data, max_bytes, self._runtime.namespace)
+            if bytes(data[: len(MAGIC)]) == MAGIC:
+                from sandglass.state.portable.reading import read
+
+                return read(data, max_bytes, namespace, self._runtime.sources)
+            stateless.open_state(data, max_bytes, namespace)
+            return []
         finally:
             self._runtime.put_in_order()
 
-    def capture(self, max_bytes: int) -> bytes:
-        """Returns the user's variables for the next stateless run, with the names and reasons of those left out.
+    def capture(self, max_bytes: int, portable: bool = False) -> bytes:
+        """Returns the user's variables, with the names and reasons of those left out before them.
 
-        Raises ValueError when they cannot be written. `stateless.split_state` takes the two apart.
+        A portable state is for any guest, and others are for the next stateless run. Raises ValueError when the
+        variables cannot be written. `stateless.split_state` takes the two parts apart.
         """
+        namespace = self._runtime.namespace
         try:
-            return stateless.join_state(*stateless.capture_state(max_bytes, self._runtime.namespace))
+            if portable:
+                from sandglass.state.portable.writing import write
+
+                state = write(namespace, self._runtime.sources, max_bytes)
+                return stateless.join_state(state, describe(state)["lost"])
+            return stateless.join_state(*stateless.capture_state(max_bytes, namespace))
         finally:
             self._runtime.put_in_order()
 

@@ -18,6 +18,7 @@ import sys
 import types
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import islice
 from os.path import dirname, join
 from struct import Struct
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ from sandglass.state import lz4_frame
 from sandglass.state.lz4_frame import TooLarge
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from sandglass.runtime.namespace import Namespace
 
 _PIECE_BYTES = 1 << 20
@@ -99,9 +102,10 @@ def _reason_against(name: str, kind: type) -> str | None:
     return next((reason for left_out, reason in _LEFT_OUT.items() if issubclass(kind, left_out)), None)
 
 
-def join_state(state: bytes, left_out: list[tuple[str, str]]) -> bytes:
+def join_state(state: bytes, left_out: Iterable[Sequence[str]]) -> bytes:
     """A state with the `(name, reason)` of variables that it lacks before it: as JSON, after its length."""
-    head = json.dumps(left_out).encode()
+    named = [(name[:_NAME_CHARS], reason) for name, reason in islice(left_out, _MOST_NAMED)]
+    head = json.dumps(named, ensure_ascii=False).encode("utf-8", "replace")
     return _HEAD.pack(len(head)) + head + state
 
 

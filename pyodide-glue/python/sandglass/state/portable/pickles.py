@@ -1,0 +1,180 @@
+"""The last resort: a group of variables as a pickle, for the same Python, the same Sandglass and the same packages.
+
+`by_value` writes it, so functions of cells keep their globals. Values of cells' classes with a `__reduce__` of
+their own are refused, since such a method may return anything. Only guests open it.
+"""
+
+# Decisions: docs/internals/saving-and-restoring.md.
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+import weakref
+from importlib import import_module
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.values import type_name
+from sandglass.state import by_value
+from sandglass.state.pickling import MRO, VARS, Loader, Lost, Saver, is_native, reason_of
+from sandglass.state.portable.layout import TooLarge, parse, refused
+from sandglass.state.portable.names import has_name
+
+if TYPE_CHECKING:
+    from sandglass.state.portable.codec import Scope
+
+    Reasons = list[tuple[str, str]]
+
+_HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+_PYTHON = sys.implementation.cache_tag or sys.implementation.name
+_REFUSED: tuple[type, ...] = (weakref.ref, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+
+
+class _Refused(Exception):
+    pass
+
+
+class _Saver(Saver):
+    """Notes the packages of what it writes, and refuses what a pickle would change."""
+
+    def __init__(self, file: BytesIO, shared: list[Any]) -> None:
+        super().__init__(file, shared)
+        self.modules: set[str] = set()
+        self._judged: dict[int, type] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if id(kind) not in self._judged:
+            self._judged[id(kind)] = kind
+            self._judge(kind, value)
+        if issubclass(kind, BaseException) and (value.__cause__ is not None or value.__context__ is not None):
+            raise _Refused("a pickle of an exception lacks its cause and its context")
+        if kind.__module__ == "numpy" and hasattr(kind, "__array_interface__") and not value.flags.writeable:
+            raise _Refused("a pickle of an array does not keep that it is read-only")
+        if issubclass(kind, (type, types.FunctionType)):
+            self.modules.add(str(getattr(value, "__module__", None)).partition(".")[0])
+        return super().reducer_override(value)
+
+    def _judge(self, kind: type, value: Any) -> None:
+        if issubclass(kind, _REFUSED):
+            raise _Refused("a weak reference cannot go")
+        if (kind.__module__, kind.__name__) == ("numpy", "memmap"):
+            raise _Refused("an array that is mapped from a file cannot go")
+        self.modules.add(str(kind.__module__).partition(".")[0])
+        for base in MRO(kind):
+            if is_native(base) or has_name(base):
+                continue
+            hook = next((hook for hook in _HOOKS if hook in VARS(base)), None)
+            if hook is not None and type(VARS(base)[hook]) is types.FunctionType and _is_of_cell(VARS(base)[hook]):
+                raise _Refused(f"its class {type_name(value)} has a {hook} of its own, which may change it")
+
+
+def _is_of_cell(function: types.FunctionType) -> bool:
+    return not has_name(function)
+
+
+class _Bounded(BytesIO):
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__()
+        self._left = max_bytes
+
+    def write(self, data: Any, /) -> int:
+        self._left -= memoryview(data).nbytes
+        if self._left < 0:
+            raise TooLarge("it takes too many bytes")
+        return super().write(data)
+
+
+def dump(
+    variables: dict[str, Any], scope: Scope, max_bytes: int
+) -> tuple[tuple[list[bytes], dict[str, Any]] | None, str]:
+    """Returns the objects and the entry of a group, or the reason why there is no pickle."""
+    seeds = by_value.seeds(scope.namespace)
+    file = _Bounded(max_bytes)
+    try:
+        with by_value.without_collector():
+            saver = _Saver(file, [value for _, value in seeds])
+            saver.dump(variables)
+    except KeyboardInterrupt:
+        raise
+    except TooLarge:
+        raise TooLarge(f"the variables take more than {max_bytes} bytes; keep large data in files") from None
+    except _Refused as error:
+        return None, str(error)
+    except BaseException as error:
+        return None, reason_of(error)
+    keys = json.dumps([key for key, _ in seeds]).encode()
+    entry = {"codec": "pickle", "python": _PYTHON, "packages": versions(saver.modules)}
+    return ([file.getvalue(), keys], entry), ""
+
+
+def versions(modules: set[str]) -> dict[str, str]:
+    """Returns the versions of packages, and of Sandglass, by the names of their modules."""
+    found = {}
+    for name in sorted(modules | {"sandglass"}):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if name not in sys.stdlib_module_names and type(version) is str:
+            found[name] = version
+    return found
+
+
+def check(group: dict[str, Any], objects: list[memoryview]) -> dict[str, Any]:
+    """Checks the entry of a group without opening the pickle. Returns it."""
+    packages = group.get("packages")
+    keys = parse(objects[1]) if len(objects) == 2 else None
+    if type(group.get("python")) is not str or type(packages) is not dict:
+        raise refused("a pickle does not say for which Python and packages it is")
+    if any(type(version) is not str for version in packages.values()):
+        raise refused("a pickle names a package without a version")
+    if type(keys) is not list or not all(
+        type(key) is list and [type(part) for part in key] == [str, str] for key in keys
+    ):
+        raise refused("a pickle has no list of the sandbox's objects")
+    return {**group, "keys": [(module, name) for module, name in keys]}
+
+
+def load(
+    group: dict[str, Any],
+    objects: list[memoryview],
+    names: list[str],
+    scope: Scope,
+    found: dict[str, Any],
+    lost: Reasons,
+) -> None:
+    """Opens a pickle if it is for this Python and these packages."""
+    reason = _against(group)
+    if reason is None:
+        shared = [by_value.find_seed(key, scope.namespace) for key in group["keys"]]
+        gone = next((value.reason for value in shared if type(value) is Lost), None)
+        try:
+            if gone is not None:
+                raise ValueError(gone)
+            with by_value.without_collector():
+                loader = Loader(BytesIO(objects[0]), shared)
+                loader.load()  # the shared objects
+                values = loader.load()
+            if type(values) is not dict or any(name not in values for name in names):
+                raise ValueError("its pickle has other variables than the head says")
+            found.update({name: values[name] for name in names})
+            return
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            reason = reason_of(error)
+    lost += [(name, reason) for name in names]
+
+
+def _against(group: dict[str, Any]) -> str | None:
+    if group["python"] != _PYTHON:
+        return f"it is a pickle of {group['python'][:40]}, and this is {_PYTHON}"
+    for name, version in group["packages"].items():
+        try:
+            here = getattr(import_module(name), "__version__", None)
+        except ImportError:
+            here = None
+        if here != version:
+            return f"it is a pickle for {name[:40]} {version[:40]}, and here is {here or 'none'}"
+    return None

@@ -218,7 +218,7 @@ impl Server {
         drop(end);
         for task in [expiring, warming] {
             task.abort();
-            let _ = task.await; // it holds the folder of states
+            let _ = task.await;
         }
         let mut connections = accepting.await.unwrap_or_default();
         let requests_end = async {
@@ -230,17 +230,15 @@ impl Server {
             suspending::suspend_idle(&app, Duration::ZERO).await;
         };
         let most = seconds(app.args.shutdown_seconds);
-        let (requests, _) = tokio::join!(
+        let (requests, idle) = tokio::join!(
             tokio::time::timeout(most, requests_end),
             tokio::time::timeout(most, sleep)
         );
         if requests.is_err() {
             tracing::warn!("requests did not end in time: they are ended");
         }
-        if tokio::time::timeout(LAST_SUSPENSIONS, suspending::suspend_used(&app))
-            .await
-            .is_err()
-        {
+        let used = tokio::time::timeout(LAST_SUSPENSIONS, suspending::suspend_used(&app)).await;
+        if used.is_err() {
             tracing::warn!("not all sessions could be suspended in time: the others end");
         }
         app.sessions.destroy_all().await;
@@ -252,6 +250,10 @@ impl Server {
         connections.shutdown().await;
         if tokio::time::timeout(SPARES_END, app.warm.end()).await.is_err() {
             tracing::warn!("guests that waited are not all gone yet: the next server removes what is left");
+        }
+        // Late answers of a driver may still hold the store for a moment.
+        if let (Some(suspension), Ok(()), Ok(())) = (&app.suspension, idle, used) {
+            suspension.release();
         }
         tracing::info!("ended");
     }

@@ -94,6 +94,7 @@ impl Asleep {
 /// The store of suspended sessions.
 #[derive(Debug)]
 pub struct Suspension {
+    store: Arc<FolderStore>,
     tenants: HashMap<Arc<str>, Owned>,
     /// The time without use after which a session is suspended.
     pub after: Duration,
@@ -137,7 +138,9 @@ impl Suspension {
             (None, Some(text)) => MasterKey::parse(text),
             (None, None) => MasterKey::from_file_or_new(&store.path().join(KEY_FILE)),
         };
-        let states = States::new(Arc::new(store), key.map_err(told)?).map_err(told)?;
+        let store = Arc::new(store);
+        let shared = Arc::clone(&store);
+        let states = States::new(shared, key.map_err(told)?).map_err(told)?;
         let owned = |owner: &Arc<str>| {
             let tenant = Arc::new(states.tenant(owner).map_err(told)?);
             let owned = Owned {
@@ -148,6 +151,7 @@ impl Suspension {
             Ok((Arc::clone(owner), owned))
         };
         Ok(Some(Self {
+            store,
             tenants: owners.iter().map(owned).collect::<Result<_, String>>()?,
             after: Duration::from_secs_f64(suspend.suspend_after),
             forget_after: Duration::from_secs_f64(suspend.forget_after),
@@ -187,6 +191,11 @@ impl Suspension {
         owned
             .map(|owned| Arc::clone(&owned.tenant))
             .ok_or_else(|| ApiError::internal("the key has no stored states; this is a bug"))
+    }
+
+    /// Lets the next server open the store. Nothing of this one uses it any more.
+    pub fn release(&self) {
+        self.store.release();
     }
 
     /// Notes that some objects of an owner may not be needed any more.

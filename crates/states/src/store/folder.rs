@@ -25,7 +25,7 @@ const LOCK: &str = "lock";
 #[derive(Debug)]
 pub struct FolderStore {
     path: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 impl FolderStore {
@@ -63,13 +63,18 @@ impl FolderStore {
         }
         Ok(Self {
             path,
-            _lock: lock.into(),
+            lock: lock.into(),
         })
     }
 
     /// The folder.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Lets another process open the store. This one must not use it any more.
+    pub fn release(&self) {
+        let _ = flock(&self.lock, FlockOperation::Unlock);
     }
 
     fn file(&self, name: &Name) -> PathBuf {

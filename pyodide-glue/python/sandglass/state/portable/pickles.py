@@ -52,7 +52,8 @@ class _Saver(Saver):
             self._judge(kind, value)
         if issubclass(kind, BaseException) and (value.__cause__ is not None or value.__context__ is not None):
             raise _Refused("a pickle of an exception lacks its cause and its context")
-        if kind.__module__ == "numpy" and hasattr(kind, "__array_interface__") and not value.flags.writeable:
+        array = getattr(sys.modules.get("numpy"), "ndarray", None)
+        if array is not None and issubclass(kind, array) and not value.flags.writeable:
             raise _Refused("a pickle of an array does not keep that it is read-only")
         if issubclass(kind, (type, types.FunctionType)):
             self.modules.add(str(getattr(value, "__module__", None)).partition(".")[0])

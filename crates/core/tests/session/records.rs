@@ -111,7 +111,7 @@ fn an_execution_waits_for_a_save_that_is_under_way() {
     let mut world = ready();
     world.execute("x = 1");
     world.ends_well(&["context", "x"]);
-    world.sleep(1_000.0);
+    world.wait(1_000.0);
     assert!(world.guest.as_ref().is_some_and(|guest| guest.saving.is_some()));
     world.execute("ask()");
     assert!(

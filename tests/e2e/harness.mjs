@@ -51,6 +51,13 @@ export async function openBrowser(name, { shared, ...options } = {}) {
         if (process.env.VERBOSE) console.log(`  [console] ${message.text().slice(0, 500)}`);
       });
       await page.goto(url);
+      const reload = page.reload.bind(page);
+      // On a busy machine Firefox now and then reports that a reload was aborted.
+      page.reload = (options) =>
+        reload(options).catch((error) => {
+          if (!String(error).includes("NS_BINDING_ABORTED")) throw error;
+          return reload(options);
+        });
       // Listened for in the page itself: the browser's own reports would include frames and workers, which are the guest's.
       await page.exposeFunction("reportUncaught", (/** @type {string} */ text) => uncaught.push(text));
       await page.evaluate(() => {

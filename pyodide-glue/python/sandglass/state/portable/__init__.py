@@ -1,7 +1,5 @@
 """Portable states: variables as bytes that cross machines, versions of Python and backends.
 
-The format is described in docs/checkpoint-format.md.
-
 - `layout.py`        the bytes: a head, and objects that follow it
 - `graph.py`         the graph of values within an object: atoms, references, and paths between nodes
 - `writing.py`, `reading.py`  the two directions
@@ -10,3 +8,5 @@ The format is described in docs/checkpoint-format.md.
 - `arrays.py`, `frames.py`    NumPy and pandas
 - `pickles.py`       the last resort: a pickle for the same Python and packages
 """
+
+# The format: docs/checkpoint-format.md.

@@ -34,7 +34,7 @@ export function publish(run) {
   if (isSmall) return;
   put("README.md", readmeLine(rows, facts), MARK);
   writeFileSync(join(root, "docs/bench-rlm.svg"), picture(rows, inPicture(facts)));
-  const lines = rows.map((row) => JSON.stringify({ ...row, answer: undefined }, rounded));
+  const lines = rows.map((row) => JSON.stringify({ ...row, answer: undefined, calls: undefined }, rounded));
   writeFileSync(join(root, "docs/bench-rlm.jsonl"), `${lines.join("\n")}\n`);
 }
 

@@ -2,11 +2,15 @@
 //!
 //! *Blocks* are fenced code in Markdown: three or more backticks or tildes, then `repl`, `python`, `py` or `python3`. Models also write
 //! fences after a quote's `>`, a list's mark, a tag, a character without width, or words of a sentence (`fence.rs`). A fence inside of a
-//! triple-quoted string in the code does not end the block. *Thoughts*, `<think>…</think>`, are skipped. The rest is *prose*.
+//! triple-quoted string in the code does not end the block. A block without a closing fence ends before the next fence that names a
+//! language, and before a paragraph of words (`prose.rs`). *Thoughts*, `<think>…</think>`, are skipped. The rest is *prose*.
 //!
 //! Prose may declare an answer, so a block's text must never be read as prose. If a reply can be read in two ways, its prose ends there.
+//!
+//! Decisions: `docs/internals/controller.md`.
 
 mod fence;
+mod prose;
 
 pub use fence::may_end;
 use fence::{End, Fence, is_blank};
@@ -38,6 +42,8 @@ pub struct Parsed {
     pub others: Vec<Block>,
     /// Stretches of text outside of all fences.
     pub prose: Vec<String>,
+    /// True if thoughts have code. It is in no block.
+    pub thinks_code: bool,
 }
 
 /// A fenced block.
@@ -51,18 +57,33 @@ pub struct Block {
 
 /// Takes a reply apart.
 pub fn parse(reply: &str) -> Parsed {
+    read(reply, false)
+}
+
+/// Takes apart the whole lines of a reply that is still being written. Each block's code is a beginning of that block's code in the
+/// complete reply, with one exception: an end of thoughts without a beginning, which nobody can foresee, makes all before it thoughts.
+/// What may become anything else is left out.
+pub fn parse_beginning(lines: &str) -> Parsed {
+    read(lines, true)
+}
+
+fn read(reply: &str, goes_on: bool) -> Parsed {
     let lines: Vec<&str> = reply.lines().collect();
-    let mut reader = Reader::default();
+    let mut reader = Reader {
+        goes_on,
+        ..Reader::default()
+    };
     let mut next = 0;
     // The rest of a line after a tag.
     let mut left = None;
     while let Some(line) = left.take().or_else(|| lines.get(next).copied().inspect(|_| next += 1)) {
         let rest = &lines[next..];
         if let Some((taken, after)) = thoughts(line, rest) {
+            reader.think(line, &rest[..taken]);
             next += taken;
             left = after;
-        } else if let Some(after) = end_of_thoughts(line) {
-            reader = Reader::default();
+        } else if let Some((before, after)) = end_of_thoughts(line) {
+            reader.end_thoughts(before);
             left = Some(after);
         } else if let Some(taken) = reader.tagged(line, rest) {
             next += taken;
@@ -94,13 +115,20 @@ fn thoughts<'a>(line: &'a str, rest: &[&'a str]) -> Option<(usize, Option<&'a st
     Some(found.unwrap_or((rest.len(), None)))
 }
 
-/// The text after the end of thoughts that begin in the prompt, not in the reply.
-fn end_of_thoughts(line: &str) -> Option<&str> {
+/// The texts before and after a tag that ends thoughts, at the beginning or the end of a line.
+fn end_of_thoughts(line: &str) -> Option<(&str, &str)> {
     let text = line.trim_matches(is_blank);
     THOUGHTS.iter().find_map(|name| {
         let tag = format!("</{name}>");
-        text.strip_prefix(&tag).or_else(|| text.ends_with(&tag).then_some(""))
+        let after = text.strip_prefix(&tag).map(|after| ("", after));
+        after.or_else(|| text.strip_suffix(&tag).map(|before| (before, "")))
     })
+}
+
+/// Returns true if thoughts begin at the beginning of a line.
+fn begins_thoughts(line: &str) -> bool {
+    let text = line.trim_start_matches(is_blank);
+    THOUGHTS.iter().any(|name| text.starts_with(&format!("<{name}>")))
 }
 
 /// The name of a code tag that begins or ends the line.
@@ -119,9 +147,45 @@ struct Reader {
     after_block: bool,
     /// True if the lines that follow may be a block's text, though they look like prose.
     is_doubtful: bool,
+    /// True if more of the reply may come.
+    goes_on: bool,
+    /// True if the reply had thoughts.
+    has_thought: bool,
+    /// The number of thoughts within thoughts whose ends are still to come.
+    inner_thoughts: usize,
 }
 
 impl Reader {
+    /// Takes note of thoughts: their first line, and the others.
+    fn think(&mut self, line: &str, rest: &[&str]) {
+        self.has_thought = true;
+        self.inner_thoughts += rest.iter().filter(|line| begins_thoughts(line)).count();
+        let mut lines = std::iter::once(&line).chain(rest);
+        self.parsed.thinks_code |= lines.any(|line| Fence::open(line).is_some_and(|fence| fence.is_code));
+    }
+
+    /// Takes an end of thoughts that has no beginning. The text so far was thoughts: templates of models may begin them in the prompt. After
+    /// other thoughts, the tag has no meaning.
+    fn end_thoughts(&mut self, before: &str) {
+        if self.has_thought && self.inner_thoughts == 0 {
+            if !before.is_empty() {
+                self.say(before);
+            }
+            return;
+        }
+        let thinks_code = self.parsed.thinks_code || !self.parsed.blocks.is_empty();
+        *self = Self {
+            parsed: Parsed {
+                thinks_code,
+                ..Parsed::default()
+            },
+            goes_on: self.goes_on,
+            has_thought: true,
+            inner_thoughts: self.inner_thoughts.saturating_sub(1),
+            ..Self::default()
+        };
+    }
+
     fn say(&mut self, line: &str) {
         if self.is_doubtful {
             return;
@@ -147,7 +211,7 @@ impl Reader {
         }
         let Some(end) = rest.iter().position(|line| line.contains(&end)) else {
             self.is_doubtful = true;
-            return None;
+            return self.goes_on.then_some(rest.len());
         };
         self.parsed.others.push(Block {
             code: rest[..end].join("\n"),
@@ -159,9 +223,14 @@ impl Reader {
 
     /// Takes a fence's block. Returns the number of lines taken after the fence's own.
     fn fenced(&mut self, fence: &Fence, rest: &[&str]) -> usize {
-        let (end, closed, is_doubtful) = match fence.end(rest) {
-            End::Closed { at, is_doubtful } => (at, true, is_doubtful),
-            End::Missing => (rest.len(), false, false),
+        let (end, closed, next, is_doubtful) = match fence.end(rest) {
+            End::Closed { at, is_doubtful } => (at, true, at + 1, is_doubtful),
+            End::Followed { by } => (fence.code_lines(&rest[..by]), true, by, true),
+            // Words before a fence may turn out to mention fences only.
+            End::Missing | End::InString { .. } if self.goes_on && !fence.before.is_empty() => return rest.len(),
+            End::InString { at } if self.goes_on => (at, false, rest.len(), true),
+            End::InString { at } => (at, true, at + 1, true),
+            End::Missing => (fence.code_lines(rest), false, rest.len(), false),
             End::Mention { of } => {
                 self.say(fence.before);
                 self.is_doubtful = true;
@@ -171,9 +240,13 @@ impl Reader {
         if !fence.before.is_empty() {
             self.say(fence.before);
         }
-        let mut code = fence.content(&rest[..end]);
-        if !closed && code.ends_with("```") {
-            code.truncate(code.trim_end_matches('`').len());
+        let lines = match closed {
+            true => &rest[..end],
+            false => self.open_lines(&rest[..end]),
+        };
+        let mut code = fence.content(lines);
+        if !closed && !self.goes_on && code.trim_end_matches(is_blank).ends_with("```") {
+            code.truncate(code.trim_end_matches(is_blank).trim_end_matches('`').len());
         }
         let block = Block { code, closed };
         if !fence.is_code {
@@ -183,7 +256,19 @@ impl Reader {
         }
         self.after_block = true;
         self.is_doubtful |= is_doubtful;
-        end + usize::from(closed)
+        next
+    }
+
+    /// The lines of a block without an end. Backticks at the end of its last line close it. While more may come, they may be the line's
+    /// own, so the line is not certain.
+    fn open_lines<'a, 'b>(&self, lines: &'a [&'b str]) -> &'a [&'b str] {
+        let filled = lines.iter().rposition(|line| !line.trim_matches(is_blank).is_empty());
+        match filled {
+            Some(last) if lines[last].trim_end_matches(is_blank).ends_with("```") => {
+                &lines[..last + usize::from(!self.goes_on)]
+            }
+            _ => lines,
+        }
     }
 }
 

@@ -78,7 +78,7 @@ fn read(reply: &str, goes_on: bool) -> Parsed {
     let mut left = None;
     while let Some(line) = left.take().or_else(|| lines.get(next).copied().inspect(|_| next += 1)) {
         let rest = &lines[next..];
-        if let Some((taken, after)) = thoughts(line, rest) {
+        if let Some((taken, after)) = thoughts(line, rest, goes_on) {
             reader.think(line, &rest[..taken]);
             next += taken;
             left = after;
@@ -104,15 +104,31 @@ pub fn code_so_far(reply: &str) -> String {
 }
 
 /// Reads thoughts at the beginning of a line. Returns the number of further lines that they take, and the text after them on the last.
-fn thoughts<'a>(line: &'a str, rest: &[&'a str]) -> Option<(usize, Option<&'a str>)> {
+/// Thoughts may hold others. If they do not all end, the first end counts, as soon as no more may come.
+fn thoughts<'a>(line: &'a str, rest: &[&'a str], goes_on: bool) -> Option<(usize, Option<&'a str>)> {
     let text = line.trim_start_matches(is_blank);
     let (name, text) = THOUGHTS
         .iter()
         .find_map(|name| Some((name, text.strip_prefix(&format!("<{name}>"))?)))?;
-    let end = format!("</{name}>");
-    let mut lines = std::iter::once(text).chain(rest.iter().copied()).enumerate();
-    let found = lines.find_map(|(index, line)| Some((index, Some(line.split_once(&end)?.1))));
-    Some(found.unwrap_or((rest.len(), None)))
+    let (begin, end) = (format!("<{name}>"), format!("</{name}>"));
+    let (mut depth, mut first) = (1_usize, None);
+    for (index, line) in std::iter::once(text).chain(rest.iter().copied()).enumerate() {
+        let mut left = line;
+        while let Some((before, after)) = left.split_once('<') {
+            let tag = &left[before.len()..];
+            left = after;
+            if let Some(after) = tag.strip_prefix(&end) {
+                depth -= 1;
+                if depth == 0 {
+                    return Some((index, Some(after)));
+                }
+                first = first.or(Some((index, Some(after))));
+            } else if tag.starts_with(&begin) && !before.ends_with('`') {
+                depth += 1;
+            }
+        }
+    }
+    Some(first.filter(|_| !goes_on).unwrap_or((rest.len(), None)))
 }
 
 /// The texts before and after a tag that ends thoughts, at the beginning or the end of a line.
@@ -123,12 +139,6 @@ fn end_of_thoughts(line: &str) -> Option<(&str, &str)> {
         let after = text.strip_prefix(&tag).map(|after| ("", after));
         after.or_else(|| text.strip_suffix(&tag).map(|before| (before, "")))
     })
-}
-
-/// Returns true if thoughts begin at the beginning of a line.
-fn begins_thoughts(line: &str) -> bool {
-    let text = line.trim_start_matches(is_blank);
-    THOUGHTS.iter().any(|name| text.starts_with(&format!("<{name}>")))
 }
 
 /// The name of a code tag that begins or ends the line.
@@ -151,37 +161,33 @@ struct Reader {
     goes_on: bool,
     /// True if the reply had thoughts.
     has_thought: bool,
-    /// The number of thoughts within thoughts whose ends are still to come.
-    inner_thoughts: usize,
 }
 
 impl Reader {
-    /// Takes note of thoughts: their first line, and the others.
+    /// Takes note of thoughts: their first line, and the others. The last may hold other text, and is left out.
     fn think(&mut self, line: &str, rest: &[&str]) {
         self.has_thought = true;
-        self.inner_thoughts += rest.iter().filter(|line| begins_thoughts(line)).count();
-        let mut lines = std::iter::once(&line).chain(rest);
-        self.parsed.thinks_code |= lines.any(|line| Fence::open(line).is_some_and(|fence| fence.is_code));
+        let all = std::iter::once(&line).chain(rest).take(rest.len());
+        let mut fences = all.filter_map(|line| Fence::open(line));
+        self.parsed.thinks_code |= fences.any(|fence| fence.is_code);
     }
 
     /// Takes an end of thoughts that has no beginning. The text so far was thoughts: templates of models may begin them in the prompt. After
     /// other thoughts, the tag has no meaning.
     fn end_thoughts(&mut self, before: &str) {
-        if self.has_thought && self.inner_thoughts == 0 {
+        if self.has_thought {
             if !before.is_empty() {
                 self.say(before);
             }
             return;
         }
-        let thinks_code = self.parsed.thinks_code || !self.parsed.blocks.is_empty();
         *self = Self {
             parsed: Parsed {
-                thinks_code,
+                thinks_code: !self.parsed.blocks.is_empty(),
                 ..Parsed::default()
             },
             goes_on: self.goes_on,
             has_thought: true,
-            inner_thoughts: self.inner_thoughts.saturating_sub(1),
             ..Self::default()
         };
     }
@@ -443,6 +449,9 @@ mod tests {
             "no\n```repl\nno\n```\nno</think>\nb",
             "no\n</thinking>b",
             "<think>no</think><reasoning>\nno\n</reasoning>\nb\n<think>no",
+            "<think>no<think>no</think>no\n```repl\nno\n```\n</think>b",
+            "<think>no\n<think>\nno</think>b",
+            "no</think>\nb\n</think>",
         ] {
             let parsed = parse(reply);
             assert_eq!(
@@ -459,6 +468,51 @@ mod tests {
             ["good"]
         );
         assert!(codes("<think>```repl\nbad\n```").is_empty());
+        // After thoughts with a beginning, a further end has no meaning.
+        assert_eq!(codes("<think>no</think>\n```repl\nx\n```\n</think>\nb"), ["x"]);
+        for (reply, thinks_code) in [
+            ("<think>\n```repl\nno\n```\n</think>\nb", true),
+            ("```repl\nno\n```\n</think>", true),
+            ("<think>```repl\nno", true),
+            ("<think>no</think>```repl\nx\n```", false),
+            ("<think>\nno\n</think>```repl\nx\n```", false),
+            ("```repl\nx\n```", false),
+        ] {
+            assert_eq!(parse(reply).thinks_code, thinks_code, "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn a_block_without_a_closing_fence_ends_before_the_next() {
+        for (reply, blocks, prose) in [
+            ("```repl\nx\n```repl\ny\n```\nb", vec!["x", "y"], ""),
+            (
+                "a\n```repl\nx\n\nNow I go on.\nFINAL(1)\n\n```python\ny\n```",
+                vec!["x\n", "y"],
+                "a\n",
+            ),
+            ("```repl\nx\n\nIt prints:\n```text\n1\n```", vec!["x\n"], ""),
+            ("```repl\nx\n``` That is all.\nFINAL(1)", vec!["x"], ""),
+            ("```repl\n```python\nx\n```\n```", vec!["x"], ""),
+            ("```repl\nx\n\nNow I wait.\nFINAL(1)", vec!["x\n"], ""),
+            ("```repl\nx```\n\nNow I wait.", vec!["x"], ""),
+            ("> ```repl\n> x\n>\n> Now I wait.", vec!["x\n"], ""),
+            ("~~~py\nx\n~~~py\ny\n~~~", vec!["x", "y"], ""),
+            // These fences stand in strings, or may be Python.
+            (
+                "```repl\nx = '''\n```repl\n\nNow.\n'''\n```",
+                vec!["x = '''\n```repl\n\nNow.\n'''"],
+                "",
+            ),
+            ("```repl\n~~~x\n```", vec!["~~~x"], ""),
+            ("```repl\nx\n'''python\n'''\n```", vec!["x\n'''python\n'''"], ""),
+            ("````repl\nx\n```py\ny\n````", vec!["x\n```py\ny"], ""),
+            // A closed block is taken as it is.
+            ("```repl\nx\n\nNow I go on.\n```\nb", vec!["x\n\nNow I go on."], "b\n"),
+        ] {
+            assert_eq!(codes(reply), blocks, "{reply:?}");
+            assert_eq!(parse(reply).prose.concat(), prose, "{reply:?}");
+        }
     }
 
     #[test]

@@ -78,7 +78,7 @@ fn read(reply: &str, goes_on: bool) -> Parsed {
     let mut left = None;
     while let Some(line) = left.take().or_else(|| lines.get(next).copied().inspect(|_| next += 1)) {
         let rest = &lines[next..];
-        if let Some((taken, after)) = thoughts(line, rest, goes_on) {
+        if let Some((taken, after)) = reader.thoughts(line, rest) {
             reader.think(line, &rest[..taken]);
             next += taken;
             left = after;
@@ -101,34 +101,6 @@ pub fn code_so_far(reply: &str) -> String {
     let whole_lines = reply.rfind('\n').map_or("", |end| &reply[..end]);
     let blocks = parse(whole_lines).blocks.into_iter();
     blocks.map(|block| block.code + "\n").collect()
-}
-
-/// Reads thoughts at the beginning of a line. Returns the number of further lines that they take, and the text after them on the last.
-/// Thoughts may hold others. If they do not all end, the first end counts, as soon as no more may come.
-fn thoughts<'a>(line: &'a str, rest: &[&'a str], goes_on: bool) -> Option<(usize, Option<&'a str>)> {
-    let text = line.trim_start_matches(is_blank);
-    let (name, text) = THOUGHTS
-        .iter()
-        .find_map(|name| Some((name, text.strip_prefix(&format!("<{name}>"))?)))?;
-    let (begin, end) = (format!("<{name}>"), format!("</{name}>"));
-    let (mut depth, mut first) = (1_usize, None);
-    for (index, line) in std::iter::once(text).chain(rest.iter().copied()).enumerate() {
-        let mut left = line;
-        while let Some((before, after)) = left.split_once('<') {
-            let tag = &left[before.len()..];
-            left = after;
-            if let Some(after) = tag.strip_prefix(&end) {
-                depth -= 1;
-                if depth == 0 {
-                    return Some((index, Some(after)));
-                }
-                first = first.or(Some((index, Some(after))));
-            } else if tag.starts_with(&begin) && !before.ends_with('`') {
-                depth += 1;
-            }
-        }
-    }
-    Some(first.filter(|_| !goes_on).unwrap_or((rest.len(), None)))
 }
 
 /// The texts before and after a tag that ends thoughts, at the beginning or the end of a line.
@@ -161,9 +133,40 @@ struct Reader {
     goes_on: bool,
     /// True if the reply had thoughts.
     has_thought: bool,
+    /// True if thoughts within thoughts have no end. So each text is searched for such an end once.
+    thinks_loosely: bool,
 }
 
 impl Reader {
+    /// Reads thoughts at the beginning of a line. Returns the number of further lines that they take, and the text after them on the last.
+    /// Thoughts may hold others. If they do not all end, the first end counts, and in the rest of the reply as well.
+    fn thoughts<'a>(&mut self, line: &'a str, rest: &[&'a str]) -> Option<(usize, Option<&'a str>)> {
+        let text = line.trim_start_matches(is_blank);
+        let (name, text) = THOUGHTS
+            .iter()
+            .find_map(|name| Some((name, text.strip_prefix(&format!("<{name}>"))?)))?;
+        let (begin, end) = (format!("<{name}>"), format!("</{name}>"));
+        let (mut depth, mut first) = (1_usize, None);
+        for (index, line) in std::iter::once(text).chain(rest.iter().copied()).enumerate() {
+            let mut left = line;
+            while let Some((before, after)) = left.split_once('<') {
+                let tag = &left[before.len()..];
+                left = after;
+                if let Some(after) = tag.strip_prefix(&end) {
+                    depth -= 1;
+                    if depth == 0 || self.thinks_loosely {
+                        return Some((index, Some(after)));
+                    }
+                    first = first.or(Some((index, Some(after))));
+                } else if tag.starts_with(&begin) && !before.ends_with('`') {
+                    depth += 1;
+                }
+            }
+        }
+        self.thinks_loosely = true;
+        Some(first.filter(|_| !self.goes_on).unwrap_or((rest.len(), None)))
+    }
+
     /// Takes note of thoughts: their first line, and the others. The last may hold other text, and is left out.
     fn think(&mut self, line: &str, rest: &[&str]) {
         self.has_thought = true;

@@ -4,7 +4,7 @@
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
-use super::parse::{may_end, parse_beginning};
+use super::parse::{code_so_far, may_end, parse_beginning};
 use sandglass_core::limits::MAX_WRITTEN_BYTES;
 use sandglass_core::predictions::Lines;
 
@@ -55,14 +55,11 @@ impl Writing {
         if !is_line && !may_be_fenced {
             return Vec::new();
         }
-        let blocks = parse_beginning(&self.text[..end]).blocks;
+        let first = parse_beginning(&self.text[..end]).blocks.into_iter().next();
         let mut steps = Vec::new();
         if is_line {
-            steps.push(Step::Prepare(
-                blocks.iter().map(|block| format!("{}\n", block.code)).collect(),
-            ));
+            steps.push(Step::Prepare(code_so_far(&self.text)));
         }
-        let first = blocks.into_iter().next();
         steps.extend(match &first {
             Some(block) => self.follow(&block.code),
             None => self.forget(),

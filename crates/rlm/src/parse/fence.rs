@@ -1,4 +1,6 @@
 //! Fences in the forms that models write, and the ends of their blocks.
+//!
+//! Decisions: `docs/internals/controller.md`.
 
 use std::collections::HashMap;
 

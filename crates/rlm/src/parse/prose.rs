@@ -1,4 +1,6 @@
 //! Tells words from code, after a block whose closing fence was forgotten.
+//!
+//! Decisions: `docs/internals/controller.md`.
 
 use super::fence::{Strings, is_blank, without_list_mark};
 

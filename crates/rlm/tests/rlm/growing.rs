@@ -76,6 +76,33 @@ fn hinted(pieces: &[&str]) -> Vec<String> {
     hinted.collect()
 }
 
+/// Codes of a beginning of a reply that may still become another reading.
+#[test]
+fn what_more_text_may_change_is_left_out() {
+    for (reply, code, closed) in [
+        // The string may have an end, or none.
+        ("```repl\nx = '''\n```\ny", Some("x = '''"), false),
+        ("```repl\nx = '''\n```\n'''\ny", Some("x = '''\n```\n'''\ny"), false),
+        // The backticks may be the line's own.
+        ("```repl\nx\ny # ```\n\n", Some("x"), false),
+        ("```repl\nx\ny # ```\nz", Some("x\ny # ```\nz"), false),
+        // The words may be followed by code.
+        ("```repl\nx\n\nNow I wait.\n", Some("x\n"), false),
+        ("```repl\nx\n\nNow I wait.\n\ny", Some("x\n\nNow I wait.\n\ny"), false),
+        ("```repl\nx\n\nNow I wait.\n```py\n", Some("x\n"), true),
+        // The words may only mention a fence, the tag may have an end, and the thoughts may have two.
+        ("So: ```repl\nx\n", None, false),
+        ("So: ```repl\nx\n```", Some("x"), true),
+        ("<code>\nx\n```repl\nx\n```\n", None, false),
+        ("<think>a <think>b</think>\n```repl\nx\n", None, false),
+        ("<think>a</think>\n```repl\nx\n", Some("x"), false),
+    ] {
+        let first = parse_beginning(reply).blocks.into_iter().next();
+        assert_eq!(first.as_ref().map(|block| block.code.as_str()), code, "{reply:?}");
+        assert_eq!(first.is_some_and(|block| block.closed), closed, "{reply:?}");
+    }
+}
+
 proptest! {
     /// Checks the promise on which calls ahead rest.
     #[test]

@@ -309,11 +309,10 @@ pub(super) const CASES: &[Case] = &[
     Case {
         sources: &[
             "andreasjansson/greger.el#85",
-            "alexzhang13/rlm:rlm/utils/parsing.py@0.1.3",
             "stanfordnlp/dspy:dspy/predict/rlm.py@3.4.1",
             "avilum/minrlm:minrlm/core.py@0.1.5",
         ],
-        misreading: "The words after the code are a part of it, and the next block is lost.",
+        misreading: "The words after the code are a part of it, or there is no code. The next block is lost.",
         reply: "```python\nx = 1\n\nThen I count:\n\n```python\ny = 2\n```",
         blocks: &["x = 1\n", "y = 2"],
         others: 0,
@@ -327,7 +326,7 @@ pub(super) const CASES: &[Case] = &[
             "stanfordnlp/dspy:dspy/predict/rlm.py@3.4.1",
             "avilum/minrlm:minrlm/core.py@0.1.5",
         ],
-        misreading: "The next fence is a line of the code, or ends it, and its own block is lost.",
+        misreading: "The next fence is a line of the code, or ends it, or there is no code.",
         reply: "- ```python\n  import math\n  ```python\n  math.pi\n  ```\n",
         blocks: &["import math", "math.pi"],
         others: 0,
@@ -348,10 +347,7 @@ pub(super) const CASES: &[Case] = &[
         answer: None,
     },
     Case {
-        sources: &[
-            "alexzhang13/rlm:rlm/utils/parsing.py@0.1.3",
-            "stanfordnlp/dspy:dspy/predict/rlm.py@3.4.1",
-        ],
+        sources: &["alexzhang13/rlm:rlm/utils/parsing.py@0.1.3"],
         misreading: "The words before the expected output are a part of the code.",
         reply: "```repl\nprint(x)\n\nIt prints:\n```text\n5\n```",
         blocks: &["print(x)\n"],
@@ -372,10 +368,9 @@ pub(super) const CASES: &[Case] = &[
         sources: &[
             "stanfordnlp/dspy:dspy/predict/rlm.py@3.4.1",
             "avilum/minrlm:minrlm/core.py@0.1.5",
-            "alexzhang13/rlm:rlm/utils/parsing.py@0.1.3",
         ],
-        misreading: "Of two fences around the code, the inner one ends an empty block, or is code.",
-        reply: "```repl\n```python\nx = 1\n```\n```",
+        misreading: "Of two fences around the code, the inner one ends an empty block.",
+        reply: "```python\n```python\nx = 1\n```\n```",
         blocks: &["x = 1"],
         others: 1,
         prose: &[],

@@ -1,6 +1,8 @@
 // npm run bench:rlm: the same model and tasks for Sandglass and other controllers of Recursive Language Models. Linux.
 //   node scripts/bench-rlm.mjs [--quick] [--full] [--write] [--seeds 20] [--sizes 13,16,20] [--kinds count,pairs] [--contestants sandglass-host,rlms]
 //     [--faults busy,cut] [--no-limits] [--writes 400] [--out target/bench-rlm]
+//   node scripts/bench-rlm.mjs --calls-ahead [--write]
+//     calls of sub-models that begin while a slow model still writes, side by side with none
 //   node scripts/bench-rlm.mjs --local-sub-model [--write]
 //     sub-calls are answered by a real model of 135 million parameters on this machine, in a task that it can do
 //   OPENAI_BASE_URL=… OPENAI_API_KEY=… node scripts/bench-rlm.mjs --model large --sub-model small
@@ -57,6 +59,7 @@ const { values } = parseArgs({
     writes: { type: "string", default: "400" },
     model: { type: "string", default: "root" },
     "sub-model": { type: "string", default: "sub" },
+    "calls-ahead": { type: "boolean", default: false },
     "local-sub-model": { type: "boolean", default: false },
   },
 });
@@ -65,14 +68,15 @@ const { quick } = values;
 const { full } = values;
 const real = process.env.OPENAI_BASE_URL;
 const isSmall = values["local-sub-model"];
+const isAhead = values["calls-ahead"];
 const isLong = !quick && !full && !values.seeds && !values.sizes && !values.kinds && !values.contestants;
 if (values.write && (real || !isLong))
   throw new Error("--write is for the long form with the scripted model: leave out all other options");
-const seeds = Number(values.seeds ?? (quick ? 1 : isSmall ? 2 : 20));
+const seeds = Number(values.seeds ?? (quick ? 1 : isSmall ? 2 : isAhead ? 0 : 20));
 const sizes = list(values.sizes ?? (isSmall ? "13" : quick ? "13,16" : "13,16,20")).map((power) => 2 ** Number(power));
 const kinds = list(values.kinds ?? (isSmall ? SMALL : KINDS.join(",")));
-const withLimits = values.limits && !isSmall;
-const faults = real || isSmall ? [] : /** @type {(keyof typeof FAULTS)[]} */ (list(values.faults));
+const withLimits = values.limits && !isSmall && !isAhead;
+const faults = real || isSmall || isAhead ? [] : /** @type {(keyof typeof FAULTS)[]} */ (list(values.faults));
 const names = { model: values.model, subModel: values["sub-model"] };
 /** A fast model, so that much of the time is the contestants'. @type {Behaviour} */
 const STANDARD = { firstToken: 150, readsPerSecond: 100_000, writesPerSecond: Number(values.writes), errorRate: 0.02 };
@@ -82,21 +86,23 @@ const faultSeeds = full ? seeds : Math.min(quick ? 1 : 2, seeds);
 /** A large model's speed, which talks on behind its code, and whose code now and then ends in the middle: for calls ahead. @type {Behaviour} */
 const SLOW_WRITER = { ...STANDARD, writesPerSecond: 50, talks: true, brokenRate: 0.1 };
 /** The numbers of its seeds: those that all of ours meet, and those that one meets alone, to count what is in vain. */
-const slowSeeds = isLong && !isSmall ? { all: 5, ahead: 15 } : { all: 0, ahead: 0 };
+const slowSeeds = isAhead ? { all: 5, ahead: 15 } : { all: 0, ahead: 0 };
 /** Code that asks about so many texts at once as every contestant does by default, and the seeds of these runs. @type {Behaviour} */
 const EQUAL = { ...STANDARD, atOnce: 8 };
-const equalSeeds = quick || isSmall ? 0 : Math.min(4, seeds);
+const equalSeeds = quick || isSmall || isAhead ? 0 : Math.min(4, seeds);
 /** Limits that a count of 2^15 tokens does not fit into. */
 const LIMITS = { calls: 10, seconds: 2 };
 /** Seconds after which a run is ended. */
 const TIMEOUT = quick ? 60 : 300;
 
 const began = performance.now();
-const usual = Object.entries(CONTESTANTS).filter(([, { plain }]) => !isSmall || plain !== false);
+const usual = Object.entries(CONTESTANTS).filter(
+  ([name, { plain }]) => (!isSmall || plain !== false) && (!isAhead || name.startsWith("sandglass")),
+);
 const { here, notes } = await prepare(values.contestants ? list(values.contestants) : usual.map(([name]) => name));
 /** Those that have started. @type {string[]} */
 const contestants = [];
-const form = isSmall ? "small" : quick ? "quick" : isLong ? "long" : "some";
+const form = isSmall ? "small" : isAhead ? "ahead" : quick ? "quick" : isLong ? "long" : "some";
 const day = new Date().toISOString().slice(0, 16).replace(":", "");
 const out = values.out ?? join(root, "target/bench-rlm", `${day}-${form}`);
 mkdirSync(out, { recursive: true });
@@ -196,7 +202,7 @@ const about = {
   ...{ date: new Date(), machine: `${cpus().length} × ${cpus()[0]?.model.trim()}`, load: loadavg()[1] ?? 0, spent },
   ...{ revision: revision(), notes },
 };
-const measured = { facts, about, limits: LIMITS, isSmall };
+const measured = { facts, about, limits: LIMITS, form };
 writeFileSync(join(out, "facts.json"), JSON.stringify(measured));
 writeFileSync(join(out, "page.md"), pageOf({ ...measured, rows }));
 if (values.write && !process.exitCode) publish({ ...measured, rows });

@@ -34,7 +34,7 @@ for (const name of ["config", "theme/index"]) {
   await write(sources, `.vitepress/${name}.mjs`, `export { default } from ${JSON.stringify(source)};\n`);
 }
 // Files that pages link to.
-for (const file of ["playground.png", "notebooks"]) {
+for (const file of ["playground.png", "bench-rlm.svg", "notebooks"]) {
   await cp(join(root, "docs", file), join(sources, "public", file), { recursive: true });
 }
 

@@ -31,7 +31,7 @@ export async function readPages() {
   const sources = new Map(documents.map((file) => [file, sitePath(file)]));
   sources.set("LICENSES", "licences.md");
   /** Other files that pages link to, which the site serves as they are. */
-  const files = new Set(docs.filter((file) => /\.(png|ipynb)$/.test(file)));
+  const files = new Set(docs.filter((file) => /\.(png|svg|ipynb)$/.test(file)));
 
   const pages = [...sources].filter(([source, path]) => source.endsWith(".md") && path !== "index.md");
   return Promise.all(

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::pin::Pin;
 use std::rc::Rc;
 
+use futures_util::FutureExt;
 use js_sys::{Array, Function, JsString, Object, Promise};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, spawn_local};
@@ -50,6 +51,11 @@ pub(crate) struct Fate {
 }
 
 impl Fate {
+    /// Waits until the code that came makes the call, which may never be.
+    pub(crate) fn is_claimed(&self) -> impl Future<Output = ()> + Unpin {
+        JsFuture::from(self.made.clone()).map(|_| ())
+    }
+
     /// Waits until it is known whether the code that came made the call.
     pub(crate) async fn is_made(&self, stop: &Stop) -> bool {
         let _ = stop.wait(self.made.clone()).await;

@@ -4,10 +4,10 @@
 
 use std::cell::RefCell;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 
-use futures_util::future::try_join;
+use futures_util::future::{Either, select, try_join};
 use js_sys::{Function, JSON, JsString, Promise};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
@@ -281,27 +281,40 @@ impl Run {
         let Query { call, started, work } = query;
         self.tree.emit(&started);
         let stop = self.stop_with(&signal);
-        let mut came = match (work, &stop) {
-            (Work::Refuse(why), _) => Came::Failed(why),
-            (_, Err(why)) => Came::Failed(why.clone()),
-            (Work::Ask(messages, model), Ok(stop)) => {
-                let sub_model = &self.tree.options.sub_model;
-                let purpose = Purpose::Query(call);
-                match self.ask_model(sub_model, &messages, purpose, model, stop).await {
-                    Ok(reply) => Came::Reply(reply),
-                    Err(NoAnswer::Stopped) => Came::Stopped,
-                    Err(NoAnswer::Failed(error) | NoAnswer::NotRecorded(error)) => Came::Failed(error),
+        let work = async {
+            match (work, &stop) {
+                (Work::Refuse(why), _) => Came::Failed(why),
+                (_, Err(why)) => Came::Failed(why.clone()),
+                (Work::Ask(messages, model), Ok(stop)) => {
+                    let sub_model = &self.tree.options.sub_model;
+                    let purpose = Purpose::Query(call);
+                    match self.ask_model(sub_model, &messages, purpose, model, stop).await {
+                        Ok(reply) => Came::Reply(reply),
+                        Err(NoAnswer::Stopped) => Came::Stopped,
+                        Err(NoAnswer::Failed(error) | NoAnswer::NotRecorded(error)) => Came::Failed(error),
+                    }
+                }
+                (Work::Recurse(child), Ok(stop)) => {
+                    let child = Self::new(self.tree.clone(), *child, stop.clone());
+                    // A future that contains itself has to be boxed.
+                    let work: Pin<Box<dyn Future<Output = Finish>>> = Box::pin(child.work(vec![context]));
+                    Came::Finish(work.await)
                 }
             }
-            (Work::Recurse(child), Ok(stop)) => {
-                let child = Self::new(self.tree.clone(), *child, stop.clone());
-                // A future that contains itself has to be boxed.
-                let work: Pin<Box<dyn Future<Output = Finish>>> = Box::pin(child.work(vec![context]));
-                Came::Finish(work.await)
-            }
+        };
+        let work = pin!(work);
+        let mut came = match &fate {
+            Some(fate) => match select(work, fate.is_claimed()).await {
+                Either::Left((came, _)) => came,
+                Either::Right(((), work)) => {
+                    self.state.borrow_mut().claimed(call);
+                    work.await
+                }
+            },
+            None => work.await,
         };
         if let (Some(fate), Ok(stop)) = (fate, &stop) {
-            self.state.borrow_mut().came(now(), call);
+            self.state.borrow_mut().came(now(), call, &came);
             if !fate.is_made(stop).await {
                 came = came.in_vain(self.tree.options.sub_model.price());
             }

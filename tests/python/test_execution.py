@@ -9,6 +9,7 @@ import time
 import pytest
 from conftest import CONFIG, FakeBridge, Guest, installed
 
+from sandglass.runtime.reserve import Reserve
 from sandglass.runtime.runtime import Runtime
 
 
@@ -279,6 +280,28 @@ def test_an_interrupt_while_finishing_is_a_result(guest: Guest, monkeypatch: pyt
     assert guest.run("1").error_type == "KeyboardInterrupt"
     monkeypatch.setattr(guest.runtime._guards, "repair", lambda: 1 / 0)
     assert guest.run("1").ended == "error"
+
+
+def test_a_cell_that_took_all_memory_leaves_the_reserve_to_the_runtime(
+    guest: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve, end = Reserve(), guest.runtime._recursion.end
+    eased: list[bool] = []
+
+    def ease() -> bool:
+        eased.append(reserve.release())
+        return True
+
+    def needs_memory() -> None:
+        if not eased:
+            raise MemoryError
+        end()
+
+    monkeypatch.setattr(reserve, "ease", ease)
+    monkeypatch.setattr(guest.runtime, "reserve", reserve)
+    monkeypatch.setattr(guest.runtime._recursion, "end", needs_memory)
+    told = guest.ok("kept = 1")
+    assert (eased, "memory is full" in told.stderr) == ([True], True)
 
 
 def test_uninstall_gives_everything_back() -> None:

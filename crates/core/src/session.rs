@@ -507,6 +507,7 @@ impl<B: Body> Session<B> {
         self.follow(now);
         self.shadows.run_next(now, &self.interpreter);
         self.shadows.begin_calls(now, &self.interpreter);
+        self.shadows.waste_left_calls(&self.interpreter);
         self.follow(now);
     }
 

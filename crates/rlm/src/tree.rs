@@ -166,8 +166,10 @@ struct Open {
     began_at: f64,
     /// The time of the answer, if it came before anybody asked for it.
     came_at: Option<f64>,
+    /// The reply, if it is there and no code has made the call.
+    reply: Option<Reply>,
     asked: Vec<Message>,
-    /// True if the call was begun ahead.
+    /// True if the call was begun ahead, and no code has made it yet.
     ahead: bool,
 }
 
@@ -304,9 +306,8 @@ impl Run {
 
     fn go_on(&mut self, now: f64) -> Next {
         let mut next = Next::default();
-        // A query that was begun ahead waits for the code of the very reply.
-        let is_reply = matches!(self.held, Some(controller::Input::Replied(..)));
-        if self.open.values().any(|open| !(is_reply && open.ahead)) {
+        // A query that was begun ahead waits for the code of this reply, or of the next one.
+        if self.open.values().any(|open| !open.ahead) {
             return next;
         }
         let Some(input) = self.held.take() else { return next };
@@ -316,10 +317,11 @@ impl Run {
             effects = self.controller.handle(now, stop);
         }
         if self.controller.is_done() {
-            let open: Vec<u32> = self.open.keys().copied().collect();
-            for call in open {
-                next.events
-                    .extend(self.end(now, call, Came::Wasted(Reply::default())).1);
+            let open = self.open.iter_mut();
+            let open: Vec<_> = open.map(|(call, open)| (*call, open.reply.take())).collect();
+            for (call, reply) in open {
+                let came = Came::Wasted(reply.unwrap_or_default());
+                next.events.extend(self.end(now, call, came).1);
             }
         }
         for effect in effects {
@@ -404,6 +406,7 @@ impl Run {
         let open = Open {
             began_at,
             came_at: None,
+            reply: None,
             asked: Vec::new(),
             ahead,
         };
@@ -411,10 +414,20 @@ impl Run {
         self.calls
     }
 
-    /// Notes that the answer of a query is there, although nobody has asked for it yet.
-    pub fn came(&mut self, now: f64, call: u32) {
+    /// Notes that the code which came has made a query that was begun ahead.
+    pub fn claimed(&mut self, call: u32) {
+        if let Some(open) = self.open.get_mut(&call) {
+            open.ahead = false;
+        }
+    }
+
+    /// Notes what came of a query, if no code has made it yet.
+    pub fn came(&mut self, now: f64, call: u32, came: &Came) {
         if let Some(open) = self.open.get_mut(&call) {
             open.came_at = Some(now);
+            if let Came::Reply(reply) = came {
+                open.reply = Some(reply.clone());
+            }
         }
     }
 

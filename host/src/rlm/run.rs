@@ -2,6 +2,7 @@
 //!
 //! Decisions: `docs/internals/controller.md`.
 
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -28,7 +29,7 @@ use crate::launcher::Launcher;
 use crate::sandbox::{Answer, Query};
 use crate::value::Value;
 use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, Shared, try_join};
+use futures_util::future::{BoxFuture, Either, Shared, select, try_join};
 
 /// A launcher that may still be sought.
 type Launching = Shared<BoxFuture<'static, Result<Arc<dyn Launcher>, String>>>;
@@ -388,9 +389,21 @@ impl Run {
         let _waited_for = stop.on_drop();
         let (answer, answered) = oneshot::channel();
         tokio::spawn(async move {
-            let mut came = self.work_for(query.call, query.work, context, stop.clone()).await;
+            let work = pin!(self.work_for(query.call, query.work, context, stop.clone()));
+            let mut came = match claim.clone() {
+                Some(mut claim) => match select(work, pin!(claim.is_used())).await {
+                    Either::Left((came, _)) => came,
+                    Either::Right((is_used, work)) => {
+                        if is_used {
+                            self.state().claimed(query.call);
+                        }
+                        work.await
+                    }
+                },
+                None => work.await,
+            };
             if let Some(mut claim) = claim {
-                self.state().came(now(), query.call);
+                self.state().came(now(), query.call, &came);
                 // The claim is asked first: a call may be made and then stopped.
                 let is_used = tokio::select! {
                     biased;

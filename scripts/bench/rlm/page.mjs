@@ -10,6 +10,7 @@ import { standing } from "./standing.mjs";
 
 /** The marks of a run's part: its command. */
 export const MARK = "<!-- npm run bench:rlm -- --write -->";
+export const AHEAD_MARK = "<!-- npm run bench:rlm -- --calls-ahead --write -->";
 export const SMALL_MARK = "<!-- npm run bench:rlm -- --local-sub-model --write -->";
 const END = "<!-- end of it -->";
 /** A controller that is known and takes no part. */
@@ -27,10 +28,9 @@ export function between(document, part, mark = MARK) {
 }
 
 /** The table of a run with the small model. @param {Row[]} rows @param {Facts[]} facts @param {About} about */
-export function smallTable(rows, facts, { date, machine, load, spent, revision, notes }) {
+export function smallTable(rows, facts, about) {
   const distinct = new Set(rows.map(({ seed }) => seed)).size;
-  const run = `A run of ${revision} on ${dayOf(date)}: ${machine}, a load of ${load.toFixed(1)}, ${spent} minutes.`;
-  const head = [run, ...notes, `${distinct} seeds, 12 sentences each:`].join(" ");
+  const head = [runOf(about), ...about.notes, `${distinct} seeds, 12 sentences each:`].join(" ");
   const lines = facts.map(({ name, title }) => {
     const own = rows.filter(({ contestant }) => contestant === name);
     const good = own.filter(({ error }) => error === undefined);
@@ -44,6 +44,10 @@ export function smallTable(rows, facts, { date, machine, load, spent, revision, 
   return `${head}\n\n${markdown(["", "right answers", "the models' time, s", "added, s"], lines)}\n`;
 }
 
+/** A sentence about a run. @param {About} about */
+const runOf = ({ date, machine, load, spent, revision }) =>
+  `A run of ${revision} on ${dayOf(date)}: ${machine}, a load of ${load.toFixed(1)}, ${spent} minutes.`;
+
 /** @param {Date} date */
 const dayOf = (date) => date.toLocaleDateString("en-GB", { day: "numeric", month: "long", year: "numeric" });
 
@@ -52,21 +56,20 @@ const dayOf = (date) => date.toLocaleDateString("en-GB", { day: "numeric", month
  * @param {(name: string) => { calls?: string, seconds?: boolean }} has  the limits that a contestant has
  * @param {About} about
  */
-export function pageTables(rows, facts, limits, has, { date, machine, load, spent, revision, notes }) {
+export function pageTables(rows, facts, limits, has, about) {
   const standard = rows.filter(({ scenario }) => scenario === "standard");
   const runs = standard.filter(({ contestant }) => contestant === facts[0]?.name);
   const distinct = (/** @type {keyof Row} */ key) => new Set(runs.map((row) => row[key])).size;
   const compared = answeredByAll(rows).filter(({ contestant }) => contestant === facts[0]?.name).length;
   const head = [
-    `A run of ${revision} on ${dayOf(date)}: ${machine}, a load of ${load.toFixed(1)}, ${spent} minutes. ${runs.length} runs of each contestant:`,
+    `${runOf(about)} ${runs.length} runs of each contestant:`,
     `${distinct("seed")} seeds, ${distinct("kind")} kinds of tasks, ${distinct("tokens")} sizes. Times and tokens are of the ${compared} that all of them answered.`,
-    ...['"±" is the standard deviation.', ...notes],
+    ...['"±" is the standard deviation.', ...about.notes],
   ].join("\n");
   const hasSome = (/** @type {string} */ name) => rows.some(({ scenario }) => scenario.startsWith(name));
   const plain = facts.filter((fact) => fact.plain);
   const parts = [head, picture(), main(standard, facts), ends(standard, facts), sizes(rows, facts)];
   if (hasSome("equal")) parts.push(equal(rows, plain));
-  if (hasSome("slow writer")) parts.push(ahead(rows, facts));
   const tried = plain.filter((fact) => fact.faults);
   if (hasSome("fault") || hasSome("limit")) parts.push(troubles(rows, tried, limits, has));
   parts.push(standing(rows, facts));
@@ -143,8 +146,8 @@ function ends(standard, facts) {
   ].join(" ");
 }
 
-/** Calls ahead, and the same without. @param {Row[]} rows @param {Facts[]} facts */
-function ahead(rows, facts) {
+/** The table of calls ahead, and of the same without. @param {Row[]} rows @param {Facts[]} facts @param {About} about */
+export function aheadTable(rows, facts, about) {
   const slow = rows.filter(({ scenario }) => scenario === "slow writer");
   const own = (/** @type {string} */ name) => slow.filter(({ contestant }) => contestant === name);
   // More runs than those that have one without calls ahead beside them.
@@ -168,11 +171,12 @@ function ahead(rows, facts) {
       return [title, spread(good.map(overhead), 2), total("begun"), total("wasted"), total("subCalls")];
     }),
   );
-  return [
+  return `${[
+    runOf(about),
     table,
     `With calls ahead, in ${begins.length} runs: ${total("broke")} replies whose code ended in the middle; ${total("begun")} calls begun ahead, ` +
       `${total("wasted")} of them in vain (${percent(total("wasted") / Math.max(1, total("begun")))}); in the worst run ${percent(most)}.`,
-  ].join("\n\n");
+  ].join("\n\n")}\n`;
 }
 
 /** Runs whose code asks in batches that no contestant cuts. @param {Row[]} rows @param {Facts[]} facts */

@@ -4,7 +4,7 @@ import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { root } from "../../project.mjs";
 import { CONTESTANTS } from "./contestants.mjs";
-import { MARK, SMALL_MARK, between, pageTables, smallTable } from "./page.mjs";
+import { AHEAD_MARK, MARK, SMALL_MARK, aheadTable, between, pageTables, smallTable } from "./page.mjs";
 import { picture } from "./spread.mjs";
 import { readmeLine } from "./standing.mjs";
 
@@ -12,30 +12,39 @@ import { readmeLine } from "./standing.mjs";
 /** @import { About } from "./page.mjs" */
 /** @import { Facts } from "./report.mjs" */
 
-/** What a run has measured. @typedef {{ rows: Row[], facts: Facts[], about: About, limits: { calls: number, seconds: number }, isSmall: boolean }} Measured */
+/** What a run has measured. @typedef {{ rows: Row[], facts: Facts[], about: About, limits: { calls: number, seconds: number }, form: string }} Measured */
 
 /** The part of the page for a run. @param {Measured} run */
-export const pageOf = ({ rows, facts, about, limits, isSmall }) =>
-  isSmall
-    ? smallTable(
-        rows,
-        facts.filter(({ plain }) => plain),
-        about,
-      )
-    : pageTables(rows, facts, limits, (name) => CONTESTANTS[name] ?? {}, about);
+export function pageOf({ rows, facts, about, limits, form }) {
+  if (form === "ahead") return aheadTable(rows, facts, about);
+  const plain = facts.filter((fact) => fact.plain);
+  if (form === "small") return smallTable(rows, plain, about);
+  return pageTables(rows, facts, limits, (name) => CONTESTANTS[name] ?? {}, about);
+}
 
 /** @param {{ name: string, title: string }[]} facts */
 export const inPicture = (facts) => facts.map(({ name, title }) => ({ name, title: title.replaceAll("`", "") }));
 
+/** Where the part of a form stands, and its raw lines. @type {Record<string, { mark: string, lines?: string }>} */
+const FORMS = {
+  long: { mark: MARK, lines: "docs/bench-rlm.jsonl" },
+  ahead: { mark: AHEAD_MARK, lines: "docs/bench-rlm-ahead.jsonl" },
+  small: { mark: SMALL_MARK },
+};
+
 /** @param {Measured} run */
 export function publish(run) {
-  const { rows, facts, isSmall } = run;
-  put("BENCHMARKS.md", pageOf(run), isSmall ? SMALL_MARK : MARK);
-  if (isSmall) return;
+  const { rows, facts, form } = run;
+  const place = FORMS[form];
+  if (!place) throw new Error(`the form "${form}" has no place in BENCHMARKS.md`);
+  put("BENCHMARKS.md", pageOf(run), place.mark);
+  if (place.lines) {
+    const lines = rows.map((row) => JSON.stringify({ ...row, answer: undefined, calls: undefined }, rounded));
+    writeFileSync(join(root, place.lines), `${lines.join("\n")}\n`);
+  }
+  if (form !== "long") return;
   put("README.md", readmeLine(rows, facts), MARK);
   writeFileSync(join(root, "docs/bench-rlm.svg"), picture(rows, inPicture(facts)));
-  const lines = rows.map((row) => JSON.stringify({ ...row, answer: undefined, calls: undefined }, rounded));
-  writeFileSync(join(root, "docs/bench-rlm.jsonl"), `${lines.join("\n")}\n`);
 }
 
 /** @param {string} _ @param {unknown} value */

@@ -110,7 +110,8 @@ export function readmeLine(rows, facts) {
   const span = (/** @type {Facts[]} */ of) => {
     const seconds = of.map(({ name }) => added(name)).sort((a, b) => a - b);
     const [least = 0, most = 0] = [seconds[0], seconds.at(-1)];
-    return seconds.length > 1 ? `${least.toFixed(2)} to ${most.toFixed(1)} s` : `${least.toFixed(2)} s`;
+    const shown = (/** @type {number} */ value) => value.toFixed(value < 1 ? 2 : 1);
+    return seconds.length > 1 ? `${shown(least)} to ${shown(most)} s` : `${shown(least)} s`;
   };
   const [bare, isolated] = [true, false].map((is) => rivals.filter(({ isolation }) => (isolation === "none") === is));
   const [host = "", page = ""] = OURS;

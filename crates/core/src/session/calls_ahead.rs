@@ -1,8 +1,11 @@
 //! Host calls that are begun ahead: a shadow made them, and nobody has asked for its code yet.
 //!
 //! Only calls of `llm_query` are begun, and only by code that is being written: its complete statements are certain to come. A begun call
-//! belongs to its shadow. When the shadow is promoted, the same call of the promoted guest *claims* it. When the shadow ends instead, the
-//! call is aborted, and counts as wasted. A session that has wasted too much begins no more.
+//! belongs to its shadow. When the shadow is promoted, the same call of the promoted guest *claims* it.
+//!
+//! When the shadow ends instead, its calls are *left*. A reply that was cut, or has a mistake in its code, is often followed by nearly the
+//! same code. Calls with the same arguments in that code, while it is being written, take the left ones over. After the next execution, left
+//! calls are aborted, and count as wasted. A session that has wasted too much begins no more.
 //!
 //! The budget counts a call when it is begun. What the call used is charged when it is claimed or wasted.
 //!
@@ -11,7 +14,7 @@
 use std::collections::BTreeMap;
 
 use super::calls::{Call, Calls, Running, Waiting};
-use super::interpreter::Interpreter;
+use super::interpreter::{Guest, Interpreter};
 use super::shadow::Shadow;
 use super::shadows::{ShadowEffect, Shadows};
 use super::{Body, Effect, Encoded, HostEffect, Session};
@@ -30,6 +33,7 @@ pub(super) struct Begun<B> {
     guest_call: u32,
     /// The host's number for the call.
     call: u32,
+    args: Encoded<B>,
     budget: Budget,
     /// The use of the budget that was reported so far. It is not charged yet.
     usage: Vec<Usage>,
@@ -60,13 +64,61 @@ impl<B> Begun<B> {
     }
 }
 
+/// A call of a shadow that has ended.
+#[derive(Debug)]
+struct Left<B> {
+    /// The execution that the shadow ran ahead.
+    execution: u32,
+    begun: Begun<B>,
+}
+
 /// The begun calls of a session.
-#[derive(Debug, Default)]
-pub(super) struct AheadOfCalls {
+#[derive(Debug)]
+pub(super) struct AheadOfCalls<B> {
     /// True if calls may be begun ahead.
     pub(super) is_on: bool,
     last: u32,
+    left: Vec<Left<B>>,
     pub(super) tally: CallsAhead,
+}
+
+impl<B> Default for AheadOfCalls<B> {
+    fn default() -> Self {
+        Self {
+            is_on: false,
+            last: 0,
+            left: Vec::new(),
+            tally: CallsAhead::default(),
+        }
+    }
+}
+
+impl<B: Body> AheadOfCalls<B> {
+    /// Returns true if too many calls were begun in vain. Calls that are left may be in vain.
+    fn has_wasted(&self, interpreter: &Interpreter<B>) -> bool {
+        let left = u32::try_from(self.left.len()).unwrap_or(u32::MAX);
+        let wasted = self.tally.wasted + interpreter.stats.ahead.calls.wasted;
+        f64::from(wasted) + f64::from(left) > WASTED_CALLS * f64::from(interpreter.stats.host_calls)
+    }
+
+    /// Takes a left call with these arguments, for another call of the guest's.
+    fn take_left(&mut self, guest_call: u32, args: &Encoded<B>) -> Option<Begun<B>> {
+        let is_same = |left: &Left<B>| {
+            let its = &left.begun.args;
+            its.encoding == args.encoding && its.body.is_same(&args.body)
+        };
+        let place = self.left.iter().position(is_same)?;
+        let begun = self.left.remove(place).begun;
+        Some(Begun { guest_call, ..begun })
+    }
+
+    /// The number for another call.
+    fn next(&mut self) -> u32 {
+        let call = FIRST_CALL + self.last;
+        self.last = self.last.wrapping_add(1) % FIRST_CALL;
+        self.tally.begun += 1;
+        call
+    }
 }
 
 impl<B: Body> Session<B> {
@@ -138,7 +190,7 @@ impl<B: Body> Shadows<B> {
     pub(super) fn begin_calls(&mut self, now: f64, interpreter: &Interpreter<B>) {
         let config = &interpreter.config;
         // In such a profile, calls are refused all together. So none is begun before all are known.
-        if !self.calls.is_on || config.profile.has_whole_batches() || self.has_wasted_calls(interpreter) {
+        if !self.calls.is_on || config.profile.has_whole_batches() {
             return;
         }
         let name = QUERIES[0];
@@ -154,16 +206,20 @@ impl<B: Body> Shadows<B> {
         };
         let most_bytes = config.limits.max_value_bytes;
         for (guest_call, args) in shadow.calls_to_begin(name, most as usize, most_bytes) {
-            let budget = interpreter.budget.clone();
-            if budget.admit(now).is_err() {
-                return; // the code that comes is told so
+            if let Some(left) = self.calls.take_left(guest_call, &args) {
+                shadow.begun.push(left);
+                continue;
             }
-            let call = FIRST_CALL + self.calls.last;
-            self.calls.last = self.calls.last.wrapping_add(1) % FIRST_CALL;
-            self.calls.tally.begun += 1;
+            let budget = interpreter.budget.clone();
+            let is_full = shadow.begun.len() + self.calls.left.len() >= most as usize;
+            if is_full || self.calls.has_wasted(interpreter) || budget.admit(now).is_err() {
+                continue; // the code that comes makes the call, or is told why not
+            }
+            let call = self.calls.next();
             shadow.begun.push(Begun {
                 guest_call,
                 call,
+                args: args.clone(),
                 budget: budget.clone(),
                 usage: Vec::new(),
                 result: None,
@@ -180,15 +236,10 @@ impl<B: Body> Shadows<B> {
         }
     }
 
-    /// Returns true if too many calls were begun in vain.
-    fn has_wasted_calls(&self, interpreter: &Interpreter<B>) -> bool {
-        let wasted = self.calls.tally.wasted + interpreter.stats.ahead.calls.wasted;
-        f64::from(wasted) > WASTED_CALLS * f64::from(interpreter.stats.host_calls)
-    }
-
     fn begun(&mut self, call: u32) -> Option<&mut Begun<B>> {
-        let begun = self.shadows.iter_mut().flat_map(|shadow| &mut shadow.begun);
-        begun.into_iter().find(|begun| begun.call == call)
+        let left = self.calls.left.iter_mut().map(|left| &mut left.begun);
+        let mut begun = self.shadows.iter_mut().flat_map(|shadow| &mut shadow.begun).chain(left);
+        begun.find(|begun| begun.call == call)
     }
 
     /// Keeps the result of a call that nobody has claimed yet. Returns the result if there is no such call.
@@ -211,10 +262,20 @@ impl<B: Body> Shadows<B> {
         self.begun(call).map(|begun| begun.used(usage)).is_some()
     }
 
-    /// Gives up the begun calls of a shadow that has ended.
-    pub(super) fn waste_calls(&mut self, shadow: &mut Shadow<B>) {
-        for begun in std::mem::take(&mut shadow.begun) {
-            let call = begun.waste(&mut self.calls.tally);
+    /// Leaves the begun calls of a shadow that has ended to the code that comes.
+    pub(super) fn leave_calls(&mut self, shadow: &mut Shadow<B>) {
+        let execution = shadow.execution;
+        let left = std::mem::take(&mut shadow.begun).into_iter();
+        self.calls.left.extend(left.map(|begun| Left { execution, begun }));
+    }
+
+    /// Gives up calls that were left, once the execution after theirs is over, or the sandbox.
+    pub(super) fn waste_left_calls(&mut self, interpreter: &Interpreter<B>) {
+        let is_over = interpreter.guest == Guest::Destroyed;
+        let next = interpreter.last_execution + u32::from(interpreter.is_at_rest());
+        let calls = &mut self.calls;
+        for left in calls.left.extract_if(.., |left| is_over || left.execution + 1 < next) {
+            let call = left.begun.waste(&mut calls.tally);
             self.effects.push(ShadowEffect::Host(HostEffect::AbortHost(call)));
         }
     }

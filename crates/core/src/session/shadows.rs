@@ -76,7 +76,7 @@ pub(super) struct Shadows<B> {
     last_shadow: ShadowId,
     last_check: u32,
     answered_check: u32,
-    pub(super) calls: AheadOfCalls,
+    pub(super) calls: AheadOfCalls<B>,
     pub(super) effects: Vec<ShadowEffect<B>>,
 }
 
@@ -438,7 +438,7 @@ impl<B: Body> Shadows<B> {
     fn end_where(&mut self, is_vain: impl Fn(&Shadow<B>) -> bool) {
         let vain: Vec<_> = self.shadows.extract_if(.., |shadow| is_vain(shadow)).collect();
         for mut shadow in vain {
-            self.waste_calls(&mut shadow);
+            self.leave_calls(&mut shadow);
             let spent_ms = shadow.busy_ms(self.now).max(0.0);
             self.share.waste(spent_ms);
             let tally = self.tally(shadow.prediction.source);

@@ -3,7 +3,7 @@
 use sandglass_core::budget::{Budget, BudgetLimits, Usage};
 use sandglass_core::limits::Limits;
 use sandglass_core::predictions::{Prediction, Source};
-use sandglass_core::protocol::{Encoding, Event, ReplyStatus};
+use sandglass_core::protocol::{Encoding, Ended, Event, ExecutionReport, ReplyStatus};
 use sandglass_core::session::{Input, Session};
 use sandglass_core::stats::CallsAhead;
 
@@ -37,6 +37,10 @@ fn calls(world: &mut World, name: &str) -> u32 {
 }
 
 fn calls_as(world: &mut World, name: &str, call: u32) {
+    calls_with(world, name, call, b"args");
+}
+
+fn calls_with(world: &mut World, name: &str, call: u32, args: &[u8]) {
     let event = Event::HostCall {
         exchange: world.shadow_turn(),
         call,
@@ -45,7 +49,7 @@ fn calls_as(world: &mut World, name: &str, call: u32) {
         encoding: Encoding::Marshal,
         blocking: false,
     };
-    world.shadow_says(event, Some(b"args"));
+    world.shadow_says(event, Some(args));
 }
 
 fn begun(world: &World) -> Vec<u32> {
@@ -166,31 +170,96 @@ fn a_failure_is_told_when_the_code_is_asked_for() {
 }
 
 #[test]
-fn other_code_aborts_the_calls_and_pays_for_them() {
+fn calls_that_no_code_makes_are_aborted_and_paid_for() {
     let mut world = ready_within(None);
     world.writes("a");
     world.shadow_begins();
     calls(&mut world, "llm_query");
     let early = begun(&world)[0];
     world.feed(Input::Used(early, tokens(5.0)));
-    world.execute("b");
-    assert_eq!(world.asked_for(), "execute b");
+    for code in ["b", "c"] {
+        assert!(world.aborted.is_empty(), "the code that comes next may make it");
+        world.execute(code);
+        assert_eq!(world.asked_for(), format!("execute {code}"));
+        world.ends(ok());
+    }
     assert!(world.begun.is_empty() && world.aborted.contains(&early));
     assert_eq!(counts(&world), (1, 0, 1));
     let spent = world.session.budget().spent();
     assert_eq!((spent.calls, spent.tokens()), (1.0, 5.0));
     world.returns(early, "late");
-    world.ends(ok());
 }
 
 #[test]
-fn a_reply_that_begins_again_aborts_the_calls() {
+fn the_same_calls_in_a_reply_that_is_mended_answer_it() {
+    let mut world = ready_within(None);
+    world.writes("a");
+    world.shadow_begins();
+    calls(&mut world, "llm_query");
+    calls(&mut world, "llm_query");
+    let [early, late] = begun(&world)[..] else {
+        panic!("two begin")
+    };
+    world.returns(early, "one");
+    // The code is cut, and fails.
+    world.execute("a(");
+    world.ends(ExecutionReport {
+        ended: Ended::Error,
+        error_type: Some("SyntaxError".to_owned()),
+        ..ok()
+    });
+    world.wait(60.0);
+    world.saves(true);
+    world.writes("a");
+    world.shadow_begins();
+    let first = calls(&mut world, "llm_query");
+    let second = calls(&mut world, "llm_query");
+    let other = world.fresh_call();
+    calls_with(&mut world, "llm_query", other, b"other");
+    assert_eq!(
+        begun(&world),
+        [early, late],
+        "none begins anew, and too many may be in vain for another"
+    );
+    let ticket = asked_for(&mut world, "a\nb");
+    assert_eq!(world.reply(first), Some((ReplyStatus::Ok, "one")));
+    world.returns(late, "two");
+    assert_eq!(world.reply(second), Some((ReplyStatus::Ok, "two")));
+    let usual = world.under_way()[0];
+    world.returns(usual, "three");
+    world.ends(ok());
+    assert_eq!(world.execution(ticket).host_calls, 3);
+    assert_eq!(world.session.budget().spent().calls, 3.0);
+    assert_eq!(counts(&world), (2, 2, 0));
+}
+
+#[test]
+fn a_reply_that_begins_again_makes_the_same_calls() {
     let mut world = ready_within(None);
     world.writes("a");
     world.shadow_begins();
     calls(&mut world, "llm_query");
     world.writes("");
-    assert!(world.begun.is_empty() && world.aborted.len() == 1);
+    let early = begun(&world);
+    assert!(early.len() == 1 && world.aborted.is_empty());
+    world.saves(true);
+    world.writes("a");
+    world.shadow_begins();
+    calls(&mut world, "llm_query");
+    assert_eq!(begun(&world), early);
+}
+
+#[test]
+fn calls_that_are_left_end_with_the_sandbox() {
+    let mut world = ready_within(None);
+    world.writes("a");
+    world.shadow_begins();
+    calls(&mut world, "llm_query");
+    let early = begun(&world)[0];
+    world.writes("");
+    world.feed(Input::Destroy);
+    assert!(world.aborted.contains(&early));
+    assert_eq!(counts(&world), (1, 0, 1));
 }
 
 #[test]
@@ -205,6 +274,8 @@ fn too_much_waste_ends_it_until_there_are_enough_calls() {
         let call = world.under_way()[0];
         world.returns(call, "it");
     }
+    world.ends(ok());
+    world.execute("b"); // does not make the call either
     world.ends(ok());
     let again = |world: &mut World, code: &str| {
         world.wait(60.0);

@@ -606,10 +606,7 @@ impl World {
         assert!(self.calls.len() <= self.limits.max_concurrent_host_calls as usize);
         let idle = self.guest.as_ref().is_none_or(|guest| guest.exchange.is_none());
         assert!(!idle || self.calls.is_empty(), "host calls outlive their exchange");
-        assert!(
-            self.begun.is_empty() || !self.shadows.is_empty() || !idle,
-            "calls outlive the code that has made them"
-        );
+        assert!(self.begun.is_empty() || !self.destroyed, "calls outlive the sandbox");
         assert!(self.begun.len() <= self.limits.max_concurrent_host_calls as usize);
         let ahead = self.session.stats().ahead.calls;
         #[expect(clippy::cast_possible_truncation, reason = "a few")]

@@ -135,10 +135,11 @@ fn begun(tree: &Arc<Tree>) -> (Run, u32) {
 #[test]
 fn a_reply_does_not_wait_for_calls_that_it_has_begun() {
     let (mut run, call) = begun(&Tree::new(rules(), 0.0));
-    run.came(2.0, call);
+    run.came(2.0, call, &Came::Reply(said("x")));
     let next = run.handle(3.0, Input::Replied(Ok(said(&cell("look")))));
     assert_eq!(next.step, Some(Step::Execute("look".to_owned())));
-    // What follows the code waits for them, as for all others.
+    // What follows the code waits for those that the code has made, as for all others.
+    run.claimed(call);
     let next = run.handle(4.0, executed());
     assert!(next.events.is_empty() && next.step.is_none(), "{next:?}");
     let (answer, next) = run.answered(9.0, call, Came::Reply(said("x")));
@@ -152,6 +153,27 @@ fn a_reply_does_not_wait_for_calls_that_it_has_begun() {
         }
     ));
     assert!(matches!(next.step, Some(Step::Ask(2, _))), "{next:?}");
+}
+
+#[test]
+fn calls_that_no_code_has_made_are_left_to_the_next_reply() {
+    let (mut run, call) = begun(&Tree::new(rules(), 0.0));
+    run.came(2.0, call, &Came::Reply(said("x")));
+    run.handle(3.0, Input::Replied(Ok(said(&cell("look(")))));
+    let next = run.handle(4.0, executed());
+    assert!(matches!(next.step, Some(Step::Ask(2, _))), "{next:?}");
+    // A run that ends first has them in vain, with what they have used.
+    let input = run.budget().spent().input_tokens;
+    let next = run.handle(5.0, Input::Replied(Ok(said("FINAL(it is so)"))));
+    let wasted = next.events.iter().find_map(|event| match &event.kind {
+        RlmEventKind::CallEnded {
+            wasted: true, usage, ..
+        } => *usage,
+        _ => None,
+    });
+    let wasted = wasted.expect("the call ends");
+    assert!(wasted.output_tokens > 0.0, "{wasted:?}");
+    assert!(run.budget().spent().input_tokens >= input + wasted.input_tokens);
 }
 
 #[test]
@@ -321,6 +343,8 @@ struct Simulation {
     tree: Arc<Tree>,
     runs: BTreeMap<String, Driven>,
     events: Vec<RlmEvent>,
+    /// Calls begun ahead that code has made, with the number of events before.
+    claimed: BTreeMap<(String, u32), usize>,
     now: f64,
 }
 
@@ -409,6 +433,11 @@ impl Simulation {
                 let call = driven.asked.pop_last().unwrap();
                 self.answer(&id, call, Came::Wasted(Reply::default()));
             }
+            (5, Some(Step::Execute(_))) if !driven.asked.is_empty() => {
+                let call = *driven.asked.first().unwrap();
+                driven.run.claimed(call);
+                self.claimed.entry((id, call)).or_insert(self.events.len());
+            }
             (2, Some(_)) if what == 2 => {
                 driven.step = None;
                 self.give(&id, Input::Stopped);
@@ -441,7 +470,7 @@ proptest! {
     fn nothing_outlives_what_it_belongs_to(choices in prop::collection::vec(any::<u16>(), 0..200), max_depth in 0u32..3) {
         let tree = Tree::new(Rules { max_depth, ..rules() }, 0.0);
         let root = tree.root("t".to_owned(), budget(), 0.0);
-        let mut driver = Simulation { tree, runs: BTreeMap::new(), events: Vec::new(), now: 0.0 };
+        let mut driver = Simulation { tree, runs: BTreeMap::new(), events: Vec::new(), claimed: BTreeMap::new(), now: 0.0 };
         driver.begin(root, None);
         for choice in choices {
             if driver.runs.is_empty() {
@@ -463,8 +492,9 @@ proptest! {
         prop_assert!(driver.runs.is_empty());
 
         let mut open: BTreeMap<String, BTreeMap<u32, Option<String>>> = BTreeMap::new();
+        let mut is_ahead = BTreeSet::new();
         let (mut calls, mut ended) = (BTreeMap::new(), BTreeSet::new());
-        for RlmEvent { run, depth, kind, .. } in driver.events {
+        for (at, RlmEvent { run, depth, kind, .. }) in driver.events.into_iter().enumerate() {
             prop_assert!(depth <= max_depth && run.matches('.').count() == depth as usize);
             prop_assert!(!ended.contains(&run), "{} goes on after its end", run);
             match kind {
@@ -479,7 +509,10 @@ proptest! {
                     prop_assert_eq!(open.remove(&run), Some(BTreeMap::new()), "{} leaves calls", run);
                     ended.insert(run);
                 }
-                RlmEventKind::CallStarted { call, child, .. } => {
+                RlmEventKind::CallStarted { call, child, ahead, .. } => {
+                    if ahead {
+                        is_ahead.insert((run.clone(), call));
+                    }
                     let last: &mut u32 = calls.entry(run.clone()).or_default();
                     *last += 1;
                     prop_assert_eq!(*last, call);
@@ -490,8 +523,14 @@ proptest! {
                     prop_assert!(child.is_some(), "call {} has not begun", call);
                     prop_assert!(child.flatten().is_none_or(|child| ended.contains(&child)));
                 }
-                // Events of a block's queries come before the block's end.
-                RlmEventKind::ExecutionEnded { .. } => prop_assert!(open[&run].is_empty()),
+                // Events of a block's queries come before the block's end. Those that were begun ahead may be left to the next block.
+                RlmEventKind::ExecutionEnded { .. } => {
+                    for call in open[&run].keys() {
+                        let query = (run.clone(), *call);
+                        let is_left = driver.claimed.get(&query).is_none_or(|claimed| *claimed > at);
+                        prop_assert!(is_left && is_ahead.contains(&query), "call {} of {} is open", call, run);
+                    }
+                }
                 _ => {}
             }
         }

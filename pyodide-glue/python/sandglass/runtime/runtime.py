@@ -284,7 +284,8 @@ class Runtime:
                 except BaseException as error:
                     self._error = error
             elif ends and growing is not None:
-                self._end_run()  # an earlier statement has ended the cell
+                # An earlier statement has ended the cell.
+                self._end_run(self.reserve is not None and self.reserve.ease())
             if not ends:
                 if self.is_watched():
                     self.take_rest()  # the watching code would see the work in between
@@ -505,9 +506,11 @@ class Runtime:
             if ends:
                 self._loops.run_begun()
         finally:
+            # First: all that follows needs memory, and be it for one number.
+            full = self.reserve is not None and self.reserve.ease()
             self._recursion.end()
             if ends:
-                self._end_run()
+                self._end_run(full)
 
     def _show_result(self, show: Callable[[object], str], value: object) -> None:
         self._write("result", show(value))
@@ -525,8 +528,8 @@ class Runtime:
             return  # too large or too deep: its text tells about it
         self._display(values.VALUE_MIME + encoding, body, True)
 
-    def _end_run(self) -> None:
-        if self.reserve is not None and self.reserve.ease():
+    def _end_run(self, full: bool) -> None:
+        if full:
             self._last.forget()
             self._stderr.write(_MEMORY_FULL)
         if self._loops.has_any:

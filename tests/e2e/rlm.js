@@ -396,6 +396,46 @@ const ANSWERS = {
   },
 };
 
+/**
+ * Problems of a run whose first call begins ahead, and is in vain.
+ * @param {string} beginning the part of the reply that is heard before the call begins
+ * @param {string} rest the part that is heard after it
+ * @param {string} whole the reply, whose code asks for the second
+ */
+async function inVain(beginning, rest, whole) {
+  const problems = [];
+  for (const pause of [1_000, 4_000, 16_000, 64_000]) {
+    let asked = 0;
+    const result = await run({
+      task: "t",
+      aheadCalls: true,
+      model: async (_, { onText }) => {
+        onText(beginning);
+        await new Promise((resolve) => setTimeout(resolve, pause));
+        onText(rest);
+        return whole;
+      },
+      subModel: (messages) => ({ text: `<${(asked++, messages.at(-1)?.content)}>`, usage: { inputTokens: 7 } }),
+    });
+    problems.push(...ended(result, "<the second>"), ...result.problems);
+    const calls = result.events.filter((event) => event.type === "callEnded");
+    problems.push(...unequal(calls.length, asked, "queries"), ...unequal(result.usage.calls, 1 + asked, "calls"));
+    if (asked < 2) continue;
+    const told = calls.map(
+      (event) => event.type === "callEnded" && [event.wasted ?? false, event.answer ?? null, event.usage?.inputTokens],
+    );
+    // The next code could have made the first call as well. So it ends last.
+    const expected = [
+      [false, "<the second>", 7],
+      [true, null, 7],
+    ];
+    problems.push(...unequal(told, expected, "told"));
+    const again = await run({ task: "t", model: replayRlm(result.events) });
+    return [...problems, ...unequal(again.answer, "<the second>", "replayed")];
+  }
+  return [...problems, "it never was ready"];
+}
+
 /** @type {Record<string, () => Promise<string[]>>} */
 const MODELS = {
   "replies come as streams and in one piece": async () => {
@@ -594,40 +634,43 @@ const MODELS = {
   },
 
   "calls in vain are told and paid, and never answer other code": async () => {
+    const heard = "```repl\nx = llm_query('the first')\nprint(x)\n";
+    const second = cell("x = llm_query('the second')\nFINAL(x)");
+    const thoughts = `${heard}\`\`\`\nNo.\n</think>\n`;
+    const problems = [];
+    // The reply turns out to be another one than was heard, or what was heard turns out to be thoughts.
+    for (const [beginning, rest, whole] of [
+      [heard, "", second],
+      [thoughts.slice(0, -10), thoughts.slice(-10) + second, thoughts + second],
+    ])
+      problems.push(...(await inVain(beginning, rest, whole)));
+    return problems;
+  },
+
+  "calls of code that breaks off answer the code that is mended": async () => {
+    const heard = "```repl\nx = llm_query('the first')\n";
+    const rests = ["print((\n```", "FINAL(x)\n```"];
     const problems = [];
     for (const pause of [1_000, 4_000, 16_000, 64_000]) {
-      let asked = 0;
+      let [asked, turn] = [0, 0];
       const result = await run({
         task: "t",
         aheadCalls: true,
-        // The reply turns out to be another one than was heard.
         model: async (_, { onText }) => {
-          onText("```repl\nx = llm_query('the first')\nprint(x)\n");
+          const rest = rests[turn++] ?? "";
+          onText(heard);
           await new Promise((resolve) => setTimeout(resolve, pause));
-          return cell("x = llm_query('the second')\nFINAL(x)");
+          onText(rest);
+          return heard + rest;
         },
         subModel: (messages) => ({ text: `<${(asked++, messages.at(-1)?.content)}>`, usage: { inputTokens: 7 } }),
       });
-      problems.push(...ended(result, "<the second>"), ...result.problems);
-      const calls = result.events.filter((event) => event.type === "callEnded");
-      problems.push(...unequal(calls.length, asked, "queries"), ...unequal(result.usage.calls, 1 + asked, "calls"));
-      if (asked < 2) continue;
-      const told = calls.map(
-        (event) =>
-          event.type === "callEnded" && [event.wasted ?? false, event.answer ?? null, event.usage?.inputTokens],
-      );
-      problems.push(
-        ...unequal(
-          told,
-          [
-            [true, null, 7],
-            [false, "<the second>", 7],
-          ],
-          "told",
-        ),
-      );
-      const again = await run({ task: "t", model: replayRlm(result.events) });
-      return [...problems, ...unequal(again.answer, "<the second>", "replayed")];
+      problems.push(...ended(result, "<the first>"), ...result.problems, ...unequal(asked, 1, "queries"));
+      problems.push(...unequal(result.usage.calls, 3, "calls"));
+      const types = result.events.map(({ type }) => type);
+      if (types.indexOf("callStarted") > types.indexOf("executionEnded")) continue; // not while the first reply was written
+      const told = result.events.flatMap((event) => (event.type === "callEnded" ? [[event.wasted, event.answer]] : []));
+      return [...problems, ...unequal(told, [[undefined, "<the first>"]], "told")];
     }
     return [...problems, "it never was ready"];
   },

@@ -308,7 +308,8 @@ impl Controller {
         let Parsed {
             mut blocks,
             others,
-            prose,
+            mut prose,
+            thinks_code,
         } = parsed;
         let all = blocks.len();
         let mut beyond = None;
@@ -320,6 +321,9 @@ impl Controller {
             let why = format!("of one reply at most {MAX_BLOCKS} are");
             beyond = Some(prompt::skipped(MAX_BLOCKS + 1, all, &why));
         }
+        if beyond.is_some() {
+            prose.clear();
+        }
         let mut running = Running {
             beyond,
             ..Running::new(reply.text, blocks, prose)
@@ -329,7 +333,10 @@ impl Controller {
                 Some(Declared::Code(code, name)) => running.declare(code, name),
                 Some(Declared::Text(text)) => return self.declared(now, running, Ok(Value::String(text))),
                 None => {
-                    let told = running.beyond.take().unwrap_or_else(|| prompt::no_code(others.len()));
+                    let told = running
+                        .beyond
+                        .take()
+                        .unwrap_or_else(|| prompt::no_code(others.len(), thinks_code));
                     running.feedback.push(told);
                     return self.next_turn(now, running);
                 }
@@ -347,7 +354,8 @@ impl Controller {
                     running.declare(code, name);
                     self.next_block(now, running);
                 }
-                Some(Declared::Text(text)) => self.declared(now, running, Ok(Value::String(text))),
+                // A text was written before the blocks ran, so it may rest on output that the model made up.
+                Some(Declared::Text(_)) => self.declared(now, running, Err(prompt::text_beside_code().to_owned())),
                 None => self.next_turn(now, running),
             };
         };

@@ -16,7 +16,7 @@ pub enum Directive<'a> {
 
 /// The final answer that a model's reply declares outside of its code, if there is one.
 ///
-/// A directive begins a line, after white space at most. A `FINAL_VAR` anywhere comes before all `FINAL`s, and its name ends at the first
+/// A directive begins a line, after white space and special tokens (`<|begin_of_box|>`) at most. A `FINAL_VAR` anywhere comes before all `FINAL`s, and its name ends at the first
 /// parenthesis. The first `FINAL(…)` counts that [has an end](end_of_answer).
 pub fn final_directive(text: &str) -> Option<Directive<'_>> {
     if let Some(rest) = after_line_starts(text, "FINAL_VAR(").next()
@@ -34,7 +34,11 @@ pub fn final_directive(text: &str) -> Option<Directive<'_>> {
 fn after_line_starts<'a>(text: &'a str, prefix: &str) -> impl Iterator<Item = &'a str> {
     let mut start = 0;
     text.split_inclusive('\n').filter_map(move |line| {
-        let indent = line.len() - line.trim_start_matches(is_space).len();
+        let mut words = line.trim_start_matches(is_space);
+        while let Some(rest) = after_token(words) {
+            words = rest.trim_start_matches(is_space);
+        }
+        let indent = line.len() - words.len();
         let found = line[indent..]
             .starts_with(prefix)
             .then(|| start + indent + prefix.len());
@@ -49,10 +53,11 @@ fn after_line_starts<'a>(text: &'a str, prefix: &str) -> impl Iterator<Item = &'
 fn end_of_answer(text: &str) -> Option<usize> {
     let (mut depth, mut least, mut start, mut last) = (1_i64, 1, 0, None);
     for line in text.split_inclusive('\n') {
-        let ends = line
-            .trim_end_matches(is_space)
-            .trim_end_matches(['.', '!'])
-            .strip_suffix(')');
+        let mut words = line.trim_end_matches(is_space);
+        while let Some(rest) = before_token(words) {
+            words = rest.trim_end_matches(is_space);
+        }
+        let ends = words.trim_end_matches(['.', '!']).strip_suffix(')');
         let end = ends.map(|before| start + before.len());
         let mut closes = false;
         for char in line.chars().filter(|char| matches!(char, '(' | ')')) {
@@ -67,6 +72,22 @@ fn end_of_answer(text: &str) -> Option<usize> {
         start += line.len();
     }
     last
+}
+
+/// The text after a special token of a model at the beginning of a text. Some models put answers between such tokens.
+fn after_token(text: &str) -> Option<&str> {
+    let (token, rest) = text.strip_prefix("<|")?.split_once("|>")?;
+    is_token(token).then_some(rest)
+}
+
+/// The text before a special token at the end of a text.
+fn before_token(text: &str) -> Option<&str> {
+    let (rest, token) = text.strip_suffix("|>")?.rsplit_once("<|")?;
+    is_token(token).then_some(rest)
+}
+
+fn is_token(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|char| char.is_ascii_alphanumeric() || char == '_')
 }
 
 /// White space by Python's rules, which have four more separators.
@@ -123,6 +144,11 @@ mod tests {
             ("FINAL(1)\nFINAL_VAR(x", Some(Value("1"))),
             ("Use `FINAL_VAR(x)`\nFINAL(1)", Some(Value("1"))),
             ("FINAL_VARS(x)", None),
+            ("<|begin_of_box|>FINAL(f(1))<|end_of_box|>", Some(Value("f(1)"))),
+            ("<|a|> <|b|> FINAL_VAR(x)", Some(Variable("x"))),
+            ("FINAL(x).<|im_end|>\n<|endoftext|>", Some(Value("x"))),
+            ("<|no token|>FINAL(x)", None),
+            ("FINAL(a <|b|>", None),
         ] {
             assert_eq!(final_directive(text), expected, "{text:?}");
         }

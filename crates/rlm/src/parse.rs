@@ -2,11 +2,15 @@
 //!
 //! *Blocks* are fenced code in Markdown: three or more backticks or tildes, then `repl`, `python`, `py` or `python3`. Models also write
 //! fences after a quote's `>`, a list's mark, a tag, a character without width, or words of a sentence (`fence.rs`). A fence inside of a
-//! triple-quoted string in the code does not end the block. *Thoughts*, `<think>…</think>`, are skipped. The rest is *prose*.
+//! triple-quoted string in the code does not end the block. A block without a closing fence ends before the next fence that names a
+//! language, and before a paragraph of words (`prose.rs`). *Thoughts*, `<think>…</think>`, are skipped. The rest is *prose*.
 //!
 //! Prose may declare an answer, so a block's text must never be read as prose. If a reply can be read in two ways, its prose ends there.
+//!
+//! Decisions: `docs/internals/controller.md`.
 
 mod fence;
+mod prose;
 
 pub use fence::may_end;
 use fence::{End, Fence, is_blank};
@@ -38,6 +42,8 @@ pub struct Parsed {
     pub others: Vec<Block>,
     /// Stretches of text outside of all fences.
     pub prose: Vec<String>,
+    /// True if thoughts have code. It is in no block.
+    pub thinks_code: bool,
 }
 
 /// A fenced block.
@@ -51,18 +57,33 @@ pub struct Block {
 
 /// Takes a reply apart.
 pub fn parse(reply: &str) -> Parsed {
+    read(reply, false)
+}
+
+/// Takes apart the whole lines of a reply that is still being written. Each block's code is a beginning of that block's code in the
+/// complete reply, with one exception: an end of thoughts without a beginning, which nobody can foresee, makes all before it thoughts.
+/// What may become anything else is left out.
+pub fn parse_beginning(lines: &str) -> Parsed {
+    read(lines, true)
+}
+
+fn read(reply: &str, goes_on: bool) -> Parsed {
     let lines: Vec<&str> = reply.lines().collect();
-    let mut reader = Reader::default();
+    let mut reader = Reader {
+        goes_on,
+        ..Reader::default()
+    };
     let mut next = 0;
     // The rest of a line after a tag.
     let mut left = None;
     while let Some(line) = left.take().or_else(|| lines.get(next).copied().inspect(|_| next += 1)) {
         let rest = &lines[next..];
-        if let Some((taken, after)) = thoughts(line, rest) {
+        if let Some((taken, after)) = reader.thoughts(line, rest) {
+            reader.think(line, &rest[..taken]);
             next += taken;
             left = after;
-        } else if let Some(after) = end_of_thoughts(line) {
-            reader = Reader::default();
+        } else if let Some((before, after)) = end_of_thoughts(line) {
+            reader.end_thoughts(before);
             left = Some(after);
         } else if let Some(taken) = reader.tagged(line, rest) {
             next += taken;
@@ -82,24 +103,13 @@ pub fn code_so_far(reply: &str) -> String {
     blocks.map(|block| block.code + "\n").collect()
 }
 
-/// Reads thoughts at the beginning of a line. Returns the number of further lines that they take, and the text after them on the last.
-fn thoughts<'a>(line: &'a str, rest: &[&'a str]) -> Option<(usize, Option<&'a str>)> {
-    let text = line.trim_start_matches(is_blank);
-    let (name, text) = THOUGHTS
-        .iter()
-        .find_map(|name| Some((name, text.strip_prefix(&format!("<{name}>"))?)))?;
-    let end = format!("</{name}>");
-    let mut lines = std::iter::once(text).chain(rest.iter().copied()).enumerate();
-    let found = lines.find_map(|(index, line)| Some((index, Some(line.split_once(&end)?.1))));
-    Some(found.unwrap_or((rest.len(), None)))
-}
-
-/// The text after the end of thoughts that begin in the prompt, not in the reply.
-fn end_of_thoughts(line: &str) -> Option<&str> {
+/// The texts before and after a tag that ends thoughts, at the beginning or the end of a line.
+fn end_of_thoughts(line: &str) -> Option<(&str, &str)> {
     let text = line.trim_matches(is_blank);
     THOUGHTS.iter().find_map(|name| {
         let tag = format!("</{name}>");
-        text.strip_prefix(&tag).or_else(|| text.ends_with(&tag).then_some(""))
+        let after = text.strip_prefix(&tag).map(|after| ("", after));
+        after.or_else(|| text.strip_suffix(&tag).map(|before| (before, "")))
     })
 }
 
@@ -119,9 +129,72 @@ struct Reader {
     after_block: bool,
     /// True if the lines that follow may be a block's text, though they look like prose.
     is_doubtful: bool,
+    /// True if more of the reply may come.
+    goes_on: bool,
+    /// True if the reply had thoughts.
+    has_thought: bool,
+    /// True if thoughts within thoughts have no end. So each text is searched for such an end once.
+    thinks_loosely: bool,
 }
 
 impl Reader {
+    /// Reads thoughts at the beginning of a line. Returns the number of further lines that they take, and the text after them on the last.
+    /// Thoughts may hold others. If they do not all end, the first end counts, and in the rest of the reply as well.
+    fn thoughts<'a>(&mut self, line: &'a str, rest: &[&'a str]) -> Option<(usize, Option<&'a str>)> {
+        let text = line.trim_start_matches(is_blank);
+        let (name, text) = THOUGHTS
+            .iter()
+            .find_map(|name| Some((name, text.strip_prefix(&format!("<{name}>"))?)))?;
+        let (begin, end) = (format!("<{name}>"), format!("</{name}>"));
+        let (mut depth, mut first) = (1_usize, None);
+        for (index, line) in std::iter::once(text).chain(rest.iter().copied()).enumerate() {
+            let mut left = line;
+            while let Some((before, after)) = left.split_once('<') {
+                let tag = &left[before.len()..];
+                left = after;
+                if let Some(after) = tag.strip_prefix(&end) {
+                    depth -= 1;
+                    if depth == 0 || self.thinks_loosely {
+                        return Some((index, Some(after)));
+                    }
+                    first = first.or(Some((index, Some(after))));
+                } else if tag.starts_with(&begin) && !before.ends_with('`') {
+                    depth += 1;
+                }
+            }
+        }
+        self.thinks_loosely = true;
+        Some(first.filter(|_| !self.goes_on).unwrap_or((rest.len(), None)))
+    }
+
+    /// Takes note of thoughts: their first line, and the others. The last may hold other text, and is left out.
+    fn think(&mut self, line: &str, rest: &[&str]) {
+        self.has_thought = true;
+        let all = std::iter::once(&line).chain(rest).take(rest.len());
+        let mut fences = all.filter_map(|line| Fence::open(line));
+        self.parsed.thinks_code |= fences.any(|fence| fence.is_code);
+    }
+
+    /// Takes an end of thoughts that has no beginning. The text so far was thoughts: templates of models may begin them in the prompt. After
+    /// other thoughts, the tag has no meaning.
+    fn end_thoughts(&mut self, before: &str) {
+        if self.has_thought {
+            if !before.is_empty() {
+                self.say(before);
+            }
+            return;
+        }
+        *self = Self {
+            parsed: Parsed {
+                thinks_code: !self.parsed.blocks.is_empty(),
+                ..Parsed::default()
+            },
+            goes_on: self.goes_on,
+            has_thought: true,
+            ..Self::default()
+        };
+    }
+
     fn say(&mut self, line: &str) {
         if self.is_doubtful {
             return;
@@ -147,7 +220,7 @@ impl Reader {
         }
         let Some(end) = rest.iter().position(|line| line.contains(&end)) else {
             self.is_doubtful = true;
-            return None;
+            return self.goes_on.then_some(rest.len());
         };
         self.parsed.others.push(Block {
             code: rest[..end].join("\n"),
@@ -159,9 +232,14 @@ impl Reader {
 
     /// Takes a fence's block. Returns the number of lines taken after the fence's own.
     fn fenced(&mut self, fence: &Fence, rest: &[&str]) -> usize {
-        let (end, closed, is_doubtful) = match fence.end(rest) {
-            End::Closed { at, is_doubtful } => (at, true, is_doubtful),
-            End::Missing => (rest.len(), false, false),
+        let (end, closed, next, is_doubtful) = match fence.end(rest) {
+            End::Closed { at, is_doubtful } => (at, true, at + 1, is_doubtful),
+            End::Followed { by } => (fence.code_lines(&rest[..by]), true, by, true),
+            // Words before a fence may turn out to mention fences only.
+            End::Missing | End::InString { .. } if self.goes_on && !fence.before.is_empty() => return rest.len(),
+            End::InString { at } if self.goes_on => (at, false, rest.len(), true),
+            End::InString { at } => (at, true, at + 1, true),
+            End::Missing => (fence.code_lines(rest), false, rest.len(), false),
             End::Mention { of } => {
                 self.say(fence.before);
                 self.is_doubtful = true;
@@ -171,9 +249,13 @@ impl Reader {
         if !fence.before.is_empty() {
             self.say(fence.before);
         }
-        let mut code = fence.content(&rest[..end]);
-        if !closed && code.ends_with("```") {
-            code.truncate(code.trim_end_matches('`').len());
+        let lines = match closed {
+            true => &rest[..end],
+            false => self.open_lines(&rest[..end]),
+        };
+        let mut code = fence.content(lines);
+        if !closed && !self.goes_on && code.trim_end_matches(is_blank).ends_with("```") {
+            code.truncate(code.trim_end_matches(is_blank).trim_end_matches('`').len());
         }
         let block = Block { code, closed };
         if !fence.is_code {
@@ -183,7 +265,19 @@ impl Reader {
         }
         self.after_block = true;
         self.is_doubtful |= is_doubtful;
-        end + usize::from(closed)
+        next
+    }
+
+    /// The lines of a block without an end. Backticks at the end of its last line close it. While more may come, they may be the line's
+    /// own, so the line is not certain.
+    fn open_lines<'a, 'b>(&self, lines: &'a [&'b str]) -> &'a [&'b str] {
+        let filled = lines.iter().rposition(|line| !line.trim_matches(is_blank).is_empty());
+        match filled {
+            Some(last) if lines[last].trim_end_matches(is_blank).ends_with("```") => {
+                &lines[..last + usize::from(!self.goes_on)]
+            }
+            _ => lines,
+        }
     }
 }
 
@@ -358,6 +452,9 @@ mod tests {
             "no\n```repl\nno\n```\nno</think>\nb",
             "no\n</thinking>b",
             "<think>no</think><reasoning>\nno\n</reasoning>\nb\n<think>no",
+            "<think>no<think>no</think>no\n```repl\nno\n```\n</think>b",
+            "<think>no\n<think>\nno</think>b",
+            "no</think>\nb\n</think>",
         ] {
             let parsed = parse(reply);
             assert_eq!(
@@ -374,6 +471,51 @@ mod tests {
             ["good"]
         );
         assert!(codes("<think>```repl\nbad\n```").is_empty());
+        // After thoughts with a beginning, a further end has no meaning.
+        assert_eq!(codes("<think>no</think>\n```repl\nx\n```\n</think>\nb"), ["x"]);
+        for (reply, thinks_code) in [
+            ("<think>\n```repl\nno\n```\n</think>\nb", true),
+            ("```repl\nno\n```\n</think>", true),
+            ("<think>```repl\nno", true),
+            ("<think>no</think>```repl\nx\n```", false),
+            ("<think>\nno\n</think>```repl\nx\n```", false),
+            ("```repl\nx\n```", false),
+        ] {
+            assert_eq!(parse(reply).thinks_code, thinks_code, "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn a_block_without_a_closing_fence_ends_before_the_next() {
+        for (reply, blocks, prose) in [
+            ("```repl\nx\n```repl\ny\n```\nb", vec!["x", "y"], ""),
+            (
+                "a\n```repl\nx\n\nNow I go on.\nFINAL(1)\n\n```python\ny\n```",
+                vec!["x\n", "y"],
+                "a\n",
+            ),
+            ("```repl\nx\n\nIt prints:\n```text\n1\n```", vec!["x\n"], ""),
+            ("```repl\nx\n``` That is all.\nFINAL(1)", vec!["x"], ""),
+            ("```repl\n```python\nx\n```\n```", vec!["x"], ""),
+            ("```repl\nx\n\nNow I wait.\nFINAL(1)", vec!["x\n"], ""),
+            ("```repl\nx```\n\nNow I wait.", vec!["x"], ""),
+            ("> ```repl\n> x\n>\n> Now I wait.", vec!["x\n"], ""),
+            ("~~~py\nx\n~~~py\ny\n~~~", vec!["x", "y"], ""),
+            // These fences stand in strings, or may be Python.
+            (
+                "```repl\nx = '''\n```repl\n\nNow.\n'''\n```",
+                vec!["x = '''\n```repl\n\nNow.\n'''"],
+                "",
+            ),
+            ("```repl\n~~~x\n```", vec!["~~~x"], ""),
+            ("```repl\nx\n'''python\n'''\n```", vec!["x\n'''python\n'''"], ""),
+            ("````repl\nx\n```py\ny\n````", vec!["x\n```py\ny"], ""),
+            // A closed block is taken as it is.
+            ("```repl\nx\n\nNow I go on.\n```\nb", vec!["x\n\nNow I go on."], "b\n"),
+        ] {
+            assert_eq!(codes(reply), blocks, "{reply:?}");
+            assert_eq!(parse(reply).prose.concat(), prose, "{reply:?}");
+        }
     }
 
     #[test]

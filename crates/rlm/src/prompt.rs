@@ -234,8 +234,10 @@ pub fn last_words(schema: Option<&Schema>) -> String {
 }
 
 /// The message to the model about a reply without code.
-pub fn no_code(other_fences: usize) -> String {
-    let why = if other_fences > 0 {
+pub fn no_code(other_fences: usize, thinks_code: bool) -> String {
+    let why = if thinks_code {
+        "The only code of your reply is in its thoughts, before </think>, so nothing was run."
+    } else if other_fences > 0 {
         "Your reply has fenced text, but none that begins with ```repl, so nothing was run."
     } else {
         "Your reply has no block of code, so nothing was run."
@@ -249,6 +251,12 @@ pub fn no_variable(name: &str) -> String {
         "FINAL({name}) outside of code declares a variable, and there is none with a value of that name. If the answer is that text, call \
          FINAL(\"{name}\") in a ```repl block."
     )
+}
+
+/// The problem of a `FINAL(text)` in the prose of a reply that has code.
+pub fn text_beside_code() -> &'static str {
+    "FINAL(…) outside of code was written before the code of its own reply had run, so it cannot rest on the output above. If the output \
+     says the same, write FINAL(…) in a reply without code, or call FINAL(value) in a ```repl block."
 }
 
 /// The reason for which last words with a declaration brought no answer.

@@ -4,7 +4,7 @@
 //!
 //! Decisions: `docs/internals/running-ahead.md`.
 
-use super::parse::{may_end, parse};
+use super::parse::{code_so_far, may_end, parse_beginning};
 use sandglass_core::limits::MAX_WRITTEN_BYTES;
 use sandglass_core::predictions::Lines;
 
@@ -16,9 +16,12 @@ const MOST_BYTES: usize = 4 * MAX_WRITTEN_BYTES;
 pub struct Writing {
     text: String,
     lines: Lines,
-    /// `sent`: the length of the first block's part that was returned already. `is_closed`: the whole first block was returned.
+    /// The first block so far, as of the last time.
+    code: String,
+    /// The length of the part of `code` that was returned already.
     sent: usize,
-    is_closed: bool,
+    /// The whole first block that was returned.
+    hinted: Option<String>,
     /// True if the reply is too long to be read.
     is_over: bool,
 }
@@ -28,7 +31,8 @@ pub struct Writing {
 pub enum Step {
     /// Fetch the packages that this code imports. It is all code so far, with the unfinished line.
     Prepare(String),
-    /// Run this code: the complete statements of the first block so far.
+    /// Run this code: the complete statements of the first block so far. Each code goes on with the one before, and the reply's first
+    /// block with each, unless the text so far turns out to be thoughts. Empty if it does.
     Written(String),
     /// Run this code: the whole first block.
     Hint(String),
@@ -45,38 +49,59 @@ impl Writing {
         }
         self.text.push_str(text);
         let end = self.text.rfind('\n').map_or(0, |end| end + 1);
+        let is_line = text.contains('\n');
         // A line that looks like the end of a block is taken for its end at once, before its line is complete. Most replies end there.
-        let is_fenced = !self.is_closed && may_end(&self.text[end..]);
-        if !text.contains('\n') && !is_fenced {
+        let may_be_fenced = self.hinted.is_none() && may_end(&self.text[end..]);
+        if !is_line && !may_be_fenced {
             return Vec::new();
         }
-        let known = if is_fenced {
-            self.text.as_str()
-        } else {
-            &self.text[..end]
-        };
-        let blocks = parse(known).blocks;
+        let first = parse_beginning(&self.text[..end]).blocks.into_iter().next();
         let mut steps = Vec::new();
-        if text.contains('\n') {
-            steps.push(Step::Prepare(
-                blocks.iter().map(|block| format!("{}\n", block.code)).collect(),
-            ));
+        if is_line {
+            steps.push(Step::Prepare(code_so_far(&self.text)));
         }
-        if let Some(block) = blocks.into_iter().next().filter(|_| !self.is_closed) {
-            self.is_closed = block.closed;
-            let code = format!("{}\n", block.code);
-            let complete = self.lines.complete(&code);
-            if complete.len() > self.sent {
-                self.sent = complete.len();
-                steps.push(Step::Written(complete.to_owned()));
-            }
-            if block.closed {
+        steps.extend(match &first {
+            Some(block) => self.follow(&block.code),
+            None => self.forget(),
+        });
+        let first = match may_be_fenced {
+            true => parse_beginning(&self.text).blocks.into_iter().next(),
+            false => first,
+        };
+        match first {
+            Some(block) if block.closed && self.hinted.as_ref() != Some(&block.code) => {
+                self.hinted = Some(block.code.clone());
                 steps.push(Step::Hint(block.code));
             }
-        } else if !self.is_closed {
-            steps.push(Step::Words(known.to_owned()));
+            Some(_) => {}
+            None => steps.push(Step::Words(self.text[..end].to_owned())),
         }
         steps
+    }
+
+    /// Follows the first block.
+    fn follow(&mut self, code: &str) -> Vec<Step> {
+        let code = format!("{code}\n");
+        let mut steps = Vec::new();
+        if !code.starts_with(&self.code) {
+            steps = self.forget();
+        }
+        self.code = code;
+        let complete = self.lines.complete(&self.code);
+        if complete.len() > self.sent {
+            self.sent = complete.len();
+            steps.push(Step::Written(complete.to_owned()));
+        }
+        steps
+    }
+
+    /// Takes back what was returned of the first block, if anything was.
+    fn forget(&mut self) -> Vec<Step> {
+        (self.lines, self.code, self.hinted) = Default::default();
+        match std::mem::take(&mut self.sent) {
+            0 => Vec::new(),
+            _ => vec![Step::Written(String::new())],
+        }
     }
 }
 
@@ -135,10 +160,37 @@ mod tests {
 
     #[test]
     fn backticks_at_the_end_of_a_line_may_be_its_own() {
-        // Text for an open block may lack the end of its last line. The next text is then no continuation, which the session notices.
-        let done = steps(&["```repl\nx = 1 # ```\n", "b = 2\n", "```\n"]);
-        let whole = "x = 1 # ```\nb = 2".to_owned();
-        assert_eq!(done[1..], [Step::Written(whole.clone()), Step::Hint(whole)]);
+        let done = steps(&["```repl\na()\nx = 1 # ```\n", "b = 2\n", "```\n"]);
+        let whole = "a()\nx = 1 # ```\nb = 2";
+        let expected = [
+            Step::Written("a()".to_owned()),
+            Step::Written(whole.to_owned()),
+            Step::Hint(whole.to_owned()),
+        ];
+        assert_eq!(done, expected);
+    }
+
+    #[test]
+    fn thoughts_that_end_without_a_beginning_are_taken_back() {
+        let done = steps(&[
+            "I could\n```repl\nold()\n```\n",
+            "</think>\n",
+            "```repl\nnew()\n",
+            "```\n",
+        ]);
+        let written = |code: &str| Step::Written(code.to_owned());
+        let done: Vec<_> = done
+            .into_iter()
+            .filter(|step| !matches!(step, Step::Words(_)))
+            .collect();
+        let expected = [
+            written("old()"),
+            Step::Hint("old()".to_owned()),
+            written(""),
+            written("new()"),
+            Step::Hint("new()".to_owned()),
+        ];
+        assert_eq!(done, expected);
     }
 
     #[test]

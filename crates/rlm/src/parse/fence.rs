@@ -1,6 +1,10 @@
 //! Fences in the forms that models write, and the ends of their blocks.
+//!
+//! Decisions: `docs/internals/controller.md`.
 
 use std::collections::HashMap;
+
+use super::prose;
 
 /// A fence that begins a block.
 pub struct Fence<'a> {
@@ -22,6 +26,10 @@ pub struct Fence<'a> {
 pub enum End {
     /// The block ends at the line with this index. `is_doubtful` is true if the block seems to hold fences of its own.
     Closed { at: usize, is_doubtful: bool },
+    /// The block lacks its closing fence, because the line with this index opens the next block.
+    Followed { by: usize },
+    /// The line with this index closes the block, unless the string around it ends in text that is still to come.
+    InString { at: usize },
     /// The block has no end.
     Missing,
     /// There is no block: the words only mention fences. The line with this index has a real fence.
@@ -78,11 +86,27 @@ impl<'a> Fence<'a> {
                     return End::Mention { of: at };
                 }
                 is_doubtful = true;
+            } else if !strings.in_triple() && self.is_code && self.gives_way_to(line) {
+                return End::Followed { by: at };
             }
             strings.read(unquoted(line, self.quotes));
+            first = first.filter(|_| strings.in_triple());
         }
-        let is_doubtful = true;
-        first.map_or(End::Missing, |at| End::Closed { at, is_doubtful })
+        first.map_or(End::Missing, |at| End::InString { at })
+    }
+
+    /// Returns true if a line opens another block, though this one was not closed. Such a line is no Python, unless it is in a string.
+    fn gives_way_to(&self, line: &str) -> bool {
+        Fence::open(line).is_some_and(|next| {
+            let may_begin = next.mark == '`' || next.mark == '~' && self.mark == '~';
+            may_begin && next.before.is_empty() && next.has_info && next.width >= self.width
+        })
+    }
+
+    /// The number of lines of a block without a closing fence that are code. The words after the code are not.
+    pub fn code_lines(&self, lines: &[&str]) -> usize {
+        let lines = lines.iter().map(|line| unquoted(line, self.quotes));
+        if self.is_code { prose::begin(lines) } else { lines.len() }
     }
 
     fn closes(&self, line: &str) -> bool {
@@ -150,7 +174,7 @@ fn without_containers(line: &str) -> (usize, &str) {
     }
 }
 
-fn without_list_mark(text: &str) -> Option<&str> {
+pub fn without_list_mark(text: &str) -> Option<&str> {
     let rest = text.strip_prefix(['-', '*', '+', '•', '–', '—']).or_else(|| {
         let rest = text.trim_start_matches(|char: char| char.is_ascii_digit());
         rest.strip_prefix(['.', ')']).filter(|_| rest.len() < text.len())

@@ -178,11 +178,86 @@ fn many_blocks_are_bounded() {
 fn prose_declares_answers_outside_of_code_only() {
     let ran = script(task(), &["FINAL(f(x) = 3)"]);
     assert_eq!(answer(&ran), (RunOutcome::Answered, Some(json!("f(x) = 3"))));
-    let ran = script(task(), &["```json\nFINAL(1)\n```", "```repl\na\n```\n\nFINAL(2)"]);
-    assert_eq!((answer(&ran).1, ran.code), (Some(json!("2")), vec!["a".to_owned()]));
+    let ran = script(task(), &["```json\nFINAL(1)\n```", "```repl\na\n```\n\nFINAL(found)"]);
+    let code = ["a", "FINAL_VAR(\"found\")"].map(str::to_owned);
+    assert_eq!((answer(&ran).1, ran.code), (Some(json!("7")), code.to_vec()));
     let ran = script(task(), &["FINAL_VAR(x\"é)", &cell("FINAL 1")]);
     assert_eq!(ran.code[0], "FINAL_VAR(\"x\\\"\\U000000e9\")");
     assert!(ran.heard[1].starts_with("Output:\nFINAL_VAR"), "a miss is shown");
+}
+
+/// Sources: in alexzhang13/rlm#127 and Algorineko/AgenticArXiv-RL#19 the model made up what its code prints, and answered by that.
+#[test]
+fn a_text_beside_code_is_no_answer() {
+    for made_up in [
+        "Output:\n5",
+        "```\n5\n```\nSo it is 5.",
+        "REPL output:\n```text\n5\n```",
+    ] {
+        let reply = format!("{}\n{made_up}\n\nFINAL(5 of them)", cell("look"));
+        let ran = script(task(), &[&reply, "FINAL(6 of them)"]);
+        assert_eq!(
+            answer(&ran),
+            (RunOutcome::Answered, Some(json!("6 of them"))),
+            "{reply}"
+        );
+        assert_eq!(ran.code, ["look"]);
+        let heard = &ran.heard[1];
+        assert!(
+            heard.starts_with("Output:\nlook\n\nThat final answer was not accepted:"),
+            "{heard}"
+        );
+        assert!(heard.contains("before the code of its own reply had run"), "{heard}");
+        let rejected = |event: &&RlmEventKind| matches!(event, RlmEventKind::AnswerRejected { .. });
+        assert_eq!(ran.events.iter().filter(rejected).count(), 1);
+    }
+    // Of the last turn, too. The model is asked once more, and has seen the output by then.
+    let once = Task {
+        max_iterations: 1,
+        ..task()
+    };
+    let ran = script(once, &[&format!("{}\nFINAL(5 of them)", cell("look")), "6 of them"]);
+    assert_eq!(answer(&ran), (RunOutcome::Exhausted, Some(json!("6 of them"))));
+}
+
+/// Source: in alexzhang13/rlm:rlm/core/rlm.py@16075dd the prose of a reply counts, whatever became of its code.
+#[test]
+fn prose_beside_code_that_did_not_run_is_no_answer() {
+    let mut replies = [Some("FINAL_VAR(found)\n```repl\nfound = half of"), Some("FINAL(8)")].into_iter();
+    let ran = run(task(), BudgetLimits::default(), |_| {
+        let text = replies.next().flatten().unwrap_or_default();
+        Ok(Reply {
+            cut: text.contains("half"),
+            ..said(text)
+        })
+    });
+    assert_eq!((answer(&ran).1, ran.code.len()), (Some(json!("8")), 0));
+    assert!(
+        ran.heard[1].starts_with("The last block has no end"),
+        "{}",
+        ran.heard[1]
+    );
+    let many: String = (0..20).map(|number| cell(&format!("b{number}")) + "\n").collect();
+    let ran = script(task(), &[&format!("{many}FINAL_VAR(found)"), "FINAL(8)"]);
+    assert_eq!((answer(&ran).1, ran.code.len()), (Some(json!("8")), 16));
+}
+
+/// Sources: in QwenLM/qwen-code#6548 and QwenLM/Qwen3#1459 what the model wants done stands in its thoughts only.
+#[test]
+fn the_model_is_told_of_code_in_its_thoughts() {
+    for reply in [
+        "<think>\n```repl\nlook\n```\n</think>\nI wait.",
+        "Perhaps\n```repl\nlook\n```\n</think>",
+        "<think>\n```repl\nlook\n```\n",
+    ] {
+        let ran = script(task(), &[reply, "FINAL(8)"]);
+        assert!(ran.code.is_empty());
+        assert!(
+            ran.heard[1].starts_with("The only code of your reply is in its thoughts"),
+            "{}",
+            ran.heard[1]
+        );
+    }
 }
 
 /// Sources: in alexzhang13/rlm#115 and Ovid/ananta:tests/unit/rlm/test_engine.py@03aa2e1 the name itself was the answer, and in the latter

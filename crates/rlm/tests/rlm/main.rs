@@ -4,6 +4,7 @@
 
 mod controller;
 mod events;
+mod growing;
 mod misread;
 mod openai;
 mod tree;

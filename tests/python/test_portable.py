@@ -139,7 +139,9 @@ portable.x = 3"""
     assert "makes something else" in lost["liar"]
     other = fresh()
     assert read(other, state) == []
-    other.ok("assert k.x == 1 and k.lock.acquire() and type(k) is K and next(made.it) == made.n == 5 and portable.x == 3")
+    other.ok(
+        "assert k.x == 1 and k.lock.acquire() and type(k) is K and next(made.it) == made.n == 5 and portable.x == 3"
+    )
 
 
 def test_partial_losses_are_named(guest: Guest) -> None:

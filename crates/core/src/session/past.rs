@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::contexts::Contexts;
 use super::{Body, Session};
 use crate::execution::{LostVariable, StateReport};
-use crate::limits::MAX_NAMES;
+use crate::limits::{MAX_NAMES, STATE_TIMEOUT_MS};
 
 /// The past of a session. In JSON, a body is what the driver puts in its place ([`Past::map`]).
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -89,6 +89,9 @@ impl<B: Body> Session<B> {
     #[must_use]
     pub fn with_past(mut self, past: Past<B>) -> Self {
         let interpreter = &mut self.interpreter;
+        // Their modules need time, even where executions have little.
+        let state_ms = &mut interpreter.config.state_timeout_ms;
+        *state_ms = state_ms.max(STATE_TIMEOUT_MS);
         interpreter.last_execution = past.last_execution;
         interpreter.checkpoints.execution = past.last_execution;
         interpreter.contexts = past.contexts;

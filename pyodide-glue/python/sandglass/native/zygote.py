@@ -86,7 +86,7 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _INTERFACE = struct.Struct("16sH22x")
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
-#: Modules of the runtime that sessions need only when they sleep or wake. Their imports take longer than the rest of that.
+#: Modules of the runtime for sessions that sleep or wake. Importing them takes longer than the rest of that.
 _OWN_MODULES = ["sandglass.state.portable.writing", "sandglass.state.portable.reading"]
 #: The environment variable for a new start: the order, and the modules to leave out.
 _ORDER = "SANDGLASS_ZYGOTE_ORDER"

@@ -1,7 +1,7 @@
 """The last resort: a group of variables as a pickle, for the same Python, the same Sandglass and the same packages.
 
-`by_value` writes it, so functions of cells keep their globals. Arrays, and exceptions with a cause, are written by their
-codecs, because pickle would lose the memory that they share, or the cause. Only guests open it.
+`by_value` writes it, so functions of cells keep their globals. Arrays, and exceptions with a cause, are written by
+their codecs, because pickle would lose the memory that they share, or the cause. Only guests open it.
 
 A cell's class with a `__reduce__` or `__getstate__` of its own is asked, because nothing else is left. The answer has
 to make an object of this class, and a note tells that it was asked. Other answers are refused.

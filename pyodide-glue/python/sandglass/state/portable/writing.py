@@ -257,9 +257,7 @@ class _Writing:
             group = groups.pop(0)
             reason = next((ways[name] for name in group if ways[name]), "")
             if reason:
-                pickled, against = pickles.dump(
-                    {name: variables[name] for name in group}, self._scope, self._max_bytes
-                )
+                pickled, against = pickles.dump({name: variables[name] for name in group}, self._scope, self._max_bytes)
                 if pickled is None:
                     # Together with what it shares it cannot go. The others go without it.
                     for name in group:

@@ -50,7 +50,9 @@ def test_a_copy_goes_its_own_way() -> None:
         sandbox.tools["triple"] = lambda n: 3 * n
         assert sandbox.execute("triple(2)").result == "6"
         with sandbox.fork() as copy:
-            run = copy.execute("add(double(4) + triple(1))\nitems, same is items, point.more().x, count(), llm_query('x')")
+            run = copy.execute(
+                "add(double(4) + triple(1))\nitems, same is items, point.more().x, count(), llm_query('x')"
+            )
             assert (run.result, run.id) == ("([6, 11], True, 1, 12, 'about x')", 3)
             assert [lost.name for lost in run.state.lost] == ["steps"], "all else is there"
             assert copy.files["kept.txt"] == b"a file"

@@ -13,14 +13,14 @@ use tempfile::TempDir;
 use crate::support::{ANN, BOB, TestServer, answer, args, eventually, gone, refusal};
 
 /// A folder for states.
-fn states() -> (TempDir, String) {
+pub(crate) fn states() -> (TempDir, String) {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("states").to_str().unwrap().to_owned();
     (folder, path)
 }
 
 /// A server that suspends at once.
-async fn quick(path: &str, more: &[&str]) -> TestServer {
+pub(crate) async fn quick(path: &str, more: &[&str]) -> TestServer {
     let own = ["--state-dir", path, "--suspend-after", "0.1", "--max-spares", "0"];
     TestServer::with_keys(&[&own[..], more].concat()).await
 }
@@ -38,7 +38,7 @@ async fn is_suspended(server: &TestServer, id: &str) -> bool {
     about(server, id).await["suspended"] == true
 }
 
-async fn suspended(server: &TestServer, id: &str) {
+pub(crate) async fn suspended(server: &TestServer, id: &str) {
     eventually("the session is suspended", async || is_suspended(server, id).await).await;
 }
 
@@ -137,7 +137,7 @@ async fn goes_on(backend: &str) {
 }
 
 /// The names of lost variables.
-fn lost(run: &Value) -> Vec<&str> {
+pub(crate) fn lost(run: &Value) -> Vec<&str> {
     let lost = run["state"]["lost"].as_array();
     lost.into_iter()
         .flatten()
@@ -240,52 +240,6 @@ async fn a_server_that_ends_interrupts_what_runs_and_keeps_its_variables() {
     let server = slow(&path, &[]).await;
     let run = server.execute(&id, "x").await;
     assert_eq!((&run["result"], &run["id"]), (&json!("2"), &json!(3)), "{run}");
-    server.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn variables_that_cannot_be_written_are_named() {
-    let (_folder, path) = states();
-    let server = quick(&path, &[]).await;
-    let id = server.session(json!({})).await;
-    let code = "import threading\nnumbers = (n for n in [1])\nopened = open('/dev/null')\nlock = threading.Lock()\nx = 5\n\
-                class Bad:\n    def __reduce__(self): raise TypeError('never')\nbad = Bad()\nbad.x = 6";
-    server.execute(&id, code).await;
-    suspended(&server, &id).await;
-    let run = server.execute(&id, "x, bad.x, 'numbers' in globals()").await;
-    assert_eq!(
-        (&run["result"], &run["state"]["status"]),
-        (&json!("(5, 6, False)"), &json!("kept")),
-        "{run}"
-    );
-    let mut names = lost(&run);
-    names.sort_unstable();
-    assert_eq!(names, ["lock", "numbers", "opened"]);
-    // A loss is told once.
-    suspended(&server, &id).await;
-    assert_eq!(lost(&server.execute(&id, "x").await), [""; 0]);
-    server.stop().await;
-}
-
-/// Opening the variables imports modules, so it has more time than a short execution.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_session_with_little_time_wakes_and_tells_which_module_is_gone() {
-    let (_folder, path) = states();
-    let server = quick(&path, &[]).await;
-    let id = server.session(json!({ "timeout": 1_000 })).await;
-    let code = "import os\nwith open('slow.py', 'w') as file:\n    file.write('import os, time\\nif os.path.exists(\"again\"): time.sleep(2)\\nsize = 7')\n\
-                del file\nimport slow\nopen('again', 'w').close()\nslow.size";
-    assert_eq!(server.execute(&id, code).await["result"], "7");
-    suspended(&server, &id).await;
-    let run = server.execute(&id, "slow.size").await;
-    assert_eq!((&run["result"], lost(&run).len()), (&json!("7"), 0), "{run}");
-    // A module that is gone is told.
-    suspended(&server, &id).await;
-    server.execute(&id, "os.remove('slow.py')").await;
-    suspended(&server, &id).await;
-    let run = server.execute(&id, "'slow' in globals()").await;
-    assert_eq!(run["result"], "False", "{run}");
-    assert_eq!(lost(&run), ["slow"], "{run}");
     server.stop().await;
 }
 

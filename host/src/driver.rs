@@ -21,6 +21,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use sandglass_core::Error;
+use sandglass_core::execution::LostVariable;
 use sandglass_core::predictions::Prediction;
 use sandglass_core::protocol::GuestInfo;
 use sandglass_core::session::{Command, Encoded, Input, Past, Reply, Session, Ticket};
@@ -88,6 +89,8 @@ enum Message {
     Line(u32, u32, oneshot::Sender<Option<String>>),
     Stats(oneshot::Sender<Stats>),
     Past(oneshot::Sender<Past<Payload>>),
+    /// Variables of the session's past that could not be opened.
+    Lost(Vec<LostVariable>),
     /// Ends the session. The sender is told when nothing is left.
     Destroy(Option<oneshot::Sender<()>>),
     HostReturned(u32, Result<Encoded<Payload>, String>),
@@ -189,6 +192,11 @@ impl Driver {
         let (answer, answered) = oneshot::channel();
         let _ = self.messages.send(Message::Past(answer));
         answered.await.map_err(|_| Error::Destroyed)
+    }
+
+    /// Has the next execution report variables of the session's past that could not be opened.
+    pub(crate) fn add_lost(&self, lost: Vec<LostVariable>) {
+        let _ = self.messages.send(Message::Lost(lost));
     }
 
     /// Ends the session. Nothing of it is left when this returns.

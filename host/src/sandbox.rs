@@ -31,7 +31,7 @@ pub use crate::value::Variable;
 pub use builder::SandboxBuilder;
 pub use captured::Captured;
 pub use files::Files;
-pub use suspended::{Past, Spent, Suspended};
+pub use suspended::{Past, Spent, Suspended, number_of_copies};
 
 use builder::check_names;
 

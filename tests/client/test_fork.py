@@ -11,9 +11,20 @@ from client_host import PLAIN
 from sandglass import AsyncSandbox, Notebook, Sandbox, SandboxError
 
 CODE = """
+import math as _math
 import os
+_private = 2
 class Point:
     x = 1
+    def more(self):
+        return Point()
+def counter(start):
+    def count():
+        nonlocal start
+        start += _private
+        return _math.floor(start)
+    return count
+count = counter(10)
 point = Point()
 items = same = [len(context)]
 def add(n):
@@ -39,11 +50,13 @@ def test_a_copy_goes_its_own_way() -> None:
         sandbox.tools["triple"] = lambda n: 3 * n
         assert sandbox.execute("triple(2)").result == "6"
         with sandbox.fork() as copy:
-            run = copy.execute("add(double(4) + triple(1))\nitems, same is items, point.x, llm_query('x')")
-            assert (run.result, run.id) == ("([6, 11], True, 1, 'about x')", 3)
-            assert [lost.name for lost in run.state.lost] == ["os", "steps"], "modules are imported again"
+            run = copy.execute(
+                "add(double(4) + triple(1))\nitems, same is items, point.more().x, count(), llm_query('x')"
+            )
+            assert (run.result, run.id) == ("([6, 11], True, 1, 12, 'about x')", 3)
+            assert [lost.name for lost in run.state.lost] == ["steps"], "all else is there"
             assert copy.files["kept.txt"] == b"a file"
-            assert copy.execute("import os; os.listdir('empty'), context").result == "([], 'a text')"
+            assert copy.execute("os.listdir('empty'), context").result == "([], 'a text')"
             assert sandbox.execute("items, next(steps)").result == "([6], 0)"
         assert sandbox.execute("items").result == "[6]", "it outlives its copy"
     assert asked == ["x"]
@@ -69,8 +82,14 @@ def test_a_copy_outlives_the_original() -> None:
 def test_what_cannot_be_copied_is_told() -> None:
     with Sandbox(**PLAIN) as sandbox:
         sandbox.initialize(None)
-        sandbox.execute("class No:\n    def __reduce__(self): raise RuntimeError('no')\nno = No()")
-        with pytest.raises(SandboxError) as caught:
+        sandbox.execute("import threading\nclass No:\n    def __reduce__(self): raise RuntimeError('no')\nno = No()")
+        sandbox.execute("no.x = 3\nheld = [no, threading.Lock()]")
+        with sandbox.fork() as copy:
+            run = copy.execute("no.x, 'held' in globals()")
+            assert run.result == "(3, False)", "no class is asked if its objects can go without"
+            assert [lost.name for lost in run.state.lost] == ["held"]
+        sandbox.execute("for n in range(2001): open(f'{n}.txt', 'w').close()")
+        with pytest.raises(SandboxError, match="at most 2000") as caught:
             sandbox.fork()
         assert caught.value.code == "not_serializable"
         for count in (0, 101):

@@ -21,6 +21,25 @@ from typing import Any
 
 from client_host import PROGRAM
 
+#: Counts the executions, by all that a state has to hold: a closure, a module, a private name, a class and its object.
+CODE = """
+if "x" not in globals():
+    import math as _math
+    x, _step = 0, 1
+    class Sum:
+        def __init__(self, n): self.n = n
+        def more(self): return Sum(self.n + _step)
+    total = Sum(0)
+    def counter(n):
+        def count():
+            nonlocal n
+            n = _math.floor(n + _step)
+            return n
+        return count
+    count = counter(0)
+x, total = x + 1, total.more()
+assert x == total.n == count()
+x"""
 KEY = "a-key-for-tests-0123456789"
 KILLS = int(os.environ.get("SANDGLASS_KILLS", "25"))
 SEED = int(os.environ.get("SANDGLASS_KILLS_SEED", time.time_ns() % 1_000_000))
@@ -85,7 +104,7 @@ class Client:
 
     def work(self, server: Server) -> None:
         """Runs a cell. The server lives meanwhile."""
-        status, run = server.execute(self.session, "x = globals().get('x', 0) + 1\nx")
+        status, run = server.execute(self.session, CODE)
         assert status == 200, run
         assert (run["id"], run["result"]) == (self.done + 1, str(self.done + 1)), run
         assert (run["state"]["status"], "lost" in run["state"]) == ("kept", False), run
@@ -100,7 +119,7 @@ class Client:
 
     def survives(self, server: Server) -> bool:
         """Checks the session on the next server. Returns false if it is gone, which is told."""
-        status, run = server.execute(self.session, "x = globals().get('x', 0) + 1\nx")
+        status, run = server.execute(self.session, CODE)
         if status == 404:
             assert self.stored is None, f"a suspended session is gone: {run}"
             assert run["error"]["code"] == "session_not_found", run

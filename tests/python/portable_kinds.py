@@ -623,7 +623,42 @@ KINDS: dict[str, tuple[str, str, str]] = {
         LOST,
         "",
     ),
+    "class whose methods name it": (
+        "class K:\n    def __init__(self, n): self.n = n\n    def more(self): return K(self.n + 1)\nv = K(1)",
+        ANY,
+        "assert v.more().n == 2 and type(v.more()) is K",
+    ),
     # --- by pickle
+    "__getstate__ beside a lock": (
+        "import threading\nclass K:\n    def __init__(self): self.x, self.lock = 1, threading.Lock()\n    def __getstate__(self): return {'x': self.x}\nv = K()",
+        PYTHON,
+        "assert v.x == 1 and type(v) is K",
+    ),
+    "views beside an iterator": (
+        "import numpy as np\na = np.arange(6)\nv = [a[1:], a[2:], iter([1])]",
+        PYTHON,
+        "v[0][1] = 9\nassert v[1][0] == 9",
+    ),
+    "read-only array beside an iterator": (
+        "import numpy as np\na = np.arange(3)\na.flags.writeable = False\nv = [a, iter([1])]",
+        PYTHON,
+        "assert v[0] is a and not a.flags.writeable",
+    ),
+    "array of objects in itself beside an iterator": (
+        "import numpy as np\na = np.empty(1, object)\na[0] = a\nv = [a, iter([1])]",
+        PYTHON,
+        "assert v[0][0] is v[0]",
+    ),
+    "exceptions beside an iterator": (
+        "class Bad(ValueError): pass\nv = [KeyError(1), Bad(2), iter([1])]\nv[0].__cause__, v[1].__context__ = v[1], v[0]",
+        PYTHON,
+        "assert v[0].__cause__ is v[1] and v[1].__context__ is v[0] and v[1].args == (2,)",
+    ),
+    "result of urlparse": (
+        "from urllib.parse import urlparse\nv = urlparse('http://a/b')",
+        PYTHON,
+        "assert v.netloc == 'a'",
+    ),
     "iterator of a list": ("v = iter([1, 2, 3])\nnext(v)", PYTHON, "assert list(v) == [2, 3]"),
     "itertools.count": (
         "import itertools\nv = itertools.count(5)",

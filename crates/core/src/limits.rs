@@ -83,6 +83,8 @@ impl Naming {
 
 /// Time for reading, listing or assigning variables, in milliseconds.
 pub const VALUE_TIMEOUT_MS: f64 = 60_000.0;
+/// The least time for opening the variables of a session that goes on, which imports their modules. In milliseconds.
+pub const STATE_TIMEOUT_MS: f64 = 20_000.0;
 /// Time for completing or inspecting code, in milliseconds. It is short, because somebody waits in an editor.
 pub const LOOK_TIMEOUT_MS: f64 = 5_000.0;
 /// The most bytes that the wheels of one request take unpacked.

@@ -327,6 +327,7 @@ impl<B: Body> Session<B> {
     /// A session without a guest. `host_functions` are the names of the functions that Python may call.
     pub fn new(limits: Limits, host_functions: Vec<String>) -> Self {
         Self::of(Interpreter::new(Config {
+            state_timeout_ms: limits.timeout_ms,
             limits,
             host_functions,
             profile: Profile::Default,

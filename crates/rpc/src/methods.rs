@@ -5,12 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use futures_util::future::poll_fn;
-use futures_util::{StreamExt, TryStreamExt, stream};
+use sandglass_core::execution::LostVariable;
 use sandglass_core::protocol::Stream;
 use sandglass_core::session::{Series, ToResult};
-use sandglass_host::sandbox::{
-    Captured, ExecuteOptions, Execution, Files as AllFiles, OnDisplay, OnOutput, Past, Spent, Suspended,
-};
+use sandglass_host::sandbox::{Captured, ExecuteOptions, Execution, OnDisplay, OnOutput, Suspended, number_of_copies};
 use sandglass_host::{Value, sanitize_html};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
@@ -33,21 +31,6 @@ pub const OPENRPC: &str = include_str!("../openrpc.json");
 
 /// Bytes that wait for the client. Above this number printed text is left out.
 const MOST_OUTPUT_BYTES: usize = 8 << 20;
-
-/// The most copies of one request, and those that are made at once.
-const MOST_COPIES: usize = 100;
-const COPIES_AT_ONCE: usize = 4;
-/// The most files and folders that go along with a copy.
-const MOST_COPIED_FILES: usize = 2_000;
-
-/// All that copies of a sandbox are made of.
-struct Original {
-    options: Options,
-    state: Vec<u8>,
-    files: AllFiles,
-    past: Past,
-    spent: Spent,
-}
 
 /// The parts of a connection that its requests share.
 pub(crate) struct Context {
@@ -381,11 +364,8 @@ impl Context {
     }
 
     async fn fork(&self, _: &Id, params: Fork, _: &mut Named) -> Result<Forked, RpcError> {
-        let count = params.count.unwrap_or(1);
-        if !(1..=MOST_COPIES).contains(&count) {
-            let problem = format!("count: must be 1 to {MOST_COPIES}; nothing was done");
-            return Err(RpcError::InvalidParams(problem));
-        }
+        let count = number_of_copies(params.count);
+        let count = count.map_err(|problem| RpcError::InvalidParams(format!("count: {problem}")))?;
         let original = self.in_turn(&params.sandbox).await?;
         let options = original.options();
         if options.local.workspace.is_some() {
@@ -394,47 +374,30 @@ impl Context {
         }
         let most_bytes = self.home.bounds().max_state_bytes;
         let admitted = original.keeper().admit(None)?; // pickling runs the user's code
-        let Suspended {
-            state,
-            mut lost,
-            mut past,
-        } = original.sandbox.suspend(most_bytes).await?;
-        let files = original.sandbox.read_files(MOST_COPIED_FILES, most_bytes).await?;
+        let suspended = original.sandbox.suspend(most_bytes).await?;
         drop(admitted);
-        lost.extend(files.lost.iter().cloned());
-        past.add_lost(lost.clone());
-        let spent = Spent {
-            usage: original.sandbox.spent(),
-            time_ms: original.sandbox.budget_time().unwrap_or_default(),
-        };
-        let original = Original {
-            options,
-            state,
-            files,
-            past,
-            spent,
-        };
-        // Nobody knows a copy before all are made. If one cannot be, the others are dropped, and end.
-        let copies: Vec<_> = stream::iter(0..count)
-            .map(|_| self.copy(&original, most_bytes))
-            .buffered(COPIES_AT_ONCE)
-            .try_collect()
-            .await?;
+        let make = |_| self.copy(&options, &suspended, most_bytes);
+        let (copies, lost) = suspended.copies(0..count, make).await?;
         let sandboxes = copies.into_iter().map(|copy| self.add(copy)).collect();
         Ok(Forked { sandboxes, lost })
     }
 
-    async fn copy(&self, original: &Original, most_bytes: u64) -> Result<Arc<ClientSandbox>, RpcError> {
+    /// A copy, and the variables that it could not take.
+    async fn copy(
+        &self,
+        options: &Options,
+        suspended: &Suspended,
+        most_bytes: u64,
+    ) -> Result<(Arc<ClientSandbox>, Vec<LostVariable>), RpcError> {
         let caller = Caller::new(Arc::clone(&self.client));
-        let functions = caller.functions_of(&original.options)?;
-        let (past, spent) = (original.past.clone(), original.spent);
-        let with_past = move |builder| functions(builder).past(past).spent(spent);
-        let made = self.home.make(original.options.clone(), Box::new(with_past)).await?;
-        let copy = Arc::new(ClientSandbox::new(made, caller, original.options.clone()));
+        let functions = caller.functions_of(options)?;
+        let original = suspended.clone();
+        let with_past = move |builder| original.begin(functions(builder));
+        let made = self.home.make(options.clone(), Box::new(with_past)).await?;
+        let copy = Arc::new(ClientSandbox::new(made, caller, options.clone()));
         let _admitted = copy.keeper().admit(None)?; // opening a state runs code, too
-        copy.sandbox.write_files(&original.files).await?;
-        copy.sandbox.open_state(original.state.clone(), most_bytes).await?;
-        Ok(copy)
+        let lost = copy.sandbox.take_up(suspended, most_bytes).await?;
+        Ok((copy, lost))
     }
 
     async fn capture_state(&self, _: &Id, params: CaptureState, _: &mut Named) -> Result<CapturedState, RpcError> {

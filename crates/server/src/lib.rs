@@ -12,7 +12,8 @@
 //! | [`routes`] | the table of routes and their handlers |
 //! | [`bodies`] | request bodies and JSON, with limits and deadlines |
 //! | [`sessions`] | all sessions, their places and their expiry |
-//! | `suspension`, `suspending`, `waking` | states of sessions that nobody uses: the store, the way there, the way back |
+//! | `suspension`, `stored`, `suspending`, `waking` | states of sessions that nobody uses: the store, their form there, the way there, the way back |
+//! | `forking` | copies of sessions |
 //! | `create`, `listing`, `own_session`, `execute`, `variables`, `files` | the routes of a session |
 //! | `channel`, `relayed`, `pieces`, `exchanges`, `checkpoints` | the WebSocket relay between a page's supervisor and a guest |
 //! | `rpc` | JSON-RPC on a WebSocket |
@@ -52,6 +53,7 @@ pub mod settings;
 mod sockets;
 mod stateless;
 mod storage;
+mod stored;
 mod suspending;
 mod suspension;
 mod variables;

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use futures_util::{StreamExt, stream};
 use sandglass_core::Error;
 use sandglass_host::Sandbox;
-use sandglass_host::sandbox::{Files, Suspended};
-use sandglass_states::{Head, Lost, Saved, SavedFile};
+use sandglass_states::Head;
 use serde_json::json;
 
 use super::App;
@@ -16,8 +15,10 @@ use super::create::capabilities;
 use super::errors::ApiError;
 use super::quotas::Held;
 use super::sessions::{Kind, Known, Session, Sessions};
+use super::settings::MIB;
 use super::storage::Fate;
-use super::suspension::{Asleep, Recipe, Stored, Suspension, now_ms, session_id, unreadable};
+use super::stored::pack;
+use super::suspension::{Asleep, Recipe, Suspension, now_ms, session_id, unreadable};
 
 /// The shortest and the longest interval between two searches for sessions to suspend.
 const SWEEP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
@@ -25,8 +26,6 @@ const SWEEP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 const COLLECT: Duration = Duration::from_secs(60);
 /// Sessions that are suspended at once. Each needs a processor for a moment.
 const AT_ONCE: usize = 4;
-/// The most files and folders that go along with a session.
-const MOST_FILES: usize = 2_000;
 /// The time in which a guest has to hand its state over. Hostile code could take longer, and others wait for their turn.
 const WRITE_TIME: Duration = Duration::from_secs(30);
 /// The pause after an attempt that the store refused. One that the state made vain is not repeated before the next use.
@@ -152,8 +151,11 @@ async fn write(
     recipe: &Recipe,
 ) -> Result<Arc<Asleep>, Vain> {
     let most = suspension.most_bytes;
-    let saved = tokio::time::timeout(WRITE_TIME, captured(sandbox, recipe, most)).await;
-    let saved = saved.map_err(|_| Vain::State(format!("it took more than {} s", WRITE_TIME.as_secs())))??;
+    let suspended = tokio::time::timeout(WRITE_TIME, sandbox.suspend(most)).await;
+    let suspended = suspended.map_err(|_| Vain::State(format!("it took more than {} s", WRITE_TIME.as_secs())))?;
+    let suspended =
+        suspended.map_err(|error| Vain::State(format!("{error} (--max-suspended-mib is {})", most / MIB)))?;
+    let saved = pack(suspended, recipe)?;
     let (execution, bytes) = (saved.execution, saved.bytes());
     let held = place(app, session, bytes)?;
     let about = json!({ "backend": session.backend(), "capabilities": capabilities(session) });
@@ -189,37 +191,6 @@ async fn write(
     ))
 }
 
-/// All that is stored of a session, of at most `most` bytes.
-pub(super) async fn captured(sandbox: &Sandbox, recipe: &Recipe, most: u64) -> Result<Saved, Vain> {
-    let began_ms = sandbox.budget_time().map(|time| as_float(now_ms()) - time);
-    let Suspended { state, lost, past } = sandbox.suspend(most).await?;
-    let execution = past.execution();
-    let (past, bodies) = past.into_parts()?;
-    let settings = json!(Stored {
-        recipe: recipe.clone(),
-        spent: sandbox.spent(),
-        budget_began_ms: began_ms,
-    });
-    let mut saved = Saved {
-        execution,
-        settings,
-        past,
-        bodies,
-        state: state.into(),
-        lost: lost
-            .into_iter()
-            .map(|lost| Lost {
-                name: lost.name,
-                reason: lost.reason,
-            })
-            .collect(),
-        ..Saved::default()
-    };
-    let left = most.checked_sub(saved.bytes()).ok_or_else(|| too_large(most))?;
-    add_files(sandbox, &mut saved, left).await?;
-    Ok(saved)
-}
-
 /// The place of a stored state in its key's quota. The session's earlier state gives its own up, if there is no other.
 fn place(app: &App, session: &Session, bytes: u64) -> Result<Held, Vain> {
     let account = app.quotas.account(&session.owner);
@@ -234,24 +205,6 @@ fn place(app: &App, session: &Session, bytes: u64) -> Result<Held, Vain> {
             None => Err(full.into()),
         },
     }
-}
-
-/// Adds the files of the working folder, of at most `left` bytes.
-async fn add_files(sandbox: &Sandbox, saved: &mut Saved, left: u64) -> Result<(), Vain> {
-    let Files { files, folders, lost } = sandbox.read_files(MOST_FILES, left).await?;
-    saved.files = files.into_iter().map(|(path, body)| SavedFile { path, body }).collect();
-    saved.folders = folders;
-    saved.lost.extend(lost.into_iter().map(|lost| Lost {
-        name: lost.name,
-        reason: lost.reason,
-    }));
-    Ok(())
-}
-
-fn too_large(most: u64) -> Vain {
-    Vain::State(format!(
-        "its variables, contexts and files take more than {most} bytes (--max-suspended-mib)"
-    ))
 }
 
 /// Removes a suspended session with its stored state, unless it is not suspended any more.
@@ -295,9 +248,4 @@ async fn remove(app: &App, owner: &str, id: &str) -> Result<(), ApiError> {
     removed.map_err(|error| unreadable(id, &error))?;
     suspension.has_garbage(owner);
     Ok(())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-fn as_float(number: u64) -> f64 {
-    number as f64
 }

@@ -3,6 +3,7 @@
 //! | module | does |
 //! |---|---|
 //! | this one | opens the store, and knows what is in it |
+//! | `stored` | turns a session's state into what the store has, and back |
 //! | `suspending` | writes sessions that nobody uses, and ends their guests |
 //! | `waking` | brings a suspended session back when it is used |
 //!
@@ -14,7 +15,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
-use sandglass_core::budget::Usage;
 use sandglass_host::args::Secrets;
 use sandglass_states::{FolderStore, Found, Head, MasterKey, SessionId, StateError, States, Tenant};
 use serde::{Deserialize, Serialize};
@@ -32,16 +32,6 @@ const COLLECTED_AGE: Duration = Duration::from_secs(60);
 /// The options with which a client made a session, as it gave them, without the context.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Recipe(pub Map<String, Json>);
-
-/// The settings of a stored session.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Stored {
-    pub(super) recipe: Recipe,
-    /// The use of the session's budget so far.
-    pub(super) spent: Usage,
-    /// The time at which the budget began, in milliseconds since 1970, if it limits time.
-    pub(super) budget_began_ms: Option<f64>,
-}
 
 /// A suspended session.
 #[derive(Debug)]

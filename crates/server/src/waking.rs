@@ -5,11 +5,10 @@ use std::time::Instant;
 
 use axum::http::StatusCode;
 use sandglass_core::Error;
-use sandglass_core::execution::LostVariable;
 use sandglass_host::Sandbox;
-use sandglass_host::sandbox::{Files, Past, Spent};
+use sandglass_host::sandbox::{Files, Suspended};
 use sandglass_rpc::options::Options;
-use sandglass_states::{Saved, StateError};
+use sandglass_states::StateError;
 
 use super::App;
 use super::bodies::off_the_workers;
@@ -18,7 +17,8 @@ use super::errors::ApiError;
 use super::quotas::Account;
 use super::sessions::{InUse, Kind, Known, Move, Session, Sessions, Target};
 use super::storage::Fate;
-use super::suspension::{Asleep, Stored, Suspension, now_ms, session_id, unreadable};
+use super::stored::unpack;
+use super::suspension::{Asleep, Recipe, Suspension, session_id, unreadable};
 
 /// A session of this key, in use. A suspended session is woken first.
 ///
@@ -66,9 +66,8 @@ async fn revived(app: &App, account: &Account, asleep: &Arc<Asleep>) -> Result<A
     let suspension = app.suspension.as_ref();
     let suspension = suspension.ok_or_else(|| ApiError::internal("there is no store of states; this is a bug"))?;
     let place = account.session()?;
-    let saved = read(suspension, asleep).await?;
-    let (stored, past) = understood(asleep, &saved)?;
-    let options = Options::read(stored.recipe.0.clone(), &bounds(app)).map_err(|error| {
+    let (recipe, suspended) = read(suspension, asleep).await?;
+    let options = Options::read(recipe.0.clone(), &bounds(app)).map_err(|error| {
         refused(
             asleep,
             format!("this server does not allow its settings any more: {error}"),
@@ -80,26 +79,15 @@ async fn revived(app: &App, account: &Account, asleep: &Arc<Asleep>) -> Result<A
     if let Some(folder) = prepared.folder() {
         folder.decide(fate);
     }
-    let spent = Spent {
-        usage: stored.spent,
-        time_ms: stored
-            .budget_began_ms
-            .map_or(0.0, |began| (ms_as_float(now_ms()) - began).max(0.0)),
-    };
-    let builder = prepared.builder(app, &options).past(past).spent(spent);
-    let sandbox = builder.build().await?;
-    let opened = open(app, asleep, &prepared, &sandbox, saved).await;
+    let builder = prepared.builder(app, &options);
+    let sandbox = suspended.begin(builder).build().await?;
+    let opened = open(app, asleep, &prepared, &sandbox, suspended).await;
     let opened = match opened {
         Ok(()) => mark_awake(suspension, asleep).await,
         Err(error) => Err(error),
     };
     let kind = Kind::Sandbox(sandbox);
-    let session = prepared.session(
-        &account.owner,
-        kind,
-        place,
-        (Some(stored.recipe), Some(Arc::clone(asleep))),
-    );
+    let session = prepared.session(&account.owner, kind, place, (Some(recipe), Some(Arc::clone(asleep))));
     match opened {
         Ok(()) => Ok(session),
         Err(error) => {
@@ -109,36 +97,21 @@ async fn revived(app: &App, account: &Account, asleep: &Arc<Asleep>) -> Result<A
     }
 }
 
-/// Reads the stored state.
-async fn read(suspension: &Suspension, asleep: &Asleep) -> Result<Saved, ApiError> {
+/// Reads the stored state, and the options from which the session is made.
+async fn read(suspension: &Suspension, asleep: &Asleep) -> Result<(Recipe, Suspended), ApiError> {
     let (tenant, id) = (suspension.tenant(&asleep.owner)?, session_id(&asleep.id)?);
     // An earlier server may have allowed more.
     let most = asleep.head.bytes.max(suspension.most_bytes);
     let saved = off_the_workers(move || tenant.read(id, most)).await?;
     let missing = || StateError::Damaged("its file is missing".to_owned());
     let saved = saved.and_then(|saved| saved.ok_or_else(missing));
-    saved.map_err(|error| unreadable(&asleep.id, &error))
-}
-
-/// The host's parts of a stored state.
-fn understood(asleep: &Asleep, saved: &Saved) -> Result<(Stored, Past), ApiError> {
-    let malformed = |problem: String| {
-        let error = StateError::Damaged(problem);
-        unreadable(&asleep.id, &error)
-    };
-    let stored = serde_json::from_value(saved.settings.clone()).map_err(|error| malformed(error.to_string()))?;
-    let past = Past::from_parts(saved.past.clone(), &saved.bodies);
-    let mut past = past.map_err(|error| malformed(error.to_string()))?;
-    let lost = saved.lost.iter().map(|lost| LostVariable {
-        name: lost.name.clone(),
-        reason: lost.reason.clone(),
-    });
-    past.add_lost(lost.collect());
+    let stored = saved.and_then(|saved| unpack(saved).map_err(StateError::Damaged));
+    let (recipe, mut suspended) = stored.map_err(|error| unreadable(&asleep.id, &error))?;
     if asleep.is_left() {
         // It was awake once more, and ended without being suspended again.
-        past.is_returned_to();
+        suspended.past.is_returned_to();
     }
-    Ok((stored, past))
+    Ok((recipe, suspended))
 }
 
 /// Gives a fresh guest the files and the variables.
@@ -147,36 +120,21 @@ async fn open(
     asleep: &Asleep,
     prepared: &Prepared,
     sandbox: &Sandbox,
-    saved: Saved,
+    mut suspended: Suspended,
 ) -> Result<(), ApiError> {
-    let has_newer_files = match prepared.folder().filter(|_| asleep.is_left()) {
-        Some(folder) => folder.has_files().await?,
-        None => false,
-    };
-    if !has_newer_files {
-        give_files(sandbox, &saved).await?;
+    if let Some(folder) = prepared.folder().filter(|_| asleep.is_left())
+        && folder.has_files().await?
+    {
+        suspended.files = Files::default(); // those on disk are newer
     }
-    let most = asleep
-        .head
-        .bytes
-        .max(app.suspension.as_ref().map_or(0, |store| store.most_bytes));
-    match sandbox.open_state(saved.state, most).await {
+    let most = app.suspension.as_ref().map_or(0, |store| store.most_bytes);
+    let most = most.max(asleep.head.bytes);
+    match sandbox.take_up(&suspended, most).await {
         Err(error @ Error::InvalidOption { .. }) => {
             Err(refused(asleep, format!("its variables cannot be opened: {error}")))
         }
-        opened => Ok(opened.map(drop)?), // such a state is opened as a whole
+        taken => Ok(taken.map(drop)?), // the next execution tells what is missing
     }
-}
-
-/// Gives a fresh guest the files of a state.
-pub(super) async fn give_files(sandbox: &Sandbox, saved: &Saved) -> Result<(), Error> {
-    let files = saved.files.iter().map(|file| (file.path.clone(), file.body.clone()));
-    let files = Files {
-        files: files.collect(),
-        folders: saved.folders.clone(),
-        lost: Vec::new(),
-    };
-    sandbox.write_files(&files).await
 }
 
 /// Notes that the session goes on, durably. Otherwise a server that is killed would leave an older state that looks like the newest.
@@ -194,9 +152,4 @@ fn refused(asleep: &Asleep, why: String) -> ApiError {
         asleep.id
     );
     ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "state_unusable", message)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-fn ms_as_float(ms: u64) -> f64 {
-    ms as f64
 }

@@ -177,6 +177,7 @@ impl SandboxTask {
             Message::Predictions(answer) => drop(answer.send(self.session.predictions())),
             Message::Stats(answer) => drop(answer.send(self.session.stats())),
             Message::Past(answer) => drop(answer.send(self.session.past())),
+            Message::Lost(lost) => self.session.add_lost(lost),
             Message::Destroy(gone) => {
                 told.extend(gone);
                 self.tell(Input::Destroy);

@@ -223,14 +223,14 @@ impl SandboxBuilder {
 
     /// Sets the part of the budget that is used up already. A [shared budget](SandboxBuilder::shared_budget) has its own.
     #[must_use]
-    pub fn spent(mut self, spent: Spent) -> Self {
+    pub(super) fn spent(mut self, spent: Spent) -> Self {
         self.spent = spent;
         self
     }
 
-    /// Goes on after the past of another sandbox. Open its variables before anything else ([`Sandbox::open_state`]).
+    /// Goes on after the past of another sandbox.
     #[must_use]
-    pub fn past(mut self, past: Past) -> Self {
+    pub(super) fn past(mut self, past: Past) -> Self {
         self.past = Some(past);
         self
     }

@@ -48,9 +48,9 @@ impl Sandbox {
     ///
     /// # Errors
     /// [`Error::InvalidOption`] when the state is malformed or too large; then no variable is set.
-    pub async fn open_state(&self, state: impl Into<Vec<u8>>, max_bytes: u64) -> Result<Vec<LostVariable>, Error> {
+    pub async fn open_state(&self, state: impl Into<Bytes>, max_bytes: u64) -> Result<Vec<LostVariable>, Error> {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-        let open = VariableCommand::Open(Payload(state.into().into()), max_bytes as f64);
+        let open = VariableCommand::Open(Payload(state.into()), max_bytes as f64);
         match self.ask(Command::Variable(open)).await? {
             Reply::Value(value) => Ok(Captured::read(value.body.0)?.lost),
             _ => Ok(Vec::new()),

@@ -116,7 +116,7 @@ impl<B> Job<B> {
         match self {
             Self::Execute(execution) => execution.timeout_ms,
             // Opening and capturing the state run the user's code.
-            Self::Variable(VariableCommand::Open(..) | VariableCommand::Capture { .. }) => config.limits.timeout_ms,
+            Self::Variable(VariableCommand::Open(..) | VariableCommand::Capture { .. }) => config.state_timeout_ms,
             Self::File(FileCommand::Look { .. }) => LOOK_TIMEOUT_MS,
             _ => VALUE_TIMEOUT_MS,
         }

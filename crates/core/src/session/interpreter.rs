@@ -59,6 +59,8 @@ pub(super) struct Config {
     pub(super) output_fields: Vec<String>,
     /// The most bytes of a last expression's value that is sent. If 0, none is sent.
     pub(super) max_result_bytes: f64,
+    /// The guest time for opening or writing all variables.
+    pub(super) state_timeout_ms: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -219,6 +221,7 @@ impl<B: Body> Interpreter<B> {
             profile,
             output_fields,
             max_result_bytes,
+            ..
         } = &self.config;
         let config = GuestConfig {
             max_output_chars: limits.max_output_chars,

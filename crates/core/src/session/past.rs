@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::contexts::Contexts;
 use super::{Body, Session};
 use crate::execution::{LostVariable, StateReport};
-use crate::limits::MAX_NAMES;
+use crate::limits::{MAX_NAMES, STATE_TIMEOUT_MS};
 
 /// The past of a session. In JSON, a body is what the driver puts in its place ([`Past::map`]).
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -39,24 +39,33 @@ impl<B> Past<B> {
 
     /// Has the next execution report variables that could not be written.
     pub fn add_lost(&mut self, lost: Vec<LostVariable>) {
-        if lost.is_empty() {
-            return;
-        }
-        self.names.retain(|name| !lost.iter().any(|lost| lost.name == *name));
-        let mut report = StateReport::kept();
-        report.add(lost.into_iter().take(MAX_NAMES));
-        self.tell_later(report);
+        tell_of(lost, &mut self.names, &mut self.untold);
     }
 
     /// Has the next execution report that the state is this one again, because executions after it are undone.
     pub fn is_returned_to(&mut self) {
-        self.tell_later(StateReport::restored(self.last_execution, [], ""));
+        tell_later(StateReport::restored(self.last_execution, [], ""), &mut self.untold);
     }
+}
 
-    fn tell_later(&mut self, mut report: StateReport) {
-        report.add_earlier(self.untold.take());
-        self.untold = Some(report);
+/// Has the next execution report variables that are gone, and takes them from the known names.
+fn tell_of(lost: Vec<LostVariable>, names: &mut Vec<String>, untold: &mut Option<StateReport>) {
+    if lost.is_empty() {
+        return;
     }
+    names.retain(|name| !lost.iter().any(|lost| lost.name == *name));
+    // An earlier status stays: nobody was told of it.
+    let mut report = StateReport::kept();
+    if let Some(earlier) = untold {
+        (report.status, report.restored_to) = (earlier.status, earlier.restored_to);
+    }
+    report.add(lost.into_iter().take(MAX_NAMES));
+    tell_later(report, untold);
+}
+
+fn tell_later(mut report: StateReport, untold: &mut Option<StateReport>) {
+    report.add_earlier(untold.take());
+    *untold = Some(report);
 }
 
 impl<B: Body> Session<B> {
@@ -70,10 +79,19 @@ impl<B: Body> Session<B> {
         }
     }
 
+    /// Has the next execution report variables of the past that could not be opened.
+    pub fn add_lost(&mut self, lost: Vec<LostVariable>) {
+        let interpreter = &mut self.interpreter;
+        tell_of(lost, &mut interpreter.names, &mut interpreter.untold_loss);
+    }
+
     /// Goes on after the past of another session. The driver opens the variables next.
     #[must_use]
     pub fn with_past(mut self, past: Past<B>) -> Self {
         let interpreter = &mut self.interpreter;
+        // Their modules need time, even where executions have little.
+        let state_ms = &mut interpreter.config.state_timeout_ms;
+        *state_ms = state_ms.max(STATE_TIMEOUT_MS);
         interpreter.last_execution = past.last_execution;
         interpreter.checkpoints.execution = past.last_execution;
         interpreter.contexts = past.contexts;

@@ -59,14 +59,35 @@ fn executions_are_counted_on_and_what_was_not_written_is_told_once() {
 }
 
 #[test]
-fn a_session_that_returns_to_an_earlier_state_says_so() {
+fn a_session_that_returns_to_an_earlier_state_says_so_and_what_is_missing() {
     let mut past = past(&first());
     past.is_returned_to();
     let mut later = later(past);
+    later.session.add_lost(vec![LostVariable {
+        name: "f".to_owned(),
+        reason: "no module".to_owned(),
+    }]);
     let next = later.execute("x");
     later.ends_well(&["context", "x"]);
     let state = &later.execution(next).state;
     assert_eq!((state.status, state.restored_to), (StateStatus::Restored, Some(1)));
+    assert_eq!(later.lost(next), ["f"]);
+}
+
+#[test]
+fn a_loss_that_nobody_was_told_of_stays_one_when_more_is_missing() {
+    let mut world = first();
+    world.feed(guest_lost(Error::GuestLost("exit status 139".to_owned())));
+    let mut past = past(&world);
+    past.add_lost(vec![LostVariable {
+        name: "file a".to_owned(),
+        reason: "it cannot be read".to_owned(),
+    }]);
+    let mut later = later(past);
+    let next = later.execute("1");
+    later.ends_well(&["context"]);
+    assert_eq!(later.execution(next).state.status, StateStatus::Lost);
+    assert_eq!(later.lost(next), ["x", "f", "file a"]);
 }
 
 #[test]

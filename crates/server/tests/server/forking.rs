@@ -26,38 +26,43 @@ async fn copies_have_the_state_and_go_their_own_ways() {
     server
         .execute(
             &id,
-            "import os\nclass Point:\n    x = 1\npoint = Point()\nitems = same = [len(context)]\ndef add(n): items.append(n)\n\
-             open('kept.txt', 'w').write('a file')\nos.makedirs('empty/inner')\nsteps = (n for n in range(9))",
+            "import os, math as _math\nclass Point:\n    x = 1\n    def more(self): return Point()\npoint = Point()\n\
+             items = same = [len(context)]\ndef add(n): items.append(n)\n_private = 2\n\
+             def counter(start):\n    def count():\n        nonlocal start\n        start += _private\n        return _math.floor(start)\n    return count\n\
+             count = counter(10)\n\
+             open('kept.txt', 'w').write('a file')\nopen('own.py', 'w').write('size = 7')\nimport own\n\
+             os.makedirs('empty/inner')\nsteps = (n for n in range(9))",
         )
         .await;
     let (status, told) = answer(server.post(&format!("/v1/sessions/{id}/fork"), &json!({ "count": 3 }))).await;
     assert_eq!(status, StatusCode::CREATED, "{told}");
     assert_eq!(told["execution"], 1);
-    assert_eq!(lost(&told["lost"]), ["os", "steps"], "modules are imported again");
+    assert_eq!(lost(&told["lost"]), ["steps"], "nothing else is missing");
     let copies = ids(&told);
     assert_eq!(copies.len(), 3);
     for (number, copy) in copies.iter().enumerate() {
         let code = format!(
-            "add({number})\nitems, same is items, point.x, open('kept.txt').read(), os.path.isdir('empty/inner')"
+            "add({number})\nitems, same is items, point.more().x, open('kept.txt').read(), os.path.isdir('empty/inner'), count(), own.size"
         );
-        let code = format!("import os\n{code}");
         let run = server.execute(copy, &code).await;
         assert_eq!(
             run["result"],
-            format!("([6, {number}], True, 1, 'a file', True)"),
+            format!("([6, {number}], True, 1, 'a file', True, 12, 7)"),
             "{run}"
         );
         assert_eq!((&run["id"], &run["state"]["status"]), (&json!(2), &json!("kept")));
-        assert_eq!(lost(&run["state"]["lost"]), ["os", "steps"]);
+        assert_eq!(lost(&run["state"]["lost"]), ["steps"]);
         let run = server.execute(copy, "context").await;
         assert_eq!(
             (&run["result"], &run["state"]["lost"]),
             (&json!("'a text'"), &Value::Null)
         );
     }
-    let run = server.execute(&id, "items, next(steps), os.listdir()").await;
+    let run = server
+        .execute(&id, "items, next(steps), sorted(set(os.listdir()) - {'__pycache__'})")
+        .await;
     assert_eq!(
-        run["result"], "([6], 0, ['kept.txt', 'empty'])",
+        run["result"], "([6], 0, ['empty', 'kept.txt', 'own.py'])",
         "the original is as it was: {run}"
     );
     server.stop().await;
@@ -96,11 +101,14 @@ async fn copies_that_cannot_be_made_leave_nothing() {
     }
     let (status, code) = refusal(server.post(&fork, &json!({ "count": 3 }))).await;
     assert_eq!((status, code.as_str()), (429, "too_many_sessions"));
-    let hostile = "class No:\n    def __reduce__(self): raise RuntimeError('no')\nno = No()";
-    server.execute(&id, hostile).await;
+    server
+        .execute(&id, "for n in range(2001): open(f'{n}.txt', 'w').close()")
+        .await;
     let (status, code) = refusal(server.post(&fork, &json!({ "count": 2 }))).await;
     assert_eq!((status, code.as_str()), (422, "not_serializable"));
-    server.execute(&id, "del no").await;
+    server
+        .execute(&id, "import os\nfor n in range(2001): os.remove(f'{n}.txt')")
+        .await;
     let (_, all) = answer(server.get("/v1/sessions")).await;
     assert_eq!(all["sessions"].as_array().unwrap().len(), 1, "{all}");
     let (status, _) = answer(server.post(&fork, &json!({ "count": 2 }))).await;
@@ -108,5 +116,29 @@ async fn copies_that_cannot_be_made_leave_nothing() {
     server.key = Some(BOB);
     let (status, code) = refusal(server.post(&fork, &json!({}))).await;
     assert_eq!((status, code.as_str()), (404, "session_not_found"));
+    server.stop().await;
+}
+
+/// A copy asks no class what it is made of, and tells what it cannot have.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_copy_cannot_have_is_told_by_the_answer_and_the_copy() {
+    let server = TestServer::start(&[]).await;
+    let id = server.session(json!({})).await;
+    let hostile = "class No:\n    def __reduce__(self): raise RuntimeError('no')\n    __getstate__ = __reduce__\n\
+                   no = No()\nno.x = 5\nimport threading, sys, types\nheld = [no, threading.Lock()]\n\
+                   made = types.ModuleType('made')\nsys.modules['made'] = made\nmade.n = 1\nx = 3";
+    server.execute(&id, hostile).await;
+    let (status, told) = answer(server.post(&format!("/v1/sessions/{id}/fork"), &json!({ "count": 2 }))).await;
+    assert_eq!(status, StatusCode::CREATED, "{told}");
+    let mut names = lost(&told["lost"]);
+    names.sort_unstable();
+    assert_eq!(names, ["held", "made"], "{told}");
+    for copy in ids(&told) {
+        let run = server.execute(&copy, "no.x, x, 'made' in globals()").await;
+        assert_eq!(run["result"], "(5, 3, False)", "{run}");
+        let mut names = lost(&run["state"]["lost"]);
+        names.sort_unstable();
+        assert_eq!(names, ["held", "made"], "{run}");
+    }
     server.stop().await;
 }

@@ -21,3 +21,4 @@ mod storage;
 mod stream;
 mod support;
 mod suspending;
+mod waking;

@@ -86,6 +86,8 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _INTERFACE = struct.Struct("16sH22x")
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
+#: Modules of the runtime for sessions that sleep or wake. Importing them takes longer than the rest of that.
+_OWN_MODULES = ["sandglass.state.portable.writing", "sandglass.state.portable.reading"]
 #: The environment variable for a new start: the order, and the modules to leave out.
 _ORDER = "SANDGLASS_ZYGOTE_ORDER"
 _REASON_CHARS = 200
@@ -117,6 +119,8 @@ def serve(fd: int) -> NoReturn:
     order = _first_order(control)
     missing: dict[str, str] = order["missing"]
     arenas = zygote_memory.Arenas()
+    arenas.make_room()
+    preload(_OWN_MODULES)
     for name in order["preload"]:
         arenas.make_room()
         missing |= preload([name])

@@ -266,7 +266,7 @@ def _instances(kind: type) -> Callable[[Any], Any]:
                 state = None
         made: tuple[Any, ...] = base.__new__, (kind, *args)
         if early or make is kind:
-            made = _make_instance, (base, kind, args, make is kind, early)
+            made = make_instance, (base, kind, args, make is kind, early)
         if items is None and pairs is None:
             if state is None:
                 return made
@@ -327,7 +327,7 @@ def _reduce_module(module: Any) -> Any:
 def _reduce_descriptor(descriptor: Any) -> Any:
     base = next(base for base in _DESCRIPTORS if issubclass(type(descriptor), base))
     state = [getattr(descriptor, name) for name in _DESCRIPTORS[base]], getattr(descriptor, "__dict__", None)
-    return _make_instance, (base, type(descriptor), (), False, None), (base, *state), None, None, _fill_descriptor
+    return make_instance, (base, type(descriptor), (), False, None), (base, *state), None, None, _fill_descriptor
 
 
 def _reduce_weakref(reference: Any) -> Any:
@@ -402,7 +402,7 @@ def _register(kind: type, state: tuple[Any, list[type | None]]) -> None:
             _abc._abc_register(kind, other)
 
 
-def _make_instance(base: Any, kind: type, args: tuple[Any, ...], by_init: bool, early: Any) -> Any:
+def make_instance(base: Any, kind: type, args: tuple[Any, ...], by_init: bool, early: Any) -> Any:
     instance = base.__new__(kind, *args)
     if by_init:
         base.__init__(instance, *args)

@@ -90,6 +90,10 @@ def compile_place(place: Place, free: tuple[str, ...], qualname: str, filename: 
     if free:
         targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in free]
         body.insert(0, ast.Assign(targets, ast.Constant(None)))
+    # Code that names its own function or class means the global variable, unless a function around it has it.
+    own = place.in_class or place.name
+    if own.isidentifier() and own not in free:
+        body.insert(0, ast.Global([own]))
     no_args = ast.arguments([], [], None, [], [], None, [])
     around = ast.FunctionDef("around", no_args, body, [], None, None, type_params=[])  # type: ignore[call-arg, unused-ignore]
     around.lineno, around.end_lineno, around.col_offset, around.end_col_offset = place.line, node.end_lineno, 0, 0

@@ -1,13 +1,17 @@
 """The last resort: a group of variables as a pickle, for the same Python, the same Sandglass and the same packages.
 
-`by_value` writes it, so functions of cells keep their globals. Values of cells' classes with a `__reduce__` of
-their own are refused, since such a method may return anything. Only guests open it.
+`by_value` writes it, so functions of cells keep their globals. Arrays, and exceptions with a cause, are written by
+their codecs, because pickle would lose the memory that they share, or the cause. Only guests open it.
+
+A cell's class with a `__reduce__` or `__getstate__` of its own is asked, because nothing else is left. The answer has
+to make an object of this class, and a note tells that it was asked. Other answers are refused.
 """
 
 # Decisions: docs/internals/saving-and-restoring.md.
 
 from __future__ import annotations
 
+import copyreg
 import json
 import sys
 import types
@@ -19,16 +23,24 @@ from typing import TYPE_CHECKING, Any
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.runtime.values import type_name
 from sandglass.state import by_value
-from sandglass.state.pickling import MRO, VARS, Loader, Lost, Saver, is_native, reason_of
+from sandglass.state.pickling import MRO, VARS, Loader, Lost, Saver, is_native, make_instance, reason_of
+from sandglass.state.portable import classes
+from sandglass.state.portable.codec import BY_NAME, BY_TYPE
+from sandglass.state.portable.graph import Cannot
 from sandglass.state.portable.layout import TooLarge, parse, refused
+from sandglass.state.portable.libraries import register_loaded
 from sandglass.state.portable.names import has_name
 
 if TYPE_CHECKING:
-    from sandglass.state.portable.codec import Scope
+    from sandglass.state.portable.codec import Codec, Scope
 
     Reasons = list[tuple[str, str]]
 
 _HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+_copyreg: Any = copyreg
+#: Functions that make an object of the class that is among their first two arguments.
+_MAKERS = (_copyreg.__newobj__, _copyreg.__newobj_ex__, _copyreg._reconstructor, make_instance)
+_PROTOCOL = 5
 _PYTHON = sys.implementation.cache_tag or sys.implementation.name
 _REFUSED: tuple[type, ...] = (weakref.ref, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 
@@ -40,26 +52,34 @@ class _Refused(Exception):
 class _Saver(Saver):
     """Notes the packages of what it writes, and refuses what a pickle would change."""
 
-    def __init__(self, file: BytesIO, shared: list[Any]) -> None:
+    def __init__(self, file: BytesIO, shared: list[Any], scope: Scope) -> None:
         super().__init__(file, shared)
         self.modules: set[str] = set()
-        self._judged: dict[int, type] = {}
+        self._scope = scope
+        #: Classes that were looked at, each with the name of a hook that a cell gave it.
+        self._judged: dict[int, tuple[type, str | None]] = {}
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
-        if id(kind) not in self._judged:
-            self._judged[id(kind)] = kind
-            self._judge(kind, value)
-        if issubclass(kind, BaseException) and (value.__cause__ is not None or value.__context__ is not None):
-            raise _Refused("a pickle of an exception lacks its cause and its context")
+        judged = self._judged.get(id(kind))
+        if judged is None:
+            judged = self._judged[id(kind)] = kind, self._judge(kind)
+        codec = _codec_for(value, self._scope)
+        if codec is not None:
+            try:
+                return _reduced_by(codec, value, self._scope)
+            except Cannot as error:
+                raise _Refused(str(error)) from None
         array = getattr(sys.modules.get("numpy"), "ndarray", None)
         if array is not None and issubclass(kind, array) and not value.flags.writeable:
             raise _Refused("a pickle of an array does not keep that it is read-only")
         if issubclass(kind, (type, types.FunctionType)):
             self.modules.add(str(getattr(value, "__module__", None)).partition(".")[0])
-        return super().reducer_override(value)
+        hook = judged[1]
+        return super().reducer_override(value) if hook is None else self._asked(value, kind, hook)
 
-    def _judge(self, kind: type, value: Any) -> None:
+    def _judge(self, kind: type) -> str | None:
+        """Returns the name of a hook that a cell gave to a class; None without one."""
         if issubclass(kind, _REFUSED):
             raise _Refused("a weak reference cannot go")
         if (kind.__module__, kind.__name__) == ("numpy", "memmap"):
@@ -70,11 +90,65 @@ class _Saver(Saver):
                 continue
             hook = next((hook for hook in _HOOKS if hook in VARS(base)), None)
             if hook is not None and type(VARS(base)[hook]) is types.FunctionType and _is_of_cell(VARS(base)[hook]):
-                raise _Refused(f"its class {type_name(value)} has a {hook} of its own, which may change it")
+                return hook
+        return None
+
+    def _asked(self, value: Any, kind: type, hook: str) -> Any:
+        """Returns what an object's class tells of it, if that makes an object of the same class."""
+        reduced = super().reducer_override(value)
+        if reduced is NotImplemented:
+            reduced = value.__reduce_ex__(_PROTOCOL)
+        make, args = reduced[:2] if type(reduced) is tuple and len(reduced) > 1 else (None, ())
+        is_new = type(make) is types.BuiltinFunctionType and make.__name__ == "__new__"
+        has_kind = type(args) is tuple and any(arg is kind for arg in args[:2])
+        if make is not kind and not (has_kind and (is_new or any(make is maker for maker in _MAKERS))):
+            raise _Refused(f"its class {type_name(value)} has a {hook} of its own, which makes something else of it")
+        self._scope.note(value, f"what {hook} leaves out", f"its class {type_name(value)} has a {hook} of its own")
+        return reduced
 
 
 def _is_of_cell(function: types.FunctionType) -> bool:
-    return not has_name(function)
+    """Returns false for functions of libraries, also for those that no name leads to."""
+    module = sys.modules.get(function.__module__)
+    is_library = function.__module__ != "__main__" and getattr(module, "__dict__", None) is function.__globals__
+    return not is_library and not has_name(function)
+
+
+# --- Values whose codecs keep more than pickle ------------------------------------------------------------------------
+
+#: The surroundings of the pickle that is being read.
+_reading: list[Scope] = []
+
+
+def _codec_for(value: Any, scope: Scope) -> Codec | None:
+    kind = type(value)
+    if issubclass(kind, BaseException) and (value.__cause__ is not None or value.__context__ is not None):
+        if classes.is_builtin_exception(kind):
+            return classes.EXCEPTION
+        if not has_name(kind):
+            return classes.INSTANCE
+        scope.note(value, "its cause, context and traceback", "a pickle of an exception of a library lacks them")
+    elif kind is getattr(sys.modules.get("numpy"), "ndarray", None):
+        has_fields = value.dtype.names is not None and value.dtype.hasobject
+        return None if has_fields else BY_TYPE.get(id(kind))
+    return None
+
+
+def _reduced_by(codec: Codec, value: Any, scope: Scope) -> Any:
+    parts = codec.take(value, scope)
+    made = _made_by, (codec.name, parts[: codec.needed(parts)])
+    return made if codec.fill is None else (*made, (codec.name, parts), None, None, _fill_by)
+
+
+def _made_by(name: str, parts: list[Any]) -> Any:
+    return BY_NAME[name].make(parts, _reading[-1])
+
+
+def _fill_by(value: Any, state: tuple[str, list[Any]]) -> None:
+    name, parts = state
+    fill = BY_NAME[name].fill
+    if fill is not None:
+        fill(value, parts, _reading[-1])
 
 
 class _Bounded(BytesIO):
@@ -97,7 +171,7 @@ def dump(
     file = _Bounded(max_bytes)
     try:
         with by_value.without_collector():
-            saver = _Saver(file, [value for _, value in seeds])
+            saver = _Saver(file, [value for _, value in seeds], scope)
             saver.dump(variables)
     except KeyboardInterrupt:
         raise
@@ -150,9 +224,11 @@ def load(
     if reason is None:
         shared = [by_value.find_seed(key, scope.namespace) for key in group["keys"]]
         gone = next((value.reason for value in shared if type(value) is Lost), None)
+        _reading.append(scope)
         try:
             if gone is not None:
                 raise ValueError(gone)
+            register_loaded()
             with by_value.without_collector():
                 loader = Loader(BytesIO(objects[0]), shared)
                 loader.load()  # the shared objects
@@ -165,6 +241,8 @@ def load(
             raise
         except BaseException as error:
             reason = reason_of(error)
+        finally:
+            _reading.pop()
     lost += [(name, reason) for name in names]
 
 

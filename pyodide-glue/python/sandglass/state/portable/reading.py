@@ -8,6 +8,7 @@ its other parts are filled in. A value that cannot be made here costs the variab
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from sandglass.state.portable.layout import refused, split
 from sandglass.state.portable.libraries import register_for
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sandglass.runtime.namespace import Namespace
     from sandglass.runtime.sources import Sources
 
@@ -58,14 +61,32 @@ def read(data: bytes | memoryview, max_bytes: int, namespace: Namespace, sources
     with without_collector():
         for graph in graphs:
             _Making(graph, scope).run(found, lost)
-    for group_names, needs, own in pickled:
-        pickles.load(needs, own, group_names, scope, found, lost)
+    if pickled:
+        with _set_for_now(found, namespace):
+            for group_names, needs, own in pickled:
+                pickles.load(needs, own, group_names, scope, found, lost)
     for entry in head["variables"]:
         name = entry["name"]
         if name in found and _is_free(name, namespace, lost):
             namespace.globals[name] = found[name]
     namespace.restore()
     return lost
+
+
+@contextmanager
+def _set_for_now(found: dict[str, Any], namespace: Namespace) -> Iterator[None]:
+    """Sets variables while pickles are opened: methods of their classes, such as `__setstate__`, may use them."""
+    own = {name: value for name, value in found.items() if _is_free(name, namespace, [])}
+    before = {name: namespace.globals.get(name, MISSING) for name in own}
+    namespace.globals.update(own)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is MISSING:
+                namespace.globals.pop(name, None)
+            else:
+                namespace.globals[name] = value
 
 
 def _is_free(name: str, namespace: Namespace, lost: Reasons) -> bool:

@@ -66,7 +66,6 @@ class _Writing:
         self._reasons: dict[int, str] = {}
         #: Reasons for which there is no pickle either.
         self._never: dict[int, str] = {}
-        self._sharing: dict[int, str] = {}
         self._lost: list[tuple[str, str]] = []
         self._beyond: set[int] = set()
 
@@ -80,7 +79,7 @@ class _Writing:
         self._beyond = _tables(self._scope)
         roots = {name: self._number(value) for name, value in variables.items()}
         self._visit_all()
-        for reasons in (self._reasons, self._never, self._sharing):
+        for reasons in (self._reasons, self._never):
             spread(reasons, self._children)
         ways = self._ways(variables, roots)
         groups = self._groups(ways, roots)
@@ -122,7 +121,6 @@ class _Writing:
                 raise self._too_large()
         for number in sorted(self._numbers[user] for user in self._scope.newly_shared() if user in self._numbers):
             self._take_again(number)
-            self._sharing[number] = "memory that arrays share"
         if len(self._parts) < len(self._values):
             self._visit_all()
 
@@ -202,8 +200,6 @@ class _Writing:
             root = roots[name]
             reason = "" if root is None else self._reasons.get(root, "")
             never = self._never.get(root) if root is not None else None
-            if never is None and reason and root in self._sharing:
-                never = f"{reason}, and {self._sharing[root]}"
             if never is not None:
                 self._lose(name, f"it is or holds {never}")
                 continue
@@ -261,11 +257,7 @@ class _Writing:
             group = groups.pop(0)
             reason = next((ways[name] for name in group if ways[name]), "")
             if reason:
-                pickled, against = None, f"it shares objects with {self._sharing_of(group, roots)}"
-                if not self._sharing_of(group, roots):
-                    pickled, against = pickles.dump(
-                        {name: variables[name] for name in group}, self._scope, self._max_bytes
-                    )
+                pickled, against = pickles.dump({name: variables[name] for name in group}, self._scope, self._max_bytes)
                 if pickled is None:
                     # Together with what it shares it cannot go. The others go without it.
                     for name in group:
@@ -302,10 +294,6 @@ class _Writing:
             "lost": [[name[:MAX_NAME_CHARS], reason[:MAX_REASON_CHARS]] for name, reason in self._lost],
         }
         return join(head, objects, self._max_bytes)
-
-    def _sharing_of(self, group: list[str], roots: dict[str, int | None]) -> str:
-        """Returns what a pickle of a group would not keep shared; "" for nothing."""
-        return next((self._sharing[root] for name in group if (root := roots[name]) in self._sharing), "")
 
     def _left_for(self, data: list[bytes]) -> None:
         self._left -= sum(map(len, data))

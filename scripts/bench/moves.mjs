@@ -1,13 +1,13 @@
 // Sessions that move from a page to a server and back: the time of each way, with 100 MB of variables.
+import { join } from "node:path";
 import { launch } from "../browsers.mjs";
 import { root } from "../project.mjs";
 import { serve as serveFolder } from "../serve.mjs";
-import { join } from "node:path";
 
 /** The variables of each kind: 100 MB. @type {Record<string, string>} */
 const KINDS = {
   "100 MB of bytes": "import random\ndata = random.randbytes(100_000_000)",
-  "100 MB in 1000 texts": "data = [str(n % 10) * 100_000 for n in range(1000)]",
+  "100 MB in 1000 texts": "data = [str(n).zfill(4) * 25_000 for n in range(1000)]",
 };
 
 /**

@@ -39,6 +39,8 @@ _private, __mangled = "still here", {1, 2, 3}
 generator = random.Random(5)
 generator.random()
 square = lambda number: number * number
+def factorial(number):
+    return 1 if number < 2 else number * factorial(number - 1)
 ask, big, data = llm_query, 1 << 200, bytes(range(256)) * 10
 words = Counter("sandglass")
 lines = (line for line in "ab")
@@ -51,7 +53,7 @@ assert [point.scaled() for point in points] == [3, 6] and Point.made == 2, "a cl
 assert same is points and type(points[0]) is Point, "identity"
 assert rows == {"a": Row("a"), ("b", 2): Row("b", float("inf"))}, "a dataclass"
 assert _private == "still here" and __mangled == {1, 2, 3}, "private names"
-assert j.dumps([1]) == "[1]" and square(9) == 81, "modules and lambdas"
+assert j.dumps([1]) == "[1]" and square(9) == 81 and factorial(5) == 120, "modules, lambdas, recursion"
 assert big == 1 << 200 and data == bytes(range(256)) * 10 and words["s"] == 3, "data"
 assert ask("x") == "answer to x" and llm_query("y") == "answer to y" and double(21) == 42, "functions of the page"
 assert context == ["the", {"context": 1}], "the context"
@@ -88,7 +90,10 @@ const told = (call) =>
 export async function thereAndBack(server) {
   const sandbox = await begin({ checkpoints: "auto" });
   await run(sandbox, BEGIN);
-  await sandbox.writeFile("folder/inner.bin", Uint8Array.from({ length: 256 }, (_, at) => at));
+  await sandbox.writeFile(
+    "folder/inner.bin",
+    Uint8Array.from({ length: 256 }, (_, at) => at),
+  );
   await run(sandbox, "import os; os.mkdir('folder/empty'); _ = open('text.txt', 'w').write('written by Python')");
   const here = { isolation: sandbox.capabilities.isolation, python: sandbox.capabilities.python };
   const there = await sandbox.moveTo(server);
@@ -287,7 +292,10 @@ export async function toLoadedPackages(server) {
 export async function copies(server, options) {
   const sandbox = await begin({ backend: server, ...options });
   await run(sandbox, BEGIN);
-  await sandbox.writeFile("folder/inner.bin", Uint8Array.from({ length: 256 }, (_, at) => at));
+  await sandbox.writeFile(
+    "folder/inner.bin",
+    Uint8Array.from({ length: 256 }, (_, at) => at),
+  );
   await run(sandbox, "import os; os.mkdir('folder/empty'); _ = open('text.txt', 'w').write('written by Python')");
   const [one, other] = await Promise.all([sandbox.fork(), sandbox.fork()]);
   const first = await run(one, `${CHECK.replace("COUNT", "42")}\nmine = 1\nopen('text.txt', 'w').write('of the copy')`);

@@ -58,7 +58,10 @@ try {
     assert.deepEqual(told.at, { stdout: "linux\n", id: 3, state: "kept", lost: LOST });
     assert.deepEqual(told.next, { lost: [], result: "False" });
     assert.deepEqual(told.back, ["array", "frame", "np", "pd"]);
-    assert.ok(told.reasons.every((/** @type {string} */ reason) => /numpy|pandas/.test(reason)), told.reasons);
+    assert.ok(
+      told.reasons.every((/** @type {string} */ reason) => /numpy|pandas/.test(reason)),
+      told.reasons,
+    );
     assert.deepEqual(told.again, {
       stdout: "emscripten [1, 2] False\n",
       id: 6,
@@ -104,7 +107,10 @@ try {
       wanted.map(() => true),
       errors.join("\n"),
     );
-    assert.ok(errors.every((/** @type {string} */ error) => error.includes("invalid_option")), errors.join("\n"));
+    assert.ok(
+      errors.every((/** @type {string} */ error) => error.includes("invalid_option")),
+      errors.join("\n"),
+    );
     assert.deepEqual([stays, value], [{ lost: [] }, 1]);
     return [];
   });
@@ -130,9 +136,9 @@ try {
     return [];
   });
   await score.test("a sandbox stays when the server cannot hold its state", async () => {
-    const small = await start("--max-memory-mib", "200");
+    const small = await start("--max-memory-mib", "128");
     try {
-      const large = await inPage("failing", at(small), {}, "large = bytearray(b'x') * 300_000_000");
+      const large = await inPage("failing", at(small), {}, "large = bytes(100_000_000)");
       stays(large, "", "");
       assert.match(large.error, /MemoryError|guest_lost|not_serializable|invalid_option/);
       await isEmpty(small);
@@ -166,7 +172,10 @@ try {
     const ends = errors.filter((/** @type {string} */ error) => error.includes(" destroyed: "));
     const rest = errors.filter((/** @type {string} */ error) => !error.includes(" destroyed: "));
     assert.ok(ends.length >= 10, errors.join("\n"));
-    assert.ok(rest.every((/** @type {string} */ error) => error === "no error"), rest.join("\n"));
+    assert.ok(
+      rest.every((/** @type {string} */ error) => error === "no error"),
+      rest.join("\n"),
+    );
     await isEmpty(host);
     return [];
   });

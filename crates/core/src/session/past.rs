@@ -2,6 +2,8 @@
 //!
 //! [`VariableCommand::Capture`](super::VariableCommand::Capture) writes the variables. The later session begins with the past, and opens
 //! the variables before it runs anything.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use serde::{Deserialize, Serialize};
 

@@ -17,6 +17,7 @@ use super::arguments::entries;
 use super::convert::decode;
 use super::current::{Current, Hold};
 use super::driver::Driver;
+use super::files::file_path;
 use super::glue::{bytes, get, object, thrown};
 use super::options::{Options, Watch};
 use super::outbox::JsBody;
@@ -273,7 +274,7 @@ impl Carried {
         let entries: Vec<(String, bool)> = listed
             .iter()
             .map(|entry| {
-                let path = get(&entry, "path").as_string().ok_or_else(malformed)?;
+                let path = file_path(&get(&entry, "path")).map_err(|_| malformed())?;
                 let kind = get(&entry, "type").as_string().ok_or_else(malformed)?;
                 Ok((path, kind == "directory"))
             })

@@ -67,8 +67,7 @@ impl Sandbox {
     }
 }
 
-/// Reads a file's path.
-pub(super) fn file_path(value: &JsValue) -> Result<String, Error> {
+fn file_path(value: &JsValue) -> Result<String, Error> {
     let path = text("path", value)?;
     // Counts the escapes: each stands for a byte that is not UTF-8.
     let escapes = path.matches("\\udc").count();

@@ -17,7 +17,6 @@ use super::arguments::entries;
 use super::convert::decode;
 use super::current::{Current, Hold};
 use super::driver::Driver;
-use super::files::file_path;
 use super::glue::{bytes, get, object, thrown};
 use super::options::{Options, Watch};
 use super::outbox::JsBody;
@@ -274,7 +273,7 @@ impl Carried {
         let entries: Vec<(String, bool)> = listed
             .iter()
             .map(|entry| {
-                let path = file_path(&get(&entry, "path")).map_err(|_| malformed())?;
+                let path = get(&entry, "path").as_string().ok_or_else(malformed)?;
                 let kind = get(&entry, "type").as_string().ok_or_else(malformed)?;
                 Ok((path, kind == "directory"))
             })

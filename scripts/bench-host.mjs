@@ -1,5 +1,5 @@
 // npm run bench:host: the costs of guests on a server, beside rivals, in one run. Needs Linux and bubblewrap; rivals need Docker.
-//   node scripts/bench-host.mjs [--quick] [--rivals monty,ipykernel] [--only checkpoints,burst,http,suspend,docker]
+//   node scripts/bench-host.mjs [--quick] [--rivals monty,ipykernel] [--only checkpoints,burst,http,suspend,move,docker]
 //   All rivals by default, none with --rivals "". `--only` names parts of the rest.
 import { spawn } from "node:child_process";
 import { existsSync } from "node:fs";
@@ -7,6 +7,7 @@ import { cpus } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { parseArgs } from "node:util";
+import { movedSessions } from "./bench/moves.mjs";
 import { quantile } from "./bench/quantile.mjs";
 import { suspendedSessions } from "./bench/suspended.mjs";
 import { mustRun, root } from "./project.mjs";
@@ -24,7 +25,7 @@ const { values } = parseArgs({
     only: { type: "string" },
   },
 });
-const PARTS = ["checkpoints", "burst", "http", "suspend", "docker"];
+const PARTS = ["checkpoints", "burst", "http", "suspend", "move", "docker"];
 const parts = values.only?.split(",") ?? PARTS;
 const notPart = parts.filter((part) => !PARTS.includes(part));
 if (notPart.length > 0) throw new Error(`--only can be ${PARTS.join(", ")}, not ${notPart.join(", ")}`);
@@ -91,6 +92,12 @@ try {
     console.log(`${count} suspended sessions: the request that wakes one`);
     for (const [name, times] of Object.entries(samples)) row(name, times, NaN);
     console.log(`  memory of the server for each: ${(bytesEach / 1024).toFixed(1)} KiB\n`);
+  }
+  if (parts.includes("move")) {
+    const samples = await movedSessions(serve, ["--backend", "bubblewrap"], often(20));
+    console.log("A session moves between a page in Chromium and the server");
+    for (const [name, times] of Object.entries(samples)) row(name, times, NaN);
+    console.log();
   }
   if (parts.includes("docker")) {
     await overHttp("Over HTTP, in Docker", ["--backend", "docker", "--image", "sandglass-base"], often(60), [1000, 0]);

@@ -188,6 +188,7 @@ const SUITES = [
     ...e2e("soak-host", ...either(["--seconds", "600"], ["--seconds", "25"])),
     needs: ["build", "rust build"],
   },
+  ...inBrowsers(COMPUTES, "move").map((suite) => ({ ...suite, needs: ["build", "rust build"] })),
   ...inBrowsers(COMPUTES, "rlm"),
   ...inBrowsers(0.5, "models"),
   ...(long ? [{ name: "a local model", ...e2e("local-model") }] : []),

@@ -82,7 +82,7 @@ pub(super) fn shown(value: &impl serde::Serialize) -> JsValue {
 }
 
 /// The option `budget`: limits, or a shared budget.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Given {
     /// A new budget.
     Limits(BudgetLimits),

@@ -10,6 +10,7 @@
 //! - `keeping`: the session in the browser's store.
 //! - `resuming`: executions of an earlier page, and replays.
 //! - `packages`: files of packages.
+//! - `moving`: drivers that go on from the state of another.
 //! - `ahead`: preparations for code that may come.
 
 mod ahead;
@@ -18,6 +19,7 @@ mod functions;
 mod host_calls;
 mod keeping;
 mod messages;
+mod moving;
 mod packages;
 mod parked;
 mod remote;

@@ -25,7 +25,7 @@ impl Sandbox {
         #[wasm_bindgen(unchecked_param_type = "string | Uint8Array | ArrayBuffer | Blob")] data: &JsValue,
     ) -> VoidPromise {
         let command = file_path(path).and_then(|path| {
-            let most = self.driver.options().limits.max_value_bytes;
+            let most = self.driver().options().limits.max_value_bytes;
             Ok(FileCommand::Write {
                 path,
                 data: contents(data, most)?,
@@ -62,7 +62,8 @@ impl Sandbox {
     }
 
     fn ask(&self, command: Result<FileCommand<JsBody>, Error>) -> Promise {
-        self.promise(command.map(|command| self.driver.submit(Command::File(command))))
+        let asked = command.map(|command| self.current.call(|driver| Ok(driver.submit(Command::File(command)))));
+        self.promise(asked)
     }
 }
 

@@ -59,7 +59,7 @@ export type Approval = boolean | string | { args?: unknown[]; kwargs?: Record<st
 "#;
 
 /// A function of the option `hostFunctions`.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct HostFunction {
     pub(super) name: String,
     pub(super) call: Function,

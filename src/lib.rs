@@ -3,6 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `sandbox` | the public API: what `createSandbox` returns |
+//! | `current`, `moving` | the driver of the moment, and the public methods that carry a state to another: `moveTo`, `fork` |
 //! | `driver` | carries out the session's effects: guests, messages, timers, host calls |
 //! | `guest_frame` | a guest: its frame and its worker |
 //! | `outbox` | messages to a guest, sent piece by piece |
@@ -29,6 +30,7 @@ mod assets;
 mod body;
 mod budget;
 mod convert;
+mod current;
 mod driver;
 mod endpoint;
 mod feedback;
@@ -37,6 +39,7 @@ mod glue;
 mod guest_frame;
 mod host_function;
 mod journal;
+mod moving;
 mod options;
 mod outbox;
 mod packages;

@@ -59,7 +59,7 @@ impl Isolation {
 }
 
 /// The options of a sandbox.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Options {
     pub(super) limits: Limits,
     pub(super) budget: budget::Given,
@@ -143,6 +143,20 @@ impl Options {
     /// The folder of the package's files. Empty: each is where the package itself is.
     pub(super) fn assets_base(&self) -> String {
         self.assets_url.clone().unwrap_or_default()
+    }
+
+    /// The same options for guests at another place: on a server, or in the page. Those about guests of the place before have their defaults.
+    pub(super) fn at(&self, backend: Option<Backend>) -> Self {
+        let mut options = self.clone();
+        if options.backend.is_some() != backend.is_some() {
+            options.paused = 0;
+            options.predictions = false;
+            options.limits.checkpoints = backend.is_none();
+            options.packages = packages::Settings::default();
+            options.isolation = Isolation::usual();
+        }
+        options.backend = backend;
+        options
     }
 
     /// Refuses options that only guests of the page support.

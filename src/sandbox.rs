@@ -8,6 +8,7 @@ use wasm_bindgen_futures::{JsFuture, future_to_promise};
 
 use super::arguments::{entries, source, text, whole_number};
 use super::budget::{JsBudget, shown};
+use super::current::Current;
 use super::driver::Driver;
 use super::feedback::FeedbackOptions;
 use super::glue::{Glue, get, object, thrown};
@@ -18,7 +19,7 @@ use super::persist::HistoryValue;
 use super::pieces::Pieces;
 use super::source::Source;
 use sandglass_core::error::Error;
-use sandglass_core::session::{Command, Execute, Input, Reply, Series, StateCommand, Target, VariableCommand, Wanted};
+use sandglass_core::session::{Command, Execute, Input, Series, StateCommand, Target, VariableCommand, Wanted};
 use sandglass_rlm::parse::code_so_far;
 
 /// The most messages at the end of a conversation whose words count.
@@ -123,7 +124,7 @@ export interface SandboxOptions {
   /**
    * A `sandglass-host` server that runs Python instead of the page: in bubblewrap, in Docker or as a plain process, see
    * `capabilities.isolation`. Functions, budgets and time limits stay in the page. Packages are those of the server's Python. `checkpoint`,
-   * `undo` and `restore` need `checkpoints: n`, and `fork` rejects.
+   * `undo` and `restore` need `checkpoints: n`, and `fork` copies by value. See `moveTo`.
    */
   backend?: Backend;
   /** The address of the package's `dist/`. Default: beside the package's entry. */
@@ -300,7 +301,7 @@ extern "C" {
 /// A Python interpreter with a context. It runs in a worker of its own, or on a server.
 #[wasm_bindgen]
 pub struct Sandbox {
-    pub(super) driver: Rc<Driver>,
+    pub(super) current: Rc<Current>,
 }
 
 /// Starts a sandbox. Resolves when Python is ready.
@@ -326,7 +327,7 @@ pub async fn start_sandbox(glue: Glue, options: SandboxOptionsValue) -> Result<S
         let restored = JsFuture::from(driver.submit(wait));
         restored.await.inspect_err(|_| driver.feed(Input::Destroy))?;
     }
-    Ok(Sandbox { driver })
+    Ok(Sandbox::new(driver))
 }
 
 #[wasm_bindgen]
@@ -347,9 +348,10 @@ impl Sandbox {
         let promise = source(code).and_then(|code| {
             let mut execute = Execute::of(code);
             let watch = Watch::of_execute(&mut execute, options)?;
+            let execute = Command::Execute(execute);
             Ok(self
-                .driver
-                .submit_for(Command::Execute(execute), watch, Driver::present))
+                .current
+                .call(|driver| Ok(driver.submit_for(execute, watch, Driver::present))))
         });
         self.promise(promise).unchecked_into()
     }
@@ -359,7 +361,10 @@ impl Sandbox {
     pub fn execute_stream(&self, code: &JsValue, options: &JsValue) -> Promise {
         let mut execute = Execute::default();
         let begun = Watch::of_execute(&mut execute, options).and_then(|watch| Ok((watch, Pieces::of(code)?)));
-        let promise = begun.and_then(|(watch, pieces)| self.driver.execute_written(execute, watch, pieces));
+        let promise = begun.map(|(watch, pieces)| {
+            self.current
+                .call(|driver| driver.execute_written(execute, watch, pieces))
+        });
         self.promise(promise)
     }
 
@@ -374,9 +379,11 @@ impl Sandbox {
             Some(codes) => codes.iter().map(|code| text("code", &code)).collect(),
             None => text("code", code).map(|code| vec![code]),
         };
-        let promise = codes.and_then(|codes: Vec<String>| match self.driver.is_destroyed() {
-            true => Err(Error::Destroyed),
-            false => Ok(self.driver.hint(codes, sandglass_core::predictions::Source::Explicit)),
+        let promise = codes.map(|codes: Vec<String>| {
+            self.current.call(|driver| match driver.is_destroyed() {
+                true => Err(Error::Destroyed),
+                false => Ok(driver.hint(codes, sandglass_core::predictions::Source::Explicit)),
+            })
         });
         self.promise(promise).unchecked_into()
     }
@@ -384,10 +391,15 @@ impl Sandbox {
     /// Prepares the code in the model's newest message, and guesses by the newest messages.
     #[wasm_bindgen(js_name = updateConversation, skip_typescript)]
     pub fn update_conversation(&self, messages: &JsValue) -> Promise {
-        let promise = newest_messages(messages).and_then(|(reply, said)| {
-            let promise = self.prepare(&code_so_far(&reply))?;
-            self.driver.converse(&said);
-            Ok(promise)
+        let promise = newest_messages(messages).map(|(reply, said)| {
+            self.current.call(move |driver| {
+                if driver.is_destroyed() {
+                    return Err(Error::Destroyed);
+                }
+                let promise = driver.prepare(&code_so_far(&reply));
+                driver.converse(&said);
+                Ok(promise)
+            })
         });
         self.promise(promise)
     }
@@ -395,23 +407,23 @@ impl Sandbox {
     /// The guesses of the next code, the most worthwhile first. None without `predictions: "auto"`, and none while code runs. At most one
     /// of them runs ahead.
     pub fn predictions(&self) -> PredictionsValue {
-        shown(&self.driver.predictions()).unchecked_into()
+        shown(&self.driver().predictions()).unchecked_into()
     }
 
     /// The counts of the sandbox's work so far.
     pub fn stats(&self) -> StatsValue {
-        shown(&self.driver.stats()).unchecked_into()
+        shown(&self.driver().stats()).unchecked_into()
     }
 
     /// The counts of code that ran ahead, by outcome, in Prometheus' text format.
     pub fn metrics(&self) -> String {
-        self.driver.stats().metrics()
+        self.driver().stats().metrics()
     }
 
     /// Reads a variable; `undefined` when it does not exist.
     #[wasm_bindgen(js_name = getVariable)]
     pub fn get_variable(&self, #[wasm_bindgen(unchecked_param_type = "string")] name: &JsValue) -> ValuePromise {
-        let promise = text("name", name).map(|name| self.driver.submit(Command::Variable(VariableCommand::Get(name))));
+        let promise = text("name", name).map(|name| self.submit(Command::Variable(VariableCommand::Get(name))));
         self.promise(promise).unchecked_into()
     }
 
@@ -421,9 +433,9 @@ impl Sandbox {
         #[wasm_bindgen(unchecked_param_type = "CodeExecution")] execution: &JsValue,
         #[wasm_bindgen(unchecked_optional_param_type = "FeedbackOptions")] options: &JsValue,
     ) -> Result<String, JsValue> {
-        FeedbackOptions::parse(options, self.driver.options().profile)
+        FeedbackOptions::parse(options, self.driver().options().profile)
             .and_then(|options| options.tell(execution))
-            .map_err(|error| thrown(self.driver.glue(), &error))
+            .map_err(|error| thrown(self.driver().glue(), &error))
     }
 
     /// Assigns a variable.
@@ -458,9 +470,7 @@ impl Sandbox {
     /// Lists the user's variables.
     #[wasm_bindgen(js_name = listVariables)]
     pub fn list_variables(&self) -> VariablesPromise {
-        self.driver
-            .submit(Command::Variable(VariableCommand::List))
-            .unchecked_into()
+        self.submit(Command::Variable(VariableCommand::List)).unchecked_into()
     }
 
     /// Loads packages, in this guest and in every later one of this sandbox. A requirement is `name`, `name>=2,<3`, `name[extra]`, `name @
@@ -474,14 +484,16 @@ impl Sandbox {
         #[wasm_bindgen(unchecked_optional_param_type = "LoadOptions")] options: &JsValue,
     ) -> PackagesPromise {
         let promise = packages::requirements("requirements", requirements).and_then(|wanted| {
-            if self.driver.options().backend.is_some() {
-                let why =
-                    "cannot be loaded with a backend: packages are those of the server's Python; nothing was installed";
-                return Err(Error::invalid("requirements", why));
-            }
             let watch = Watch::of_load(options)?;
             let load = Command::Load(Wanted::Requirements(wanted));
-            Ok(self.driver.submit_for(load, watch, Driver::present))
+            Ok(self.current.call(|driver| {
+                if driver.options().backend.is_some() {
+                    let why =
+                        "cannot be loaded with a backend: packages are those of the server's Python; nothing was installed";
+                    return Err(Error::invalid("requirements", why));
+                }
+                Ok(driver.submit_for(load, watch, Driver::present))
+            }))
         });
         self.promise(promise).unchecked_into()
     }
@@ -489,23 +501,25 @@ impl Sandbox {
     /// Saves the state now; `checkpoints: "auto"` saves it when nothing runs. Resolves to the number of the execution that the state
     /// follows (0 before the first). With `persist`, the browser has kept it then. Rejects when the state cannot be saved.
     pub fn checkpoint(&self) -> NumberPromise {
-        let saved = self.driver.submit(Command::State(StateCommand::Checkpoint));
-        let Some(keeper) = self.driver.keeper() else {
-            return saved.unchecked_into();
-        };
-        let driver = Rc::clone(&self.driver);
-        let kept = async move {
-            let execution = JsFuture::from(saved).await?;
-            driver.keep_again();
-            keeper.settled().await?;
-            Ok(execution)
-        };
-        future_to_promise(kept).unchecked_into()
+        let saved = self.current.call(|driver| {
+            let saved = driver.submit(Command::State(StateCommand::Checkpoint));
+            let Some(keeper) = driver.keeper() else {
+                return Ok(saved);
+            };
+            let driver = Rc::clone(driver);
+            Ok(future_to_promise(async move {
+                let execution = JsFuture::from(saved).await?;
+                driver.keep_again();
+                keeper.settled().await?;
+                Ok(execution)
+            }))
+        });
+        saved.unchecked_into()
     }
 
     /// The states to which `restore` can go back, the newest first. With `persist`, also those of earlier visits.
     pub fn history(&self) -> HistoryValue {
-        self.driver.history()
+        self.driver().history()
     }
 
     /// Goes back to the newest checkpoint of an execution, or to the newest one of all. Variables, files and `context` are as they were
@@ -516,7 +530,7 @@ impl Sandbox {
         #[wasm_bindgen(unchecked_optional_param_type = "number")] execution: &JsValue,
     ) -> NumberPromise {
         let promise = count("execution", execution)
-            .map(|execution| self.driver.submit(Command::State(StateCommand::Restore(execution))));
+            .map(|execution| self.submit(Command::State(StateCommand::Restore(execution))));
         self.promise(promise).unchecked_into()
     }
 
@@ -524,36 +538,14 @@ impl Sandbox {
     /// state before it cannot be had, as after a state that takes long to save, rejects with code `no_checkpoint` and changes nothing.
     /// Resolves to the number of the execution whose state is current now.
     pub fn undo(&self) -> NumberPromise {
-        self.driver.submit(Command::State(StateCommand::Undo)).unchecked_into()
-    }
-
-    /// Makes another sandbox with the same options, which begins with a copy of this one's state.
-    pub fn fork(&self) -> SandboxPromise {
-        let present = |driver: &Driver, reply: Reply<JsBody>, _: &Array| {
-            let Reply::Fork(fork) = reply else {
-                return driver.present(reply, &Array::new());
-            };
-            let driver = driver.forked(*fork);
-            // Resolves when the new sandbox's guest has the state.
-            let ready = driver.submit(Command::State(StateCommand::Checkpoint));
-            let sandbox = Sandbox::new(driver);
-            let forked = async move {
-                JsFuture::from(ready).await?;
-                Ok(sandbox.into())
-            };
-            Ok(future_to_promise(forked).into())
-        };
-        let forked = self
-            .driver
-            .submit_for(Command::State(StateCommand::Fork), Watch::default(), present);
-        forked.unchecked_into()
+        self.submit(Command::State(StateCommand::Undo)).unchecked_into()
     }
 
     /// The execution that was under way when the last page of the kept session ended (`persist: { journal: true }`), and the calls that it
     /// waits for. Null if there is none. Until `resume` or `discard`, other calls reject with `execution_pending`.
     #[wasm_bindgen(unchecked_return_type = "Promise<PendingExecution | null>")]
     pub fn pending(&self) -> Promise {
-        Promise::resolve(&self.driver.pending())
+        Promise::resolve(&self.driver().pending())
     }
 
     /// Goes on with the pending execution: its code runs again from the state before it, and gets the answers of the journal. Calls that have an
@@ -563,12 +555,12 @@ impl Sandbox {
         &self,
         #[wasm_bindgen(unchecked_optional_param_type = "ResumeOptions")] options: &JsValue,
     ) -> ExecutionPromise {
-        self.promise(self.driver.resume(options)).unchecked_into()
+        self.promise(self.driver().resume(options)).unchecked_into()
     }
 
     /// Gives the pending execution up. The state stays as it was before it.
     pub fn discard(&self) -> VoidPromise {
-        self.driver.discard().unchecked_into()
+        self.driver().discard().unchecked_into()
     }
 
     /// Runs an ended execution again in a copy of the state before it, by its journal (`persist: { journal: true }`): no function is called, and
@@ -580,19 +572,19 @@ impl Sandbox {
         #[wasm_bindgen(unchecked_optional_param_type = "ReplayOptions")] options: &JsValue,
     ) -> Promise {
         let number = whole_number("execution", execution, "must be the number of an execution");
-        self.promise(number.and_then(|number| self.driver.replay(number, options)))
+        self.promise(number.and_then(|number| self.driver().replay(number, options)))
     }
 
     /// Interrupts the running execution, if any. Its output and its assignments are kept if it stops within `gracePeriod`. Its `execute`
     /// resolves with outcome `interrupted`.
     pub fn interrupt(&self) {
-        self.driver.feed(Input::Interrupt);
+        self.driver().feed(Input::Interrupt);
     }
 
     /// Ends the sandbox: its worker, its frame and all pending calls. Later calls reject.
     pub fn destroy(&self) -> VoidPromise {
-        self.driver.feed(Input::Destroy);
-        let Some(keeper) = self.driver.keeper() else {
+        self.current.destroy();
+        let Some(keeper) = self.driver().keeper() else {
             return Promise::resolve(&JsValue::UNDEFINED).unchecked_into();
         };
         let ended = async move {
@@ -605,30 +597,23 @@ impl Sandbox {
     /// The sandbox's budget for models, with what was spent. A sandbox that is created with this budget shares it.
     #[wasm_bindgen(getter)]
     pub fn budget(&self) -> JsBudget {
-        JsBudget::new(self.driver.budget())
+        JsBudget::new(self.driver().budget())
     }
 
     /// The facts and abilities of the sandbox.
     #[wasm_bindgen(getter)]
     pub fn capabilities(&self) -> CapabilitiesValue {
-        let info = self.driver.guest_info();
-        let isolation = self.driver.isolation(); // known, because pages get a sandbox after its guest has started
+        let info = self.driver().guest_info();
+        let isolation = self.driver().isolation(); // known, because pages get a sandbox after its guest has started
         object(&[
             ("isolation", &isolation.map_or(JsValue::NULL, JsValue::from)),
             ("bridge", &info.bridge.into()),
             ("softInterrupt", &info.soft_interrupt.into()),
-            ("memoryLimit", &self.driver.options().limits.max_memory_bytes.into()),
+            ("memoryLimit", &self.driver().options().limits.max_memory_bytes.into()),
             ("python", &info.python.into()),
             ("pyodide", &info.pyodide.map_or(JsValue::NULL, JsValue::from)),
         ])
         .unchecked_into()
-    }
-
-    fn prepare(&self, code: &str) -> Result<Promise, Error> {
-        if self.driver.is_destroyed() {
-            return Err(Error::Destroyed);
-        }
-        Ok(self.driver.prepare(code))
     }
 
     fn put(&self, target: Target, value: &JsValue) -> VoidPromise {
@@ -636,30 +621,34 @@ impl Sandbox {
             Target::Variable(name) => name.clone(),
             _ => "context".to_owned(),
         };
-        let source = Source::of(value, &what, self.driver.options().limits.max_value_bytes);
+        let source = Source::of(value, &what, self.driver().options().limits.max_value_bytes);
         let promise = source.map(|source| match source {
-            Source::Ready(value) => self
-                .driver
-                .submit(Command::Variable(VariableCommand::Set(target, value))),
-            Source::Later(value) => self.driver.submit_later(Command::Later(target), value),
+            Source::Ready(value) => self.submit(Command::Variable(VariableCommand::Set(target, value))),
+            Source::Later(value) => self
+                .current
+                .call(|driver| Ok(driver.submit_later(Command::Later(target), value))),
         });
         self.promise(promise).unchecked_into()
     }
 
+    fn submit(&self, command: Command<JsBody>) -> Promise {
+        self.current.call(|driver| Ok(driver.submit(command)))
+    }
+
     pub(super) fn promise(&self, promise: Result<Promise, Error>) -> Promise {
-        promise.unwrap_or_else(|error| Promise::reject(&thrown(self.driver.glue(), &error)))
+        promise.unwrap_or_else(|error| Promise::reject(&thrown(self.driver().glue(), &error)))
     }
 }
 
 impl Sandbox {
     pub(super) fn new(driver: Rc<Driver>) -> Self {
-        Self { driver }
+        Self {
+            current: Current::new(driver),
+        }
     }
-}
 
-impl Drop for Sandbox {
-    fn drop(&mut self) {
-        self.driver.abandon();
+    pub(super) fn driver(&self) -> Rc<Driver> {
+        self.current.driver()
     }
 }
 

@@ -2,6 +2,8 @@
 
 // Decisions: docs/internals/saving-and-restoring.md.
 
+use std::rc::Rc;
+
 use js_sys::{Array, Uint8Array};
 use wasm_bindgen::prelude::*;
 
@@ -12,6 +14,7 @@ use super::options::Watch;
 use super::outbox::JsBody;
 use super::sandbox::Sandbox;
 use sandglass_core::error::Error;
+use sandglass_core::execution::LostVariable;
 use sandglass_core::limits::MAX_NAMES;
 use sandglass_core::session::{Body, Command, Encoded, Reply, VariableCommand};
 
@@ -45,15 +48,8 @@ impl Sandbox {
     /// `not_serializable` when the state takes more than `maxValueSize`.
     #[wasm_bindgen(js_name = captureState)]
     pub fn capture_state(&self) -> CapturedPromise {
-        let most = self.driver.options().limits.max_value_bytes;
-        let max_bytes = (most - 2.0 * f64::from(MAX_HEAD_BYTES)).max(most / 2.0);
-        let capture = VariableCommand::Capture {
-            max_bytes,
-            portable: true,
-        };
-        self.driver
-            .submit_for(Command::Variable(capture), Watch::default(), show_captured)
-            .unchecked_into()
+        let captured = |driver: &Rc<Driver>| Ok(driver.submit_for(capture(driver), Watch::default(), show_captured));
+        self.current.call(captured).unchecked_into()
     }
 
     /// Adds the variables of a state from `captureState`, of this or another sandbox. Resolves to those that cannot be had here, each with
@@ -63,14 +59,28 @@ impl Sandbox {
         &self,
         #[wasm_bindgen(unchecked_param_type = "Uint8Array | ArrayBuffer")] state: &JsValue,
     ) -> LostPromise {
-        let most = self.driver.options().limits.max_value_bytes;
+        let most = self.driver().options().limits.max_value_bytes;
         let promise = state_of(state, most).map(|body| {
-            let open = VariableCommand::Open(body, most);
-            self.driver
-                .submit_for(Command::Variable(open), Watch::default(), show_lost)
+            self.current
+                .call(|driver| Ok(driver.submit_for(open(driver, body), Watch::default(), show_lost)))
         });
         self.promise(promise).unchecked_into()
     }
+}
+
+/// The command that writes the variables of a sandbox.
+pub(super) fn capture(driver: &Driver) -> Command<JsBody> {
+    let most = driver.options().limits.max_value_bytes;
+    let max_bytes = (most - 2.0 * f64::from(MAX_HEAD_BYTES)).max(most / 2.0);
+    Command::Variable(VariableCommand::Capture {
+        max_bytes,
+        portable: true,
+    })
+}
+
+/// The command that adds the variables of a state.
+pub(super) fn open(driver: &Driver, state: JsBody) -> Command<JsBody> {
+    Command::Variable(VariableCommand::Open(state, driver.options().limits.max_value_bytes))
 }
 
 fn state_of(state: &JsValue, most: f64) -> Result<JsBody, Error> {
@@ -87,23 +97,40 @@ fn state_of(state: &JsValue, most: f64) -> Result<JsBody, Error> {
 }
 
 fn show_captured(_: &Driver, reply: Reply<JsBody>, _: &Array) -> Result<JsValue, Error> {
-    let (lost, state) = parts(&reply).ok_or_else(malformed)?;
-    Ok(object(&[("state", &state), ("lost", &lost)]).into())
+    let (lost, state) = parts(&reply)?;
+    Ok(object(&[("state", &state), ("lost", &shown(&lost))]).into())
 }
 
 fn show_lost(_: &Driver, reply: Reply<JsBody>, _: &Array) -> Result<JsValue, Error> {
+    Ok(shown(&lost(&reply)?).into())
+}
+
+/// TypeScript's `LostVariable[]`.
+pub(super) fn shown(lost: &[LostVariable]) -> Array {
+    let shown = lost.iter().map(|LostVariable { name, reason }| {
+        JsValue::from(object(&[
+            ("name", &name.as_str().into()),
+            ("reason", &reason.as_str().into()),
+        ]))
+    });
+    shown.collect()
+}
+
+/// Reads the answer to [`open`]: the variables that cannot be had.
+pub(super) fn lost(reply: &Reply<JsBody>) -> Result<Vec<LostVariable>, Error> {
     match reply {
-        Reply::Done => Ok(Array::new().into()),
-        reply => Ok(parts(&reply).ok_or_else(malformed)?.0.into()),
+        Reply::Done => Ok(Vec::new()),
+        reply => Ok(parts(reply)?.0),
     }
 }
 
-fn malformed() -> Error {
-    Error::Protocol("a state whose missing variables cannot be read".to_owned())
+/// Reads the answer to [`capture`]: the variables that are not in the state, and the state.
+pub(super) fn parts(reply: &Reply<JsBody>) -> Result<(Vec<LostVariable>, Uint8Array), Error> {
+    split(reply).ok_or_else(|| Error::Protocol("a state whose missing variables cannot be read".to_owned()))
 }
 
-/// Reads a guest's answer: the length of the names, the names as JSON, and the state. See `python/sandglass/state/stateless.py`.
-fn parts(reply: &Reply<JsBody>) -> Option<(Array, Uint8Array)> {
+/// The parts of a guest's answer: the length of the names, the names as JSON, and the state. See `python/sandglass/state/stateless.py`.
+fn split(reply: &Reply<JsBody>) -> Option<(Vec<LostVariable>, Uint8Array)> {
     let Reply::Value(Encoded {
         body: JsBody::Bytes(body),
         ..
@@ -120,11 +147,6 @@ fn parts(reply: &Reply<JsBody>) -> Option<(Array, Uint8Array)> {
     if named.len() > MAX_NAMES {
         return None;
     }
-    let lost = named.iter().map(|(name, reason)| {
-        JsValue::from(object(&[
-            ("name", &name.as_str().into()),
-            ("reason", &reason.as_str().into()),
-        ]))
-    });
+    let lost = named.into_iter().map(|(name, reason)| LostVariable { name, reason });
     Some((lost.collect(), body.slice(start, body.length())))
 }

@@ -77,11 +77,21 @@ function onServer(runtime, url) {
     const slow = await sandbox.execute("while True: pass", { timeout: 100 });
     console.log(slow.outcome);
     await sandbox.destroy();
+    const moving = await createSandbox({ isolation: "none", onLLMQuery: async (prompt) => "an answer to " + prompt });
+    await moving.initialize("the context");
+    await moving.execute("import sys\\ndef f(n): return n and f(n - 1)\\nwhere = [sys.platform]");
+    for (const target of [${backend(KEY)}, "browser"]) {
+      const { lost } = await moving.moveTo(target);
+      await moving.execute("where += [sys.platform, f(3), " + lost.length + "]");
+    }
+    console.log(JSON.stringify(await moving.getVariable("where")), (await moving.execute("llm_query(context)")).result);
+    await moving.destroy();
     console.log(await createSandbox({ backend: ${backend("x".repeat(20))} }).catch(${TOLD}));`,
     [
       /^the context \| an answer to x \| a file$/,
       /^subprocess null a file$/,
       /^timeout$/,
+      /^\["emscripten","linux",0,0,"emscripten",0,0\] 'an answer to the context'$/,
       /^SandboxError backend_unavailable: .*backend\.apiKey/,
     ],
   );

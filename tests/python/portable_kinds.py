@@ -334,6 +334,16 @@ KINDS: dict[str, tuple[str, str, str]] = {
         ANY,
         "assert v(5) == 120",
     ),
+    "recursive function": (
+        "import functools\ndef v(n): return 1 if n < 2 else n * v(n - 1)\n@functools.lru_cache\ndef w(n): return n if n < 2 else w(n - 1) + w(n - 2)",
+        ANY,
+        "assert v(5) == 120 and w(9) == 34",
+    ),
+    "functions that call each other": (
+        "def v(n): return n == 0 or odd(n - 1)\ndef odd(n): return n != 0 and v(n - 1)",
+        ANY,
+        "assert v(10) and not v(7)",
+    ),
     "empty cell": (
         "def make():\n    def f(): return late\n    return f\n    late = 1\nv = make()",
         ANY,
@@ -388,6 +398,16 @@ KINDS: dict[str, tuple[str, str, str]] = {
         "class v:\n    'doc'\n    x = [1]\n    def m(self): return self.x\n    @staticmethod\n    def s(): return 1\n    @classmethod\n    def c(cls): return cls\n    @property\n    def p(self): 'pdoc'; return 5",
         ANY,
         "assert v().m() == [1] and v.s() == 1 and v.c() is v and v().p == 5 and v.__doc__ == 'doc' and v.__module__ == '__main__'",
+    ),
+    "class that names itself": (
+        "class v:\n    made = 0\n    def __init__(self): v.made += 1\n    def other(self): return v()\n    class In:\n        def both(self): return v, v.In\nv()",
+        ANY,
+        "assert v().other().__class__ is v and v.made == 3 and v.In().both() == (v, v.In)",
+    ),
+    "method with the name of a function": (
+        "def area(): return 5\nclass v:\n    def area(self): return area()\n    def __make(self): return __make\n    m = lambda self: m\nm = 7",
+        ANY,
+        "assert v().area() == 5 and v().m() == 7",
     ),
     "class with super": (
         "class A:\n    def m(self): return 'a'\nclass v(A):\n    def m(self): return super().m() + __class__.__name__",

@@ -53,6 +53,11 @@ export async function rightly(): Promise<void> {
   await sandbox.writeFile("a.txt", "text");
   await sandbox.writeFile("a.bin", new Blob([new Uint8Array(3)]));
   (await sandbox.readFile("a.bin")) satisfies Uint8Array;
+  const moved = await sandbox.moveTo({ url: "https://python.example.com", apiKey: "key" });
+  moved.lost satisfies { name: string; reason: string }[];
+  await sandbox.moveTo("browser", { packages: ["numpy"] });
+  // @ts-expect-error: the page is called "browser"
+  await sandbox.moveTo("page");
   (await sandbox.readFile("a.txt", { encoding: "utf-8" })) satisfies string;
   (await sandbox.listFiles()) satisfies {
     path: string;

@@ -99,4 +99,31 @@ impl Error {
             problem: problem.into(),
         }
     }
+
+    /// Adds what became of the state, in words, to an error whose text does not say it.
+    #[must_use]
+    pub fn with_consequence(mut self, consequence: &str) -> Self {
+        match &mut self {
+            Self::NotInitialized | Self::Destroyed | Self::FileNotFound(_) => {}
+            Self::InvalidOption { problem: text, .. }
+            | Self::BootFailed(text)
+            | Self::AssetFailed(text)
+            | Self::PackageNotFound(text)
+            | Self::Integrity(text)
+            | Self::Protocol(text)
+            | Self::NotSerializable(text)
+            | Self::SourceFailed(text)
+            | Self::NoCheckpoint(text)
+            | Self::File(text)
+            | Self::GuestLost(text)
+            | Self::BackendUnavailable(text)
+            | Self::ExecutionPending(text)
+            | Self::JournalDiffers(text)
+            | Self::Timeout(text) => {
+                text.push_str("; ");
+                text.push_str(consequence);
+            }
+        }
+        self
+    }
 }

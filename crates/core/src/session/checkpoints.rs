@@ -324,7 +324,7 @@ impl<B: Body> Interpreter<B> {
         let reply = match command {
             _ if !self.checkpoints.are_made => Err(Error::invalid("checkpoints", "is \"off\": nothing is saved")),
             StateCommand::Fork if self.checkpoints.most_paused.is_some() => {
-                let why = "are paused copies of the guest, which belong to one sandbox: a sandbox with a backend cannot be forked";
+                let why = "are paused copies of the guest, which belong to one sandbox; copy its variables by value";
                 Err(Error::invalid("checkpoints", why))
             }
             StateCommand::Checkpoint => self.checkpoints.newest().map(|link| Reply::State(link.execution)),

@@ -93,6 +93,8 @@ pub(super) struct Interpreter<B> {
     pub(super) contexts_given: u32,
     /// True if code may run before there is a `context`.
     pub(super) contextless: bool,
+    /// True if the first guest gets the contexts with the variables that the driver opens.
+    pub(super) contexts_come: bool,
     /// Names of the contexts that the guest lacks, or has in an older form.
     pub(super) lacking: Vec<String>,
     /// The user's variables, as last reported.
@@ -140,6 +142,7 @@ impl<B: Body> Interpreter<B> {
             contexts: Contexts::default(),
             contexts_given: 0,
             contextless: false,
+            contexts_come: false,
             lacking: Vec::new(),
             names: Vec::new(),
             untold_loss: None,
@@ -267,7 +270,9 @@ impl<B: Body> Interpreter<B> {
     pub(super) fn settle(&mut self, now: f64) {
         if !self.restore(now) {
             self.begun_anew();
-            self.lacking = self.contexts.names().collect();
+            if !std::mem::take(&mut self.contexts_come) {
+                self.lacking = self.contexts.names().collect();
+            }
             self.restore_contexts(now);
         }
     }

@@ -2,10 +2,13 @@
 //!
 //! [`VariableCommand::Capture`](super::VariableCommand::Capture) writes the variables. The later session begins with the past, and opens
 //! the variables before it runs anything.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use serde::{Deserialize, Serialize};
 
 use super::contexts::Contexts;
+use super::packages::Package;
 use super::{Body, Session};
 use crate::execution::{LostVariable, StateReport};
 use crate::limits::{MAX_NAMES, STATE_TIMEOUT_MS};
@@ -98,5 +101,38 @@ impl<B: Body> Session<B> {
         interpreter.names = past.names;
         interpreter.untold_loss = past.untold;
         self
+    }
+
+    /// Declares that the variables which the driver opens next have the contexts, too. The first guest is not given them before that.
+    #[must_use]
+    pub fn with_contexts_to_come(mut self) -> Self {
+        self.interpreter.contexts_come = true;
+        self
+    }
+
+    /// Has every guest given these packages, in their order.
+    #[must_use]
+    pub fn with_packages(mut self, packages: Vec<Package<B>>) -> Self {
+        self.interpreter.packages = packages;
+        self
+    }
+
+    /// The loaded packages with their files, in the order of loading.
+    pub fn loaded(&self) -> Vec<Package<B>> {
+        self.interpreter.packages.clone()
+    }
+
+    /// Has the next execution report variables that did not come along.
+    pub fn tell_lost(&mut self, lost: Vec<LostVariable>) {
+        if lost.is_empty() {
+            return;
+        }
+        let interpreter = &mut self.interpreter;
+        interpreter
+            .names
+            .retain(|name| !lost.iter().any(|lost| lost.name == *name));
+        let mut report = StateReport::kept();
+        report.add(lost.into_iter().take(MAX_NAMES));
+        interpreter.tell_later(Some(report));
     }
 }

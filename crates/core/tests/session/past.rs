@@ -105,3 +105,40 @@ fn a_guest_that_dies_takes_the_opened_variables_along_but_not_the_contexts() {
     later.ends_well(&["context"]);
     assert_eq!(later.execution(next).id, 3);
 }
+
+#[test]
+fn contexts_that_come_with_the_variables_are_not_given_before() {
+    let session = Session::new(limits(), Vec::new())
+        .with_past(past(&first()))
+        .with_contexts_to_come();
+    let mut later = World::with(limits(), session);
+    let open = VariableCommand::Open(text("state").body, 1e6);
+    let opened = later.command(Command::Variable(open));
+    later.boot();
+    assert!(later.asked_for().starts_with("OpenState"), "{}", later.asked_for());
+    later.done();
+    assert_eq!(later.answer(opened), &Ok(Reply::Done));
+    later.execute("crash");
+    later.feed(guest_lost(Error::GuestLost("exit status 139".to_owned())));
+    later.execute("context");
+    later.boot();
+    assert!(later.asked_for().starts_with("set"), "a later guest is given them");
+}
+
+#[test]
+fn what_did_not_come_along_is_told_once_and_is_no_later_loss() {
+    let mut later = later(past(&first()));
+    let lost = |name: &str| LostVariable {
+        name: name.to_owned(),
+        reason: "a package that is not there".to_owned(),
+    };
+    later.session.tell_lost(Vec::new());
+    later.session.tell_lost(vec![lost("f")]);
+    let next = later.execute("x");
+    later.ends_well(&["context", "x"]);
+    assert_eq!(later.execution(next).state.status, StateStatus::Kept);
+    assert_eq!(later.lost(next), ["f"]);
+    let next = later.execute("crash");
+    later.feed(guest_lost(Error::GuestLost("exit status 139".to_owned())));
+    assert_eq!(later.lost(next), ["x"]);
+}

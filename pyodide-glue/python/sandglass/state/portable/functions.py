@@ -87,6 +87,10 @@ def compile_place(place: Place, free: tuple[str, ...], qualname: str, filename: 
     if place.in_class is not None:
         statement = ast.ClassDef(place.in_class, [], [], [statement], [], type_params=[])  # type: ignore[call-arg, unused-ignore]
     body: list[ast.stmt] = [statement]
+    # Otherwise a function that names itself or its class would find them in the function around it.
+    own = place.in_class or place.name
+    if own not in free and not (isinstance(node, ast.Lambda) and place.in_class is None):
+        body.insert(0, ast.Global([own]))
     if free:
         targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in free]
         body.insert(0, ast.Assign(targets, ast.Constant(None)))

@@ -104,7 +104,7 @@ struct Original<'a> {
 }
 
 async fn copy(app: &App, account: &Account, original: &Original<'_>, place: Held) -> Result<Arc<Session>, ApiError> {
-    let prepared = prepare(app, &account.owner, new_id()?, &original.options).await?;
+    let prepared = prepare(app, &account.owner, new_id()?, &original.options, Fate::Removed).await?;
     let builder = prepared.builder(app, &original.options);
     let sandbox = builder
         .past(original.past.clone())

@@ -74,12 +74,9 @@ async fn revived(app: &App, account: &Account, asleep: &Arc<Asleep>) -> Result<A
             format!("this server does not allow its settings any more: {error}"),
         )
     })?;
-    let prepared = prepare(app, &account.owner, asleep.id.clone(), &options).await?;
-    // Files on disk outlive a server that was killed, and are newer than the stored ones.
+    // Files on disk outlive a server that was killed, and are newer than the stored ones. They must outlive a wake that fails as well.
     let fate = if asleep.is_left() { Fate::Kept } else { Fate::Removed };
-    if let Some(folder) = prepared.folder() {
-        folder.decide(fate);
-    }
+    let prepared = prepare(app, &account.owner, asleep.id.clone(), &options, fate).await?;
     let spent = Spent {
         usage: stored.spent,
         time_ms: stored

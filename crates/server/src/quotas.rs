@@ -157,17 +157,39 @@ impl Account {
             let message = format!("{whose} stores {most} suspended sessions, and may store no more");
             refused("too_many_sessions", message)
         });
-        let mib = usize::try_from(bytes.div_ceil(1 << 20).max(1)).unwrap_or(usize::MAX);
-        let room = self.stored_mib.take(mib).ok_or_else(|| {
-            let most = self.stored_mib.most;
-            refused(
-                "too_many_bytes",
-                format!("suspended sessions of this key may take {most} MiB together"),
-            )
-        });
+        let room = self.stored_mib.take(stored_mib(bytes));
+        let room = room.ok_or_else(|| self.too_many_stored_bytes());
         let Held(mut held) = taken?;
         held.push(room?);
         Ok(Held(held))
+    }
+
+    /// Takes the place of a stored state of so many bytes instead of an earlier one's.
+    ///
+    /// # Errors
+    /// 429 when this key stores too much; with the earlier place, which is unchanged.
+    pub fn stored_instead(&self, bytes: u64, mut earlier: Held) -> Result<Held, (ApiError, Held)> {
+        let Some(mut room) = earlier.0.pop() else {
+            return self.stored(bytes).map_err(|full| (full, earlier));
+        };
+        let (mib, before) = (stored_mib(bytes), room.num_permits());
+        let more = self.stored_mib.take(mib.saturating_sub(before));
+        let fits = more.is_some();
+        if let Some(more) = more {
+            room.merge(more);
+            drop(room.split(before.saturating_sub(mib))); // given back
+        }
+        earlier.0.push(room);
+        match fits {
+            true => Ok(earlier),
+            false => Err((self.too_many_stored_bytes(), earlier)),
+        }
+    }
+
+    fn too_many_stored_bytes(&self) -> ApiError {
+        let most = self.stored_mib.most;
+        let message = format!("suspended sessions of this key may take {most} MiB together");
+        refused("too_many_bytes", message)
     }
 
     /// Takes the place of a resumable conversation, until the returned value is dropped. It may be without a connection meanwhile.
@@ -209,6 +231,11 @@ impl Account {
             }
         })
     }
+}
+
+/// The MiB of a stored state. It counts as one at least.
+fn stored_mib(bytes: u64) -> usize {
+    usize::try_from(bytes.div_ceil(1 << 20).max(1)).unwrap_or(usize::MAX)
 }
 
 fn refused(code: &'static str, message: String) -> ApiError {
@@ -352,6 +379,23 @@ mod tests {
         drop((large, small));
         let _room = a.stored(9 << 20).unwrap();
         assert!(b.stored(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn a_state_takes_the_place_of_an_earlier_one_or_leaves_it() {
+        let quotas = quotas();
+        let a = quotas.account("a").unwrap();
+        let _others = (a.stored(2 << 20).unwrap(), a.stored(3 << 20).unwrap());
+        let earlier = a.stored(4 << 20).unwrap();
+        let (full, earlier) = a.stored_instead(6 << 20, earlier).unwrap_err();
+        assert_eq!(full.code, "too_many_bytes");
+        assert_eq!(a.stored_mib.now(), 9, "the earlier state is there, and counts");
+        let larger = a.stored_instead(5 << 20, earlier).unwrap();
+        assert_eq!(a.stored_mib.now(), 10);
+        let smaller = a.stored_instead(1, larger).unwrap();
+        assert_eq!((a.stored_mib.now(), a.stored[0].now()), (6, 3));
+        drop(smaller);
+        assert_eq!((a.stored_mib.now(), a.stored[0].now()), (5, 2));
     }
 
     #[test]

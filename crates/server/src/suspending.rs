@@ -14,7 +14,7 @@ use super::App;
 use super::bodies::off_the_workers;
 use super::create::capabilities;
 use super::errors::ApiError;
-use super::quotas::Held;
+use super::quotas::{Account, Held};
 use super::sessions::{Kind, Known, Session, Sessions};
 use super::storage::Fate;
 use super::suspension::{Asleep, Recipe, Stored, Suspension, now_ms, session_id, unreadable};
@@ -155,7 +155,9 @@ async fn write(
     let saved = tokio::time::timeout(WRITE_TIME, captured(sandbox, recipe, most)).await;
     let saved = saved.map_err(|_| Vain::State(format!("it took more than {} s", WRITE_TIME.as_secs())))??;
     let (execution, bytes) = (saved.execution, saved.bytes());
-    let held = place(app, session, bytes)?;
+    let account = app.quotas.account(&session.owner);
+    let account = account.ok_or_else(|| Vain::Store("the key is gone".to_owned()))?;
+    let held = place(&account, session, bytes)?;
     let about = json!({ "backend": session.backend(), "capabilities": capabilities(session) });
     let (tenant, id) = (suspension.tenant(&session.owner)?, session_id(&session.id)?);
     let kept = about.clone();
@@ -169,7 +171,8 @@ async fn write(
     });
     if let Err(error) = written.await? {
         if let Some(stored) = session.stored() {
-            stored.hold(Some(held));
+            let held = account.stored_instead(stored.head.bytes, held);
+            stored.hold(held.unwrap_or_else(|(_, held)| held));
         }
         return Err(Vain::Store(error.to_string()));
     }
@@ -220,20 +223,18 @@ pub(super) async fn captured(sandbox: &Sandbox, recipe: &Recipe, most: u64) -> R
     Ok(saved)
 }
 
-/// The place of a stored state in its key's quota. The session's earlier state gives its own up, if there is no other.
-fn place(app: &App, session: &Session, bytes: u64) -> Result<Held, Vain> {
-    let account = app.quotas.account(&session.owner);
-    let account = account.ok_or_else(|| Vain::Store("the key is gone".to_owned()))?;
-    match account.stored(bytes) {
-        Ok(held) => Ok(held),
-        Err(full) => match session.stored() {
-            Some(earlier) => {
-                earlier.hold(None);
-                Ok(account.stored(bytes)?)
-            }
-            None => Err(full.into()),
-        },
-    }
+/// The place of a stored state in its key's quota. The session's earlier state gives its own up, but keeps it if the new state does not fit.
+fn place(account: &Account, session: &Session, bytes: u64) -> Result<Held, Vain> {
+    let Some(earlier) = session.stored() else {
+        return Ok(account.stored(bytes)?);
+    };
+    let Some(held) = earlier.take_held() else {
+        return Ok(account.stored(bytes)?);
+    };
+    account.stored_instead(bytes, held).map_err(|(full, held)| {
+        earlier.hold(held);
+        full.into()
+    })
 }
 
 /// Adds the files of the working folder, of at most `left` bytes.

@@ -70,9 +70,14 @@ impl Asleep {
         })
     }
 
-    /// Takes the state's place in the quota, or gives it up.
-    pub fn hold(&self, held: Option<Held>) {
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
+    /// Holds the state's place in the quota.
+    pub fn hold(&self, held: Held) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(held);
+    }
+
+    /// Gives the state's place to a newer state.
+    pub fn take_held(&self) -> Option<Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Returns true if the session went on from this state. Its later executions are undone when it comes back from here.

@@ -220,7 +220,11 @@ pub(super) async fn captured(sandbox: &Sandbox, recipe: &Recipe, most: u64) -> R
     };
     let left = most.checked_sub(saved.bytes()).ok_or_else(|| too_large(most))?;
     add_files(sandbox, &mut saved, left).await?;
-    Ok(saved)
+    // The names of files and of what is lost count as well.
+    match saved.bytes() <= most {
+        true => Ok(saved),
+        false => Err(too_large(most)),
+    }
 }
 
 /// The place of a stored state in its key's quota. The session's earlier state gives its own up, but keeps it if the new state does not fit.

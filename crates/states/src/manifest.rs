@@ -10,6 +10,9 @@ use crate::names::{ObjectId, SessionId};
 /// The version of manifests and refs.
 pub(crate) const FORMAT: u32 = 1;
 
+/// The bytes that an entry of a manifest counts beside its text: the names of its objects, and the JSON around.
+const ENTRY_BYTES: u64 = 128;
+
 /// All that is stored of a session.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Saved {
@@ -32,15 +35,30 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// The bytes of all bodies together.
+    /// The bytes of all bodies and texts together. Each body and text counts [`ENTRY_BYTES`] more, for its place in the manifest.
     pub fn bytes(&self) -> u64 {
-        let files = self.files.iter().map(|file| file.body.len());
-        let bodies = self.bodies.iter().map(Bytes::len);
-        files
-            .chain(bodies)
-            .chain([self.state.len()])
-            .map(|bytes| bytes as u64)
-            .sum()
+        let bodies = self.bodies.iter().map(Bytes::len).chain([self.state.len()]);
+        let files = self.files.iter().map(|file| file.path.len() + file.body.len());
+        let lost = self.lost.iter().map(|lost| lost.name.len() + lost.reason.len());
+        let folders = self.folders.iter().map(String::len);
+        let texts = [&self.settings, &self.past].map(json_bytes);
+        let entries = bodies.chain(files).chain(lost).chain(folders).chain(texts);
+        entries.map(|bytes| bytes as u64 + ENTRY_BYTES).sum()
+    }
+}
+
+/// The length of a value as JSON.
+fn json_bytes(value: &Value) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
     }
 }
 

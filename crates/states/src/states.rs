@@ -42,7 +42,7 @@ pub struct Tenant {
 /// The work of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Written {
-    /// The bytes of all bodies together.
+    /// The bytes of the state ([`Saved::bytes`]).
     pub bytes: u64,
     /// The objects that were not there before.
     pub new_objects: u64,

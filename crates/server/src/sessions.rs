@@ -20,6 +20,7 @@ use super::metrics::Metrics;
 use super::quotas::Held;
 use super::storage::{Fate, Folder};
 use super::suspension::{Asleep, Recipe};
+use super::waking;
 use moving::Place;
 pub use moving::{Known, Move, Settled, Target};
 use sandglass_host::Sandbox;
@@ -358,7 +359,18 @@ async fn end_unused(app: &App, id: &str, idle: Duration) -> bool {
         return false;
     };
     session.destroy(Fate::Kept).await;
-    moving.end(session.stored().map(Known::Asleep), Ok(()));
+    let stored = session.stored();
+    if let (Some(suspension), Some(asleep)) = (&app.suspension, &stored) {
+        // It was used until now, so its state is as young as one that is written now.
+        if let Err(error) = waking::mark_awake(suspension, asleep).await {
+            tracing::error!(
+                session = id,
+                why = error.message,
+                "the use of a stored state is not noted"
+            );
+        }
+    }
+    moving.end(stored.map(Known::Asleep), Ok(()));
     true
 }
 

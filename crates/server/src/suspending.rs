@@ -180,6 +180,7 @@ async fn write(
     let head = Head {
         execution,
         written_ms: now_ms(),
+        used_ms: 0,
         bytes,
         awake: false,
         about,

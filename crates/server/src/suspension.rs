@@ -9,7 +9,7 @@
 //! Decisions: `docs/internals/server.md`.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -54,6 +54,8 @@ pub struct Asleep {
     pub head: Head,
     /// True if the session went on from this state. Then clients have seen a newer one.
     is_left: AtomicBool,
+    /// The time at which the state was last written or used, in milliseconds since 1970.
+    used_ms: AtomicU64,
     /// Its place in the quota. `None` if a former server stored more than this one allows.
     held: Mutex<Option<Held>>,
 }
@@ -65,6 +67,7 @@ impl Asleep {
             id,
             owner,
             is_left: AtomicBool::new(head.awake),
+            used_ms: AtomicU64::new(head.last_used_ms()),
             head,
             held: Mutex::new(held),
         })
@@ -85,14 +88,15 @@ impl Asleep {
         self.is_left.load(Ordering::Acquire)
     }
 
-    /// Notes that the session goes on from this state.
+    /// Notes that the session goes on from this state now.
     pub fn leave(&self) {
+        self.used_ms.store(now_ms(), Ordering::Release);
         self.is_left.store(true, Ordering::Release);
     }
 
-    /// The time since the state was written.
+    /// The time since the session was last used, as far as that is known.
     pub fn age(&self) -> Duration {
-        Duration::from_millis(now_ms().saturating_sub(self.head.written_ms))
+        Duration::from_millis(now_ms().saturating_sub(self.used_ms.load(Ordering::Acquire)))
     }
 }
 

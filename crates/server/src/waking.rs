@@ -177,7 +177,7 @@ pub(super) async fn give_files(sandbox: &Sandbox, saved: &Saved) -> Result<(), E
 }
 
 /// Notes that the session goes on, durably. Otherwise a server that is killed would leave an older state that looks like the newest.
-async fn mark_awake(suspension: &Suspension, asleep: &Asleep) -> Result<(), ApiError> {
+pub(super) async fn mark_awake(suspension: &Suspension, asleep: &Asleep) -> Result<(), ApiError> {
     let (tenant, id) = (suspension.tenant(&asleep.owner)?, session_id(&asleep.id)?);
     let marked = off_the_workers(move || tenant.mark_awake(id)).await?;
     marked.map_err(|error| unreadable(&asleep.id, &error))?;

@@ -35,7 +35,7 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// The bytes of all bodies and texts together. Each body and text counts [`ENTRY_BYTES`] more, for its place in the manifest.
+    /// The bytes of all bodies and texts together. Each counts 128 more, for its place in the manifest.
     pub fn bytes(&self) -> u64 {
         let bodies = self.bodies.iter().map(Bytes::len).chain([self.state.len()]);
         let files = self.files.iter().map(|file| file.path.len() + file.body.len());
@@ -60,6 +60,10 @@ fn json_bytes(value: &Value) -> usize {
             Ok(())
         }
     }
+    let mut count = Count(0);
+    // Counting cannot fail, and every key of a value is a text.
+    let _ = serde_json::to_writer(&mut count, value);
+    count.0
 }
 
 /// A variable that could not be stored, and the reason.
@@ -87,12 +91,22 @@ pub struct Head {
     pub execution: u32,
     /// The time at which the state was written, in milliseconds since 1970.
     pub written_ms: u64,
-    /// The bytes of all bodies together.
+    /// The time at which the session last went on from the state, in milliseconds since 1970; 0 if it never did.
+    #[serde(default)]
+    pub used_ms: u64,
+    /// The bytes of the state ([`Saved::bytes`]).
     pub bytes: u64,
     /// True while the session goes on elsewhere. If its host is killed, the state is older than what clients saw.
     pub awake: bool,
     /// Further facts, for listings. This crate does not read them.
     pub about: Value,
+}
+
+impl Head {
+    /// The time at which the state was last written or used, in milliseconds since 1970.
+    pub fn last_used_ms(&self) -> u64 {
+        self.used_ms.max(self.written_ms)
+    }
 }
 
 /// The ref of a session.

@@ -88,6 +88,11 @@ impl Asleep {
         self.is_left.load(Ordering::Acquire)
     }
 
+    /// Notes what the store says now. The facts at the start may have been unreadable.
+    pub fn is_read_again(&self, head: &Head) {
+        self.is_left.store(head.awake, Ordering::Release);
+    }
+
     /// Notes that the session goes on from this state now.
     pub fn leave(&self) {
         self.used_ms.store(now_ms(), Ordering::Release);
@@ -180,8 +185,10 @@ impl Suspension {
         let asleep = |(id, head): Found| {
             let head = head.unwrap_or_else(|error| {
                 tracing::error!(session = %id, owner = %account.owner, %error, "the state of a suspended session cannot be read");
+                // It may be readable later. Until then it counts as left, because nobody knows better.
                 Head {
                     written_ms: now_ms(),
+                    awake: true,
                     ..Head::default()
                 }
             });

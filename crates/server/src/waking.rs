@@ -66,7 +66,7 @@ async fn revived(app: &App, account: &Account, asleep: &Arc<Asleep>) -> Result<A
     let suspension = app.suspension.as_ref();
     let suspension = suspension.ok_or_else(|| ApiError::internal("there is no store of states; this is a bug"))?;
     let place = account.session()?;
-    let saved = read(suspension, asleep).await?;
+    let (bytes, saved) = read(suspension, asleep).await?;
     let (stored, past) = understood(asleep, &saved)?;
     let options = Options::read(stored.recipe.0.clone(), &bounds(app)).map_err(|error| {
         refused(
@@ -85,7 +85,7 @@ async fn revived(app: &App, account: &Account, asleep: &Arc<Asleep>) -> Result<A
     };
     let builder = prepared.builder(app, &options).past(past).spent(spent);
     let sandbox = builder.build().await?;
-    let opened = open(app, asleep, &prepared, &sandbox, saved).await;
+    let opened = open(asleep, &prepared, &sandbox, saved, bytes).await;
     let opened = match opened {
         Ok(()) => mark_awake(suspension, asleep).await,
         Err(error) => Err(error),
@@ -106,15 +106,21 @@ async fn revived(app: &App, account: &Account, asleep: &Arc<Asleep>) -> Result<A
     }
 }
 
-/// Reads the stored state.
-async fn read(suspension: &Suspension, asleep: &Asleep) -> Result<Saved, ApiError> {
+/// Reads the stored state, and the most bytes that it may have.
+async fn read(suspension: &Suspension, asleep: &Asleep) -> Result<(u64, Saved), ApiError> {
     let (tenant, id) = (suspension.tenant(&asleep.owner)?, session_id(&asleep.id)?);
-    // An earlier server may have allowed more.
-    let most = asleep.head.bytes.max(suspension.most_bytes);
-    let saved = off_the_workers(move || tenant.read(id, most)).await?;
-    let missing = || StateError::Damaged("its file is missing".to_owned());
-    let saved = saved.and_then(|saved| saved.ok_or_else(missing));
-    saved.map_err(|error| unreadable(&asleep.id, &error))
+    let allowed = suspension.most_bytes;
+    let found = off_the_workers(move || {
+        let missing = || StateError::Damaged("its file is missing".to_owned());
+        let head = tenant.head(id)?.ok_or_else(missing)?;
+        // An earlier server may have allowed more.
+        let most = head.bytes.max(allowed);
+        let saved = tenant.read(id, most)?.ok_or_else(missing)?;
+        Ok((head, most, saved))
+    });
+    let (head, most, saved) = found.await?.map_err(|error| unreadable(&asleep.id, &error))?;
+    asleep.is_read_again(&head);
+    Ok((most, saved))
 }
 
 /// The host's parts of a stored state.
@@ -140,11 +146,11 @@ fn understood(asleep: &Asleep, saved: &Saved) -> Result<(Stored, Past), ApiError
 
 /// Gives a fresh guest the files and the variables.
 async fn open(
-    app: &App,
     asleep: &Asleep,
     prepared: &Prepared,
     sandbox: &Sandbox,
     saved: Saved,
+    most: u64,
 ) -> Result<(), ApiError> {
     let has_newer_files = match prepared.folder().filter(|_| asleep.is_left()) {
         Some(folder) => folder.has_files().await?,
@@ -153,10 +159,6 @@ async fn open(
     if !has_newer_files {
         give_files(sandbox, &saved).await?;
     }
-    let most = asleep
-        .head
-        .bytes
-        .max(app.suspension.as_ref().map_or(0, |store| store.most_bytes));
     match sandbox.open_state(saved.state, most).await {
         Err(error @ Error::InvalidOption { .. }) => {
             Err(refused(asleep, format!("its variables cannot be opened: {error}")))

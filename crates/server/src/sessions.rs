@@ -20,7 +20,7 @@ use super::metrics::Metrics;
 use super::quotas::Held;
 use super::storage::{Fate, Folder};
 use super::suspension::{Asleep, Recipe};
-use super::waking;
+use super::{suspending, waking};
 use moving::Place;
 pub use moving::{Known, Move, Settled, Target};
 use sandglass_host::Sandbox;
@@ -360,6 +360,12 @@ async fn end_unused(app: &App, id: &str, idle: Duration) -> bool {
     };
     session.destroy(Fate::Kept).await;
     let stored = session.stored();
+    if stored.is_none() {
+        // A write that failed late may have left a state. The next server would take it for a session that its client still has.
+        if let Err(error) = suspending::forget_stored(app, &session).await {
+            tracing::error!(session = id, why = error.message, "its state may be left behind");
+        }
+    }
     if let (Some(suspension), Some(asleep)) = (&app.suspension, &stored) {
         // It was used until now, so its state is as young as one that is written now.
         if let Err(error) = waking::mark_awake(suspension, asleep).await {

@@ -383,15 +383,14 @@ async fn end_unused(app: &App, id: &str, idle: Duration) -> bool {
 /// Watches the folder of a session. Destroys a session whose folder grows while nobody uses the session.
 pub(super) async fn watch_folder(app: App, folder: Arc<Folder>, session: Weak<Session>) {
     let is_idle = || session.upgrade().is_none_or(|session| session.idle_for().is_some());
-    if let Some(why) = folder.watch(is_idle).await {
+    // The session cannot be ended while it moves or is used. Then the watch goes on.
+    while let Some(why) = folder.watch(is_idle).await {
         let workspace = folder.workspace();
-        tracing::warn!(
-            session = workspace.session(),
-            owner = workspace.user(),
-            why,
-            "ended: it writes while nobody uses it"
-        );
-        end_unused(&app, workspace.session(), Duration::ZERO).await;
+        let (session, owner) = (workspace.session(), workspace.user());
+        if end_unused(&app, session, Duration::ZERO).await {
+            tracing::warn!(session, owner, why, "ended: it writes while nobody uses it");
+            return;
+        }
     }
 }
 

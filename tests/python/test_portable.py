@@ -476,8 +476,8 @@ def test_a_malformed_graph_is_refused(nodes: list[Any]) -> None:
 def test_json_that_is_deep_or_odd_is_refused() -> None:
     good = state_of([["list"]])
     head, _ = layout.split(good, 1 << 20)
-    for graph in (b"[" * 200_000, b'{"nodes":[["list",NaN]],"variables":{"v":[0]}}', b"\xff", b"9" * 10_000):
-        refuses(forge(head, [graph]), "JSON")
+    for text in (b"[" * 200_000, b'{"nodes":[["list",NaN]],"variables":{"v":[0]}}', b"\xff", b"9" * 10_000):
+        refuses(forge(head, [text]), "JSON")
 
 
 #: Graphs with right references whose values cannot be made: the variable is named, and nothing else happens.

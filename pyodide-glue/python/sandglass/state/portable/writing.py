@@ -22,8 +22,8 @@ from sandglass.state.portable import classes, codecs, names, pickles  # noqa: F4
 from sandglass.state.portable.codec import BY_TYPE, FINDERS, Scope
 from sandglass.state.portable.functions import FUNCTION
 from sandglass.state.portable.graph import (
-    Cannot,
     MAX_NODES,
+    Cannot,
     Never,
     Objects,
     are_atoms,
@@ -322,7 +322,7 @@ class _Writing:
         used = reach([root for name in variables if (root := roots[name]) is not None], self._children)
         if len(used) > MAX_NODES:
             raise TooLarge(
-                f"variables that share objects hold more than {MAX_NODES} objects together; keep large data in arrays or files"
+                f"variables that share objects hold more than {MAX_NODES} objects; keep large data in arrays"
             )
         local = {number: position for position, number in enumerate(used)}
         objects = Objects()

@@ -11,6 +11,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::errors::ApiError;
 
+/// States of one key that are in memory at the same time, to be opened. Each may be as large as a stored state.
+const MOST_OPEN_STATES: usize = 4;
+
 /// The bounds of each key, and of all keys together.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
@@ -54,6 +57,7 @@ pub struct Account {
     sessions: [Arc<Counter>; 2],
     stored: [Arc<Counter>; 2],
     stored_mib: Arc<Counter>,
+    open_states: Arc<Semaphore>,
     executions: Arc<Counter>,
     requests: Arc<Counter>,
     conversations: Arc<Counter>,
@@ -74,6 +78,7 @@ impl Quotas {
                 sessions: [Counter::new(bounds.sessions_per_key), Arc::clone(&sessions)],
                 stored: [Counter::new(bounds.stored_per_key), Arc::clone(&stored)],
                 stored_mib: Counter::new(bounds.stored_mib_per_key),
+                open_states: Arc::new(Semaphore::new(MOST_OPEN_STATES)),
                 executions: Counter::new(bounds.executions_per_key),
                 requests: Counter::new(bounds.requests_per_key),
                 conversations: Counter::new(bounds.requests_per_key),
@@ -184,6 +189,12 @@ impl Account {
             true => Ok(earlier),
             false => Err((self.too_many_stored_bytes(), earlier)),
         }
+    }
+
+    /// Waits until one more state of this key may be in memory, until the returned value is dropped.
+    pub async fn open_state(&self) -> Held {
+        let permit = Arc::clone(&self.open_states).acquire_owned().await;
+        Held(permit.into_iter().collect()) // the semaphore is never closed
     }
 
     fn too_many_stored_bytes(&self) -> ApiError {
@@ -330,6 +341,8 @@ fn most_tokens(per_second: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     fn quotas() -> Quotas {
@@ -396,6 +409,20 @@ mod tests {
         assert_eq!((a.stored_mib.now(), a.stored[0].now()), (6, 3));
         drop(smaller);
         assert_eq!((a.stored_mib.now(), a.stored[0].now()), (5, 2));
+    }
+
+    #[test]
+    fn few_states_of_a_key_are_open_at_once() {
+        let quotas = quotas();
+        let (a, b) = (quotas.account("a").unwrap(), quotas.account("b").unwrap());
+        let mut open: Vec<_> = (0..MOST_OPEN_STATES)
+            .map(|_| a.open_state().now_or_never().unwrap())
+            .collect();
+        let mut next = Box::pin(a.open_state());
+        assert!((&mut next).now_or_never().is_none());
+        assert!(b.open_state().now_or_never().is_some());
+        open.pop();
+        assert!(next.now_or_never().is_some());
     }
 
     #[test]

@@ -60,6 +60,7 @@ async fn wake(app: App, account: Arc<Account>, asleep: Arc<Asleep>, moving: Move
 
 /// Makes a session of a stored state.
 async fn revived(app: &App, account: &Account, asleep: &Arc<Asleep>) -> Result<Arc<Session>, ApiError> {
+    let _open = account.open_state().await;
     if app.ending.is_cancelled() {
         return Err(ApiError::shutting_down());
     }

@@ -25,7 +25,7 @@ use super::own_session::OwnSession;
 use super::quotas::{Account, Held};
 use super::sessions::{Kind, Session};
 use super::storage::{Fate, new_id};
-use super::suspending::{Vain, captured};
+use super::suspending::{Vain, WRITE_TIME, captured};
 use super::suspension::Recipe;
 use super::waking::give_files;
 
@@ -68,7 +68,12 @@ pub async fn fork(
         .map(|_| account.session())
         .collect::<Result<Vec<Held>, _>>()?;
     let options = Options::read(recipe.0.clone(), &bounds(&app))?;
-    let saved = captured(sandbox, recipe, most_bytes(&app)).await.map_err(refused)?;
+    let turn = session.turn().await?;
+    let _open = account.open_state().await;
+    let capturing = tokio::time::timeout(WRITE_TIME, captured(sandbox, recipe, most_bytes(&app)));
+    let saved = capturing.await.unwrap_or_else(|_| Err(Vain::too_slow()));
+    drop(turn);
+    let saved = saved.map_err(refused)?;
     let original = Original {
         past: past_of(&saved)?,
         spent: Spent {

@@ -53,11 +53,18 @@ pub struct Session {
     counted: Mutex<Stats>,
     /// The session's part of its key's quota, until it is destroyed.
     held: Mutex<Option<Held>>,
+    /// Held while something changes the state, so that a stored state or a copy is of one moment.
+    turn: tokio::sync::Mutex<()>,
+    /// Cancelled when the session has had its last turn, because the server ends.
+    leaving: CancellationToken,
     /// The settings from which the session is made again. `None` if it cannot be suspended.
     recipe: Option<Recipe>,
     /// The stored state from which the session went on. It stays until the next one is written.
     stored: Option<Arc<Asleep>>,
 }
+
+/// The turn to change a session's state.
+pub type Turn<'a> = tokio::sync::MutexGuard<'a, ()>;
 
 /// The kind of a session.
 pub enum Kind {
@@ -125,9 +132,40 @@ impl Session {
             folder,
             counted: Mutex::default(),
             held: Mutex::new(Some(held)),
+            turn: tokio::sync::Mutex::default(),
+            leaving: CancellationToken::new(),
             recipe,
             stored,
         })
+    }
+
+    /// Waits for the turn to change the state. It ends when the returned value is dropped. A session that cannot be suspended needs no
+    /// turns: its sandbox does one thing after another, in the order in which its one client asked.
+    ///
+    /// # Errors
+    /// 503 when the session has had its last turn.
+    pub async fn turn(&self) -> Result<Option<Turn<'_>>, ApiError> {
+        if self.recipe.is_none() {
+            return Ok(None);
+        }
+        tokio::select! {
+            biased;
+            () = self.leaving.cancelled() => Err(ApiError::shutting_down()),
+            turn = self.turn.lock() => Ok(Some(turn)),
+        }
+    }
+
+    /// Interrupts what runs, and takes everything back that waits for its turn. Nothing changes the state after [`Session::last_turn`].
+    pub fn leave(&self) {
+        self.leaving.cancel();
+        if let Kind::Sandbox(sandbox) = &self.kind {
+            sandbox.interrupt();
+        }
+    }
+
+    /// The turn after the one that runs, for whoever made the session [leave](Session::leave).
+    pub async fn last_turn(&self) -> Turn<'_> {
+        self.turn.lock().await
     }
 
     /// The sandbox, and a guard that keeps the session from expiring.
@@ -320,13 +358,11 @@ impl Sessions {
         awake.collect()
     }
 
-    /// The ids of sessions that can be suspended and have been unused for so long.
-    pub fn may_sleep(&self, idle: Duration) -> Vec<String> {
-        let awake = self.awake().into_iter();
+    /// The sessions that can be suspended and have been unused for so long.
+    pub fn may_sleep(&self, idle: Duration) -> Vec<Arc<Session>> {
+        let mut awake = self.awake();
+        awake.retain(|session| session.may_sleep(idle));
         awake
-            .filter(|session| session.may_sleep(idle))
-            .map(|session| session.id.clone())
-            .collect()
     }
 
     fn idle_since(&self, most: Duration) -> Vec<String> {

@@ -1,14 +1,19 @@
 //! Suspension: sessions that nobody uses are written to the store, and their guests end.
 
+use std::collections::{HashMap, HashSet};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::{StreamExt, stream};
+use futures_util::future::join_all;
+use futures_util::{Stream, StreamExt, stream};
 use sandglass_core::Error;
 use sandglass_host::Sandbox;
 use sandglass_host::sandbox::{Files, Suspended};
 use sandglass_states::{Head, Lost, Saved, SavedFile};
 use serde_json::json;
+use tokio::sync::SemaphorePermit;
+use tokio::task::JoinSet;
 
 use super::App;
 use super::bodies::off_the_workers;
@@ -23,12 +28,16 @@ use super::suspension::{Asleep, Recipe, Stored, Suspension, now_ms, session_id, 
 const SWEEP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// The shortest interval between two collections of objects.
 const COLLECT: Duration = Duration::from_secs(60);
-/// Sessions that are suspended at once. Each needs a processor for a moment.
-const AT_ONCE: usize = 4;
+/// Sessions of one owner that are suspended at once.
+const AT_ONCE_OF_OWNER: usize = 2;
 /// The most files and folders that go along with a session.
 const MOST_FILES: usize = 2_000;
-/// The time in which a guest has to hand its state over. Hostile code could take longer, and others wait for their turn.
-const WRITE_TIME: Duration = Duration::from_secs(30);
+/// The time in which a guest has to hand its state over. Hostile code could take longer.
+pub(super) const WRITE_TIME: Duration = Duration::from_secs(30);
+/// The same when the server ends. Sessions that take longer are tried again after the others.
+const WRITE_TIME_AT_END: Duration = Duration::from_secs(2);
+/// The time after which a guest that still writes its state leaves its turn to others.
+const TURN_TIME: Duration = Duration::from_secs(1);
 /// The pause after an attempt that the store refused. One that the state made vain is not repeated before the next use.
 const STORE_PAUSE: Duration = Duration::from_secs(60);
 const STATE_PAUSE: Duration = Duration::from_secs(1 << 30);
@@ -40,6 +49,13 @@ pub(super) enum Vain {
     State(String),
     /// The store cannot take it now, or the key may store no more.
     Store(String),
+}
+
+impl Vain {
+    /// The guest took too long.
+    pub(super) fn too_slow() -> Self {
+        Self::State("the guest took too long to hand it over".to_owned())
+    }
 }
 
 impl From<Error> for Vain {
@@ -59,66 +75,130 @@ pub(super) async fn run(app: App) {
     let Some(suspension) = &app.suspension else { return };
     let pause = (suspension.after / 4).clamp(SWEEP.0, SWEEP.1);
     let mut collected = None;
+    // Each owner has a sweep of its own, so that the guests of one stall no other's.
+    let mut sweeps: JoinSet<Arc<str>> = JoinSet::new();
+    let mut swept: HashSet<Arc<str>> = HashSet::new();
     loop {
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            () = app.ending.cancelled() => return,
+            () = app.ending.cancelled() => break,
         }
-        // Not to be cut short: what is written last has to be the newest.
-        suspend_idle(&app, suspension.after).await;
-        let old = app
-            .sessions
-            .asleep()
-            .into_iter()
-            .filter(|asleep| asleep.age() >= suspension.forget_after);
-        for asleep in old {
-            tracing::info!(session = asleep.id, owner = %asleep.owner, "expired while it was suspended");
-            app.metrics.sessions_expired.inc();
-            if let Err(error) = forget(&app, &asleep.id).await {
-                tracing::error!(session = asleep.id, why = error.message, "not removed");
+        while let Some(ended) = sweeps.try_join_next() {
+            match ended {
+                Ok(owner) => drop(swept.remove(&owner)),
+                Err(_) => swept.clear(), // it panicked, and nobody knows whose it was
             }
         }
+        for (owner, sessions) in by_owner(app.sessions.may_sleep(suspension.after)) {
+            if swept.insert(Arc::clone(&owner)) {
+                let (app, after) = (app.clone(), suspension.after);
+                sweeps.spawn(async move {
+                    let sessions = stream::iter(sessions).take_until(app.ending.cancelled());
+                    suspend_all(&app, sessions, Some(after), Attempt::First).await;
+                    owner
+                });
+            }
+        }
+        forget_old(&app, suspension.forget_after).await;
         if collected.is_none_or(|at: Instant| at.elapsed() >= COLLECT) {
             let app = app.clone();
             let _ = off_the_workers(move || app.suspension.as_ref().map(Suspension::collect)).await;
             collected = Some(Instant::now());
         }
     }
+    // Not to be cut short: what is written last has to be the newest.
+    while sweeps.join_next().await.is_some() {}
+}
+
+async fn forget_old(app: &App, most: Duration) {
+    let old = app.sessions.asleep().into_iter().filter(|asleep| asleep.age() >= most);
+    for asleep in old {
+        tracing::info!(session = asleep.id, owner = %asleep.owner, "expired while it was suspended");
+        app.metrics.sessions_expired.inc();
+        if let Err(error) = forget(app, &asleep.id).await {
+            tracing::error!(session = asleep.id, why = error.message, "not removed");
+        }
+    }
 }
 
 /// Suspends the sessions that have been unused for so long.
 pub(super) async fn suspend_idle(app: &App, idle: Duration) {
-    stream::iter(app.sessions.may_sleep(idle))
-        .for_each_concurrent(AT_ONCE, |id| async move { suspend(app, &id, Some(idle)).await })
-        .await;
+    let owners = by_owner(app.sessions.may_sleep(idle)).into_values();
+    join_all(owners.map(|sessions| suspend_all(app, stream::iter(sessions), Some(idle), Attempt::First))).await;
 }
 
-/// Suspends the sessions that are in use as well. Their code is interrupted.
+/// Suspends the sessions that are in use as well: their code is interrupted, and what waits never runs. Then those that took too long before.
 pub(super) async fn suspend_used(app: &App) {
-    let used = app
-        .sessions
-        .awake()
-        .into_iter()
-        .filter(|session| session.recipe().is_some());
-    stream::iter(used)
-        .for_each_concurrent(AT_ONCE, |session| async move {
-            if let Kind::Sandbox(sandbox) = &session.kind {
-                sandbox.interrupt();
-            }
-            suspend(app, &session.id, None).await;
+    let mut all = app.sessions.awake();
+    all.retain(|session| session.recipe().is_some());
+    for session in &all {
+        session.leave();
+    }
+    let owners = by_owner(all).into_values().map(async |sessions| {
+        let (used, slow): (Vec<_>, _) = sessions.into_iter().partition(|session| session.idle_for().is_none());
+        suspend_all(app, stream::iter(used), None, Attempt::First).await;
+        suspend_all(app, stream::iter(slow), None, Attempt::Last).await;
+    });
+    join_all(owners).await;
+}
+
+fn by_owner(sessions: Vec<Arc<Session>>) -> HashMap<Arc<str>, Vec<Arc<Session>>> {
+    let mut owners: HashMap<_, Vec<_>> = HashMap::new();
+    for session in sessions {
+        owners.entry(Arc::clone(&session.owner)).or_default().push(session);
+    }
+    owners
+}
+
+/// Suspends sessions of one owner.
+async fn suspend_all(app: &App, sessions: impl Stream<Item = Arc<Session>>, idle: Option<Duration>, attempt: Attempt) {
+    sessions
+        .for_each_concurrent(AT_ONCE_OF_OWNER, |session| async move {
+            suspend(app, &session, idle, attempt).await;
         })
         .await;
 }
 
+/// The time that a guest has to hand its state over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attempt {
+    /// The usual time, but little when the server ends: others wait for their turn.
+    First,
+    /// The usual time, because nobody waits any more.
+    Last,
+}
+
+impl Attempt {
+    /// Waits until the time is over.
+    async fn over(self, app: &App) {
+        let ends_soon = async {
+            app.ending.cancelled().await;
+            tokio::time::sleep(WRITE_TIME_AT_END).await;
+        };
+        tokio::select! {
+            () = tokio::time::sleep(WRITE_TIME) => {}
+            () = ends_soon, if self == Self::First => {}
+        }
+    }
+}
+
 /// Suspends a session, unless it is used again. With `idle`, it has to be unused for so long.
-async fn suspend(app: &App, id: &str, idle: Option<Duration>) {
+async fn suspend(app: &App, session: &Session, idle: Option<Duration>, attempt: Attempt) {
     let Some(suspension) = &app.suspension else { return };
-    let Some((session, moving)) = Sessions::begin_to_suspend(app, id, idle) else {
+    let _last = match idle {
+        Some(_) => None,
+        None => Some(session.last_turn().await),
+    };
+    let turn = suspension.turn().await;
+    let Some((session, moving)) = Sessions::begin_to_suspend(app, &session.id, idle) else {
         return;
     };
     let began = Instant::now();
     let written = match (&session.kind, session.recipe()) {
-        (Kind::Sandbox(sandbox), Some(recipe)) => write(app, suspension, &session, sandbox, recipe).await,
+        (Kind::Sandbox(sandbox), Some(recipe)) => {
+            let capturing = captured(sandbox, recipe, suspension.most_bytes);
+            write(app, suspension, &session, capturing, (turn, attempt)).await
+        }
         _ => return moving.end_in_vain(Ok(())),
     };
     match written {
@@ -148,12 +228,23 @@ async fn write(
     app: &App,
     suspension: &Suspension,
     session: &Session,
-    sandbox: &Sandbox,
-    recipe: &Recipe,
+    capturing: impl Future<Output = Result<Saved, Vain>>,
+    (mut turn, attempt): (Option<SemaphorePermit<'_>>, Attempt),
 ) -> Result<Arc<Asleep>, Vain> {
-    let most = suspension.most_bytes;
-    let saved = tokio::time::timeout(WRITE_TIME, captured(sandbox, recipe, most)).await;
-    let saved = saved.map_err(|_| Vain::State(format!("it took more than {} s", WRITE_TIME.as_secs())))??;
+    let capturing = async {
+        let mut capturing = pin!(capturing);
+        match tokio::time::timeout(TURN_TIME, &mut capturing).await {
+            Ok(saved) => saved,
+            Err(_) => {
+                turn = None; // the guest may never answer, and others wait
+                capturing.await
+            }
+        }
+    };
+    let saved = tokio::select! {
+        saved = capturing => saved?,
+        () = attempt.over(app) => return Err(Vain::too_slow()),
+    };
     let (execution, bytes) = (saved.execution, saved.bytes());
     let account = app.quotas.account(&session.owner);
     let account = account.ok_or_else(|| Vain::Store("the key is gone".to_owned()))?;

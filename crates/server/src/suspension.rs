@@ -19,6 +19,7 @@ use sandglass_host::args::Secrets;
 use sandglass_states::{FolderStore, Found, Head, MasterKey, SessionId, StateError, States, Tenant};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::errors::ApiError;
 use super::quotas::{Account, Held};
@@ -26,6 +27,8 @@ use super::settings::{MIB, ServeArgs};
 
 /// The name of the key's file in the folder of states, if the operator gives no key.
 const KEY_FILE: &str = "key";
+/// Guests that write their states at once, of all owners. Each needs a processor for a moment.
+const AT_ONCE: usize = 4;
 /// The age from which objects are collected that nobody needs.
 const COLLECTED_AGE: Duration = Duration::from_secs(60);
 
@@ -110,6 +113,8 @@ impl Asleep {
 pub struct Suspension {
     store: Arc<FolderStore>,
     tenants: HashMap<Arc<str>, Owned>,
+    /// The turns to have a guest write its state.
+    turns: Semaphore,
     /// The time without use after which a session is suspended.
     pub after: Duration,
     /// The age from which a state is removed that nobody wakes.
@@ -167,6 +172,7 @@ impl Suspension {
         Ok(Some(Self {
             store,
             tenants: owners.iter().map(owned).collect::<Result<_, String>>()?,
+            turns: Semaphore::new(AT_ONCE),
             after: Duration::from_secs_f64(suspend.suspend_after),
             forget_after: Duration::from_secs_f64(suspend.forget_after),
             most_bytes: suspend.max_suspended_mib * MIB,
@@ -207,6 +213,11 @@ impl Suspension {
         owned
             .map(|owned| Arc::clone(&owned.tenant))
             .ok_or_else(|| ApiError::internal("the key has no stored states; this is a bug"))
+    }
+
+    /// Waits for the turn to have a guest write its state. The oldest wait ends first.
+    pub async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.turns.acquire().await.ok()
     }
 
     /// Lets the next server open the store. Nothing of this one uses it any more.

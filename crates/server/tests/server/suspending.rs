@@ -13,37 +13,37 @@ use tempfile::TempDir;
 use crate::support::{ANN, BOB, TestServer, answer, args, eventually, gone, refusal};
 
 /// A folder for states.
-fn states() -> (TempDir, String) {
+pub fn states() -> (TempDir, String) {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("states").to_str().unwrap().to_owned();
     (folder, path)
 }
 
 /// A server that suspends at once.
-async fn quick(path: &str, more: &[&str]) -> TestServer {
+pub async fn quick(path: &str, more: &[&str]) -> TestServer {
     let own = ["--state-dir", path, "--suspend-after", "0.1", "--max-spares", "0"];
     TestServer::with_keys(&[&own[..], more].concat()).await
 }
 
 /// A server that suspends only when it ends.
-async fn slow(path: &str, more: &[&str]) -> TestServer {
+pub async fn slow(path: &str, more: &[&str]) -> TestServer {
     quick(path, &[&["--suspend-after", "1000"], more].concat()).await
 }
 
-async fn about(server: &TestServer, id: &str) -> Value {
+pub async fn about(server: &TestServer, id: &str) -> Value {
     answer(server.get(&format!("/v1/sessions/{id}"))).await.1
 }
 
-async fn is_suspended(server: &TestServer, id: &str) -> bool {
+pub async fn is_suspended(server: &TestServer, id: &str) -> bool {
     about(server, id).await["suspended"] == true
 }
 
-async fn suspended(server: &TestServer, id: &str) {
+pub async fn suspended(server: &TestServer, id: &str) {
     eventually("the session is suspended", async || is_suspended(server, id).await).await;
 }
 
 /// The value of a line in the metrics; 0 without one.
-async fn metric(server: &TestServer, line: &str) -> f64 {
+pub async fn metric(server: &TestServer, line: &str) -> f64 {
     let text = server.get("/metrics").send().await.unwrap().text().await.unwrap();
     let found = text
         .lines()
@@ -52,7 +52,7 @@ async fn metric(server: &TestServer, line: &str) -> f64 {
 }
 
 /// All files of a folder and below, but for the store's own.
-fn files(folder: &Path, kind: &str) -> Vec<PathBuf> {
+pub fn files(folder: &Path, kind: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -20,7 +20,6 @@ use super::metrics::Metrics;
 use super::quotas::Held;
 use super::storage::{Fate, Folder};
 use super::suspension::{Asleep, Recipe};
-use super::{suspending, waking};
 use moving::Place;
 pub use moving::{Known, Move, Settled, Target};
 use sandglass_host::Sandbox;
@@ -396,21 +395,15 @@ async fn end_unused(app: &App, id: &str, idle: Duration) -> bool {
     };
     session.destroy(Fate::Kept).await;
     let stored = session.stored();
-    if stored.is_none() {
-        // A write that failed late may have left a state. The next server would take it for a session that its client still has.
-        if let Err(error) = suspending::forget_stored(app, &session).await {
-            tracing::error!(session = id, why = error.message, "its state may be left behind");
-        }
-    }
-    if let (Some(suspension), Some(asleep)) = (&app.suspension, &stored) {
+    let noted = match (&app.suspension, &stored) {
         // It was used until now, so its state is as young as one that is written now.
-        if let Err(error) = waking::mark_awake(suspension, asleep).await {
-            tracing::error!(
-                session = id,
-                why = error.message,
-                "the use of a stored state is not noted"
-            );
-        }
+        (Some(suspension), Some(asleep)) => suspension.mark_awake(asleep).await,
+        // A write that failed late may have left a state. The next server would take it for a session that its client still has.
+        (Some(suspension), None) if session.recipe.is_some() => suspension.remove(&session.owner, id).await,
+        _ => Ok(()),
+    };
+    if let Err(error) = noted {
+        tracing::error!(session = id, why = error.message, "the store does not know of its end");
     }
     moving.end(stored.map(Known::Asleep), Ok(()));
     true

@@ -22,7 +22,7 @@ use super::errors::ApiError;
 use super::quotas::{Account, Held};
 use super::sessions::{Kind, Known, Session, Sessions};
 use super::storage::Fate;
-use super::suspension::{Asleep, Recipe, Stored, Suspension, now_ms, session_id, unreadable};
+use super::suspension::{Asleep, Recipe, Stored, Suspension, now_ms, session_id};
 
 /// The shortest and the longest interval between two searches for sessions to suspend.
 const SWEEP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
@@ -384,14 +384,10 @@ pub(super) async fn forget_stored(app: &App, session: &Session) -> Result<(), Ap
 }
 
 async fn remove(app: &App, owner: &str, id: &str) -> Result<(), ApiError> {
-    let Some(suspension) = &app.suspension else {
-        return Ok(());
-    };
-    let (tenant, session) = (suspension.tenant(owner)?, session_id(id)?);
-    let removed = off_the_workers(move || tenant.remove(session)).await?;
-    removed.map_err(|error| unreadable(id, &error))?;
-    suspension.has_garbage(owner);
-    Ok(())
+    match &app.suspension {
+        Some(suspension) => suspension.remove(owner, id).await,
+        None => Ok(()),
+    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]

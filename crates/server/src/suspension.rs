@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use super::bodies::off_the_workers;
 use super::errors::ApiError;
 use super::quotas::{Account, Held};
 use super::settings::{MIB, ServeArgs};
@@ -213,6 +214,30 @@ impl Suspension {
         owned
             .map(|owned| Arc::clone(&owned.tenant))
             .ok_or_else(|| ApiError::internal("the key has no stored states; this is a bug"))
+    }
+
+    /// Notes that the session goes on, durably. Otherwise a server that is killed would leave an older state that looks like the newest.
+    ///
+    /// # Errors
+    /// The state cannot be read or written.
+    pub async fn mark_awake(&self, asleep: &Asleep) -> Result<(), ApiError> {
+        let (tenant, id) = (self.tenant(&asleep.owner)?, session_id(&asleep.id)?);
+        let marked = off_the_workers(move || tenant.mark_awake(id)).await?;
+        marked.map_err(|error| unreadable(&asleep.id, &error))?;
+        asleep.leave();
+        Ok(())
+    }
+
+    /// Removes the state of a session, if it has one.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub async fn remove(&self, owner: &str, id: &str) -> Result<(), ApiError> {
+        let (tenant, session) = (self.tenant(owner)?, session_id(id)?);
+        let removed = off_the_workers(move || tenant.remove(session)).await?;
+        removed.map_err(|error| unreadable(id, &error))?;
+        self.has_garbage(owner);
+        Ok(())
     }
 
     /// Waits for the turn to have a guest write its state. The oldest wait ends first.

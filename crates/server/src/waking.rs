@@ -88,7 +88,7 @@ async fn revived(app: &App, account: &Account, asleep: &Arc<Asleep>) -> Result<A
     let sandbox = builder.build().await?;
     let opened = open(asleep, &prepared, &sandbox, saved, bytes).await;
     let opened = match opened {
-        Ok(()) => mark_awake(suspension, asleep).await,
+        Ok(()) => suspension.mark_awake(asleep).await,
         Err(error) => Err(error),
     };
     let kind = Kind::Sandbox(sandbox);
@@ -177,15 +177,6 @@ pub(super) async fn give_files(sandbox: &Sandbox, saved: &Saved) -> Result<(), E
         lost: Vec::new(),
     };
     sandbox.write_files(&files).await
-}
-
-/// Notes that the session goes on, durably. Otherwise a server that is killed would leave an older state that looks like the newest.
-pub(super) async fn mark_awake(suspension: &Suspension, asleep: &Asleep) -> Result<(), ApiError> {
-    let (tenant, id) = (suspension.tenant(&asleep.owner)?, session_id(&asleep.id)?);
-    let marked = off_the_workers(move || tenant.mark_awake(id)).await?;
-    marked.map_err(|error| unreadable(&asleep.id, &error))?;
-    asleep.leave();
-    Ok(())
 }
 
 fn refused(asleep: &Asleep, why: String) -> ApiError {

@@ -14,7 +14,8 @@ use crate::suspending::{about, files, is_suspended, metric, quick, slow, states,
 /// Has the guest hang when its state is read: its runtime is as hostile as its code.
 const HANGS: &str = "import gc, time
 files = [found for found in gc.get_objects() if type(found) is dict and found.get('__name__') == 'sandglass.runtime.files']
-for found in files: found['scandir'] = lambda folder: time.sleep(100)
+for found in files: found['open_fd'] = lambda *_: time.sleep(100)
+open('file', 'w').close()
 len(files)";
 /// Keeps the session from being suspended where a state may have 1 MiB.
 const TOO_LARGE: &str = "with open('full', 'wb') as file: file.write(bytes(2 << 20))\ndel file";

@@ -16,6 +16,9 @@ const HANGS: &str = "import gc, time
 files = [found for found in gc.get_objects() if type(found) is dict and found.get('__name__') == 'sandglass.runtime.files']
 for found in files: found['open_fd'] = lambda *_: time.sleep(100)
 open('file', 'w').close()
+class Slow:
+    def __reduce__(self): time.sleep(100)
+slow = Slow()
 len(files)";
 /// Keeps the session from being suspended where a state may have 1 MiB.
 const TOO_LARGE: &str = "with open('full', 'wb') as file: file.write(bytes(2 << 20))\ndel file";

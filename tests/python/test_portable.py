@@ -15,7 +15,7 @@ import pytest
 from conftest import Guest, installed
 from portable_elsewhere import fresh, read, write
 
-from sandglass.state.portable import layout
+from sandglass.state.portable import graph, layout, writing
 from sandglass.state.stateless import split_state
 
 
@@ -218,6 +218,17 @@ def test_sizes_are_capped_both_ways(guest: Guest) -> None:
     guest.ok("x = list(range(1_000_000))")
     with pytest.raises(ValueError, match="more than 500000"):
         write(guest, 500_000)
+
+
+def test_no_state_is_written_that_no_reader_takes(guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "MAX_NODES", 1_000)
+    monkeypatch.setattr(writing, "MAX_NODES", 1_000)
+    guest.ok("x = [[] for _ in range(900)]; y = [[] for _ in range(900)]")
+    other = fresh()
+    assert read(other, write(guest)) == []  # in two groups
+    guest.ok("both = [x, y]")
+    with pytest.raises(layout.TooLarge, match="more than 1000 objects"):
+        write(guest)
 
 
 def test_a_missing_package_costs_only_its_values(guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,8 +511,8 @@ def test_a_malformed_graph_is_refused(nodes: list[Any]) -> None:
 def test_json_that_is_deep_or_odd_is_refused() -> None:
     good = state_of([["list"]])
     head, _ = layout.split(good, 1 << 20)
-    for graph in (b"[" * 200_000, b'{"nodes":[["list",NaN]],"variables":{"v":[0]}}', b"\xff", b"9" * 10_000):
-        refuses(forge(head, [graph]), "JSON")
+    for text in (b"[" * 200_000, b'{"nodes":[["list",NaN]],"variables":{"v":[0]}}', b"\xff", b"9" * 10_000):
+        refuses(forge(head, [text]), "JSON")
 
 
 #: Graphs with right references whose values cannot be made: the variable is named, and nothing else happens.

@@ -17,6 +17,9 @@ const LEAST_KEY_CHARS: usize = 16;
 const MOST_KEY_CHARS: usize = 512;
 /// The longest name of an owner, in characters.
 const MOST_NAME_CHARS: usize = 64;
+/// The beginning of the name of a key without a name. The first bytes of its digest follow, as hexadecimal digits.
+const NAMELESS: &str = "key-";
+const NAMELESS_BYTES: usize = 8;
 /// The prefix of the WebSocket subprotocol that carries a key.
 pub const KEY_PROTOCOL: &str = "sandglass.key.";
 /// The owner of sessions on a server without keys.
@@ -39,8 +42,9 @@ impl fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Reads keys, one per line or separated by commas. A line is `name key`, or only the key, whose name is then `key-1`,
-    /// `key-2` and so on. Several lines of one name are several keys of one owner. Lines that begin with `#` are comments.
+    /// Reads keys, one per line or separated by commas. A line is `name key`, or only the key. Its name is then `key-` with 16 digits
+    /// of the key's digest, wherever the key stands. Several lines of one name are several keys of one owner. Lines that begin with
+    /// `#` are comments.
     ///
     /// # Errors
     /// The fault and its line, without the key.
@@ -107,7 +111,14 @@ impl Keys {
     fn add(&mut self, line: &str) -> Result<(), String> {
         let mut words = line.split_whitespace();
         let (owner, key) = match (words.next(), words.next(), words.next()) {
-            (Some(key), None, _) => (format!("key-{}", self.0.len() + 1), key),
+            (Some(key), None, _) => (nameless(key), key),
+            // Only the key itself may lead to the sessions of a key without a name.
+            (Some(name), Some(_), None) if is_nameless(name) => {
+                return Err(format!(
+                    "\"{NAMELESS}\" and {} hexadecimal digits name keys without a name: give another name",
+                    2 * NAMELESS_BYTES
+                ));
+            }
             (Some(name), Some(key), None) => (name.to_owned(), key),
             _ => return Err("must be a key, or a name and a key".to_owned()),
         };
@@ -185,6 +196,19 @@ fn is_name(name: &str) -> bool {
     name.len() <= MOST_NAME_CHARS
         && name.starts_with(|char: char| char.is_ascii_alphanumeric())
         && name.bytes().all(allowed)
+}
+
+/// The name of a key without a name. Sessions and folders of the key are found by it, so it must not depend on other keys.
+fn nameless(key: &str) -> String {
+    let digest = digest(key.as_bytes());
+    let digits = digest.iter().take(NAMELESS_BYTES).map(|byte| format!("{byte:02x}"));
+    format!("{NAMELESS}{}", digits.collect::<String>())
+}
+
+fn is_nameless(name: &str) -> bool {
+    name.strip_prefix(NAMELESS).is_some_and(|digits| {
+        digits.len() == 2 * NAMELESS_BYTES && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
+    })
 }
 
 /// Compares all bytes, wherever the first difference is. Timing would tell little anyway, because a client cannot choose
@@ -338,12 +362,38 @@ mod tests {
         let owner = |key: &str| keys.owner_of(key.as_bytes()).map(|owner| owner.to_string());
         assert_eq!(owner(&format!("{KEY}-1")).as_deref(), Some("ann"));
         assert_eq!(owner(&format!("{KEY}-2")).as_deref(), Some("ann"));
-        assert_eq!(owner(&format!("{KEY}-3")).as_deref(), Some("key-3"));
+        let third = nameless(&format!("{KEY}-3"));
+        assert_eq!(owner(&format!("{KEY}-3")), Some(third.clone()));
         assert_eq!(owner(&format!("{KEY}-4")).as_deref(), Some("bob"));
         assert_eq!(owner(KEY), None);
         assert_eq!(owner(""), None);
         let owners: Vec<_> = keys.owners().iter().map(ToString::to_string).collect();
-        assert_eq!(owners, ["ann", "bob", "key-3"]);
+        assert_eq!(owners, ["ann", "bob", third.as_str()]);
+    }
+
+    /// An owner's name leads to stored sessions, folders and quotas. No other key may come to have it.
+    #[test]
+    fn a_key_without_a_name_has_the_same_owner_wherever_it_stands() {
+        let keys = |text: &str| Keys::parse(text).unwrap();
+        let owner = |keys: &Keys, key: &str| keys.owner_of(key.as_bytes()).unwrap();
+        let [one, two] = ["a-first-key-0123456789", "a-second-key-0123456789"];
+        let both = keys(&format!("{one}\n{two}"));
+        assert_ne!(owner(&both, one), owner(&both, two));
+        // The line above it is deleted.
+        assert_eq!(owner(&keys(two), two), owner(&both, two));
+        // One is in the file, the other in the environment.
+        let joined = keys(one).and(keys(two)).unwrap();
+        assert_eq!(joined.owners().len(), 2);
+        assert_eq!(owner(&joined, one), owner(&both, one));
+        // Names that earlier servers gave are names like any other.
+        assert_eq!(&*owner(&keys(&format!("key-2 {one}\n{two}")), one), "key-2");
+        for name in [&*owner(&both, one), "key-0123456789ABCDEF"] {
+            let problem = Keys::parse(&format!("{name} {two}")).unwrap_err();
+            assert!(
+                problem.contains("give another name") && !problem.contains(two),
+                "{problem}"
+            );
+        }
     }
 
     /// Keys are compared by digests, so the time of a comparison does not show how close a guess is.

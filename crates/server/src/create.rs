@@ -18,7 +18,7 @@ use super::errors::ApiError;
 use super::llm::{NO_MODEL, NO_RECURSION};
 use super::quotas::{Account, Held};
 use super::sessions::{Kind, Session, watch_folder};
-use super::storage::{Folder, new_id};
+use super::storage::{Fate, Folder, new_id};
 use super::suspension::{Asleep, Recipe};
 use sandglass_host::backend;
 use sandglass_host::launcher::{Launcher, Settings};
@@ -96,7 +96,7 @@ pub async fn make(
     context: Option<(Value, Recipe)>,
     own: impl FnOnce(SandboxBuilder) -> SandboxBuilder,
 ) -> Result<Arc<Session>, ApiError> {
-    let prepared = prepare(app, &account.owner, new_id()?, &options).await?;
+    let prepared = prepare(app, &account.owner, new_id()?, &options, Fate::Removed).await?;
     let mut builder = prepared.builder(app, &options);
     if context.is_none() {
         builder = builder.without_context();
@@ -114,7 +114,7 @@ pub async fn make(
 
 /// Makes a session whose guests a client supervises over a channel.
 async fn make_channel(app: &App, account: &Account, options: Options, place: Held) -> Result<Arc<Session>, ApiError> {
-    let prepared = prepare(app, &account.owner, new_id()?, &options).await?;
+    let prepared = prepare(app, &account.owner, new_id()?, &options, Fate::Removed).await?;
     if options.checkpoints > 0 && prepared.launcher.checkpoints() == 0 {
         let backend = prepared.launcher.kind();
         return Err(ApiError::option(
@@ -139,13 +139,22 @@ pub(super) struct Prepared {
     settings: Settings,
 }
 
-/// Makes the folder and the launcher of a session.
+/// Makes the folder and the launcher of a session. The fate is that of the folder, also when this fails.
 ///
 /// # Errors
 /// The folder cannot be made, or there is no such backend here.
-pub(super) async fn prepare(app: &App, owner: &str, id: String, options: &Options) -> Result<Prepared, ApiError> {
+pub(super) async fn prepare(
+    app: &App,
+    owner: &str,
+    id: String,
+    options: &Options,
+    fate: Fate,
+) -> Result<Prepared, ApiError> {
     let folder = match &app.storage {
-        Some(storage) => Some(storage.folder(owner, &id, options.resources.disk_bytes).await?),
+        Some(storage) => {
+            let folder = storage.folder(owner, &id, options.resources.disk_bytes, fate);
+            Some(folder.await?)
+        }
         None => None,
     };
     let settings = Settings {

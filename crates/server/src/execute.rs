@@ -205,6 +205,7 @@ impl Running {
             ..options
         };
         let began = Instant::now();
+        let _turn = self.session.turn().await?;
         let running = sandbox.execute_with(self.run.code, options);
         let execution = match self.session.folder() {
             Some(folder) => folder.bound(sandbox, running).await,

@@ -66,6 +66,7 @@ pub async fn write(
     if let Some(folder) = session.folder() {
         folder.room_for(value.len() as u64).await?;
     }
+    let _turn = session.turn().await?;
     sandbox.write_file(path, value).await?;
     drop(held);
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -77,6 +78,7 @@ pub async fn remove(
     Path((_, path)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
     let (sandbox, _in_use) = session.sandbox()?;
+    let _turn = session.turn().await?;
     sandbox.remove_file(path).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -2,6 +2,7 @@
 //!
 //! A copy has the state by value, as a woken session has it: an exact copy of a process would share its namespaces with the original.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -9,7 +10,6 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use sandglass_core::Error;
 use sandglass_core::execution::LostVariable;
 use sandglass_host::sandbox::{Suspended, number_of_copies};
 use sandglass_rpc::options::Options;
@@ -24,6 +24,7 @@ use super::own_session::OwnSession;
 use super::quotas::{Account, Held};
 use super::sessions::{Kind, Session};
 use super::storage::{Fate, new_id};
+use super::suspending::{TOO_SLOW, WRITE_TIME};
 use super::suspension::Recipe;
 
 /// The body of a request for copies.
@@ -53,12 +54,18 @@ pub async fn fork(
     let places = (0..count)
         .map(|_| account.session())
         .collect::<Result<Vec<Held>, _>>()?;
+    let options = Options::read(recipe.0.clone(), &bounds(&app))?;
+    let turn = session.turn().await?;
+    let _open = account.open_state().await;
+    let suspending = tokio::time::timeout(WRITE_TIME, sandbox.suspend(most_bytes(&app)));
+    let suspended = match suspending.await {
+        Ok(suspended) => suspended.map_err(|error| refused(&error))?,
+        Err(_) => return Err(refused(&TOO_SLOW)),
+    };
+    drop(turn);
     let original = Original {
-        options: Options::read(recipe.0.clone(), &bounds(&app))?,
-        suspended: sandbox
-            .suspend(most_bytes(&app))
-            .await
-            .map_err(|error| refused(&error))?,
+        options,
+        suspended,
         recipe,
     };
     let suspended = &original.suspended;
@@ -87,7 +94,7 @@ async fn copy(
     original: &Original<'_>,
     place: Held,
 ) -> Result<(Arc<Session>, Vec<LostVariable>), ApiError> {
-    let prepared = prepare(app, &account.owner, new_id()?, &original.options).await?;
+    let prepared = prepare(app, &account.owner, new_id()?, &original.options, Fate::Removed).await?;
     let builder = prepared.builder(app, &original.options);
     let sandbox = original.suspended.begin(builder).build().await?;
     let taken = sandbox.take_up(&original.suspended, most_bytes(app)).await;
@@ -108,7 +115,7 @@ fn most_bytes(app: &App) -> u64 {
     stored.unwrap_or_else(|| bounds(app).max_state_bytes)
 }
 
-fn refused(why: &Error) -> ApiError {
+fn refused(why: &impl Display) -> ApiError {
     let message = format!("the session cannot be copied: {why}; it goes on as it is");
     ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "not_serializable", message)
 }

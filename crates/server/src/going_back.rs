@@ -27,12 +27,14 @@ struct Restore {
 /// `POST /v1/sessions/{id}/checkpoint`.
 pub async fn checkpoint(OwnSession(session, ..): OwnSession) -> Result<Response, ApiError> {
     let (sandbox, _in_use) = session.sandbox()?;
+    let _turn = session.turn().await?;
     told(sandbox.checkpoint().await?).await
 }
 
 /// `POST /v1/sessions/{id}/undo`.
 pub async fn undo(OwnSession(session, ..): OwnSession) -> Result<Response, ApiError> {
     let (sandbox, _in_use) = session.sandbox()?;
+    let _turn = session.turn().await?;
     told(sandbox.undo().await?).await
 }
 
@@ -55,6 +57,7 @@ pub async fn restore(
         }
         Restore::default()
     };
+    let _turn = session.turn().await?;
     told(sandbox.restore(wanted.execution).await?).await
 }
 

@@ -18,7 +18,7 @@ use super::App;
 use super::access::LOCAL;
 use super::bodies;
 use super::errors::ApiError;
-use super::storage::new_id;
+use super::storage::{Fate, new_id};
 use sandglass_host::Sandbox;
 use sandglass_host::pool::{PoolStats, WhenEmpty};
 
@@ -104,8 +104,8 @@ async fn run(app: &App) -> Result<Json, String> {
     let mut folder = None;
     if let Some(storage) = &app.storage {
         let id = new_id().map_err(|error| error.message)?;
-        let made = storage.folder(LOCAL, &id, settings.resources.disk_bytes).await;
-        let made = folder.insert(made.map_err(|error| error.message)?);
+        let made = storage.folder(LOCAL, &id, settings.resources.disk_bytes, Fate::Removed);
+        let made = folder.insert(made.await.map_err(|error| error.message)?);
         settings.workspace = Some(made.workspace().path().to_owned());
     }
     let sandbox = Sandbox::builder()

@@ -11,6 +11,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::errors::ApiError;
 
+/// States of one key that are in memory at the same time, to be opened. Each may be as large as a stored state.
+const MOST_OPEN_STATES: usize = 4;
+
 /// The bounds of each key, and of all keys together.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
@@ -54,6 +57,7 @@ pub struct Account {
     sessions: [Arc<Counter>; 2],
     stored: [Arc<Counter>; 2],
     stored_mib: Arc<Counter>,
+    open_states: Arc<Semaphore>,
     executions: Arc<Counter>,
     requests: Arc<Counter>,
     conversations: Arc<Counter>,
@@ -74,6 +78,7 @@ impl Quotas {
                 sessions: [Counter::new(bounds.sessions_per_key), Arc::clone(&sessions)],
                 stored: [Counter::new(bounds.stored_per_key), Arc::clone(&stored)],
                 stored_mib: Counter::new(bounds.stored_mib_per_key),
+                open_states: Arc::new(Semaphore::new(MOST_OPEN_STATES)),
                 executions: Counter::new(bounds.executions_per_key),
                 requests: Counter::new(bounds.requests_per_key),
                 conversations: Counter::new(bounds.requests_per_key),
@@ -157,17 +162,45 @@ impl Account {
             let message = format!("{whose} stores {most} suspended sessions, and may store no more");
             refused("too_many_sessions", message)
         });
-        let mib = usize::try_from(bytes.div_ceil(1 << 20).max(1)).unwrap_or(usize::MAX);
-        let room = self.stored_mib.take(mib).ok_or_else(|| {
-            let most = self.stored_mib.most;
-            refused(
-                "too_many_bytes",
-                format!("suspended sessions of this key may take {most} MiB together"),
-            )
-        });
+        let room = self.stored_mib.take(stored_mib(bytes));
+        let room = room.ok_or_else(|| self.too_many_stored_bytes());
         let Held(mut held) = taken?;
         held.push(room?);
         Ok(Held(held))
+    }
+
+    /// Takes the place of a stored state of so many bytes instead of an earlier one's.
+    ///
+    /// # Errors
+    /// 429 when this key stores too much; with the earlier place, which is unchanged.
+    pub fn stored_instead(&self, bytes: u64, mut earlier: Held) -> Result<Held, (ApiError, Held)> {
+        let Some(mut room) = earlier.0.pop() else {
+            return self.stored(bytes).map_err(|full| (full, earlier));
+        };
+        let (mib, before) = (stored_mib(bytes), room.num_permits());
+        let more = self.stored_mib.take(mib.saturating_sub(before));
+        let fits = more.is_some();
+        if let Some(more) = more {
+            room.merge(more);
+            drop(room.split(before.saturating_sub(mib))); // given back
+        }
+        earlier.0.push(room);
+        match fits {
+            true => Ok(earlier),
+            false => Err((self.too_many_stored_bytes(), earlier)),
+        }
+    }
+
+    /// Waits until one more state of this key may be in memory, until the returned value is dropped.
+    pub async fn open_state(&self) -> Held {
+        let permit = Arc::clone(&self.open_states).acquire_owned().await;
+        Held(permit.into_iter().collect()) // the semaphore is never closed
+    }
+
+    fn too_many_stored_bytes(&self) -> ApiError {
+        let most = self.stored_mib.most;
+        let message = format!("suspended sessions of this key may take {most} MiB together");
+        refused("too_many_bytes", message)
     }
 
     /// Takes the place of a resumable conversation, until the returned value is dropped. It may be without a connection meanwhile.
@@ -209,6 +242,11 @@ impl Account {
             }
         })
     }
+}
+
+/// The MiB of a stored state. It counts as one at least.
+fn stored_mib(bytes: u64) -> usize {
+    usize::try_from(bytes.div_ceil(1 << 20).max(1)).unwrap_or(usize::MAX)
 }
 
 fn refused(code: &'static str, message: String) -> ApiError {
@@ -303,6 +341,8 @@ fn most_tokens(per_second: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     fn quotas() -> Quotas {
@@ -352,6 +392,37 @@ mod tests {
         drop((large, small));
         let _room = a.stored(9 << 20).unwrap();
         assert!(b.stored(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn a_state_takes_the_place_of_an_earlier_one_or_leaves_it() {
+        let quotas = quotas();
+        let a = quotas.account("a").unwrap();
+        let _others = (a.stored(2 << 20).unwrap(), a.stored(3 << 20).unwrap());
+        let earlier = a.stored(4 << 20).unwrap();
+        let (full, earlier) = a.stored_instead(6 << 20, earlier).unwrap_err();
+        assert_eq!(full.code, "too_many_bytes");
+        assert_eq!(a.stored_mib.now(), 9, "the earlier state is there, and counts");
+        let larger = a.stored_instead(5 << 20, earlier).unwrap();
+        assert_eq!(a.stored_mib.now(), 10);
+        let smaller = a.stored_instead(1, larger).unwrap();
+        assert_eq!((a.stored_mib.now(), a.stored[0].now()), (6, 3));
+        drop(smaller);
+        assert_eq!((a.stored_mib.now(), a.stored[0].now()), (5, 2));
+    }
+
+    #[test]
+    fn few_states_of_a_key_are_open_at_once() {
+        let quotas = quotas();
+        let (a, b) = (quotas.account("a").unwrap(), quotas.account("b").unwrap());
+        let mut open: Vec<_> = (0..MOST_OPEN_STATES)
+            .map(|_| a.open_state().now_or_never().unwrap())
+            .collect();
+        let mut next = Box::pin(a.open_state());
+        assert!((&mut next).now_or_never().is_none());
+        assert!(b.open_state().now_or_never().is_some());
+        open.pop();
+        assert!(next.now_or_never().is_some());
     }
 
     #[test]

@@ -52,11 +52,18 @@ pub struct Session {
     counted: Mutex<Stats>,
     /// The session's part of its key's quota, until it is destroyed.
     held: Mutex<Option<Held>>,
+    /// Held while something changes the state, so that a stored state or a copy is of one moment.
+    turn: tokio::sync::Mutex<()>,
+    /// Cancelled when the session has had its last turn, because the server ends.
+    leaving: CancellationToken,
     /// The settings from which the session is made again. `None` if it cannot be suspended.
     recipe: Option<Recipe>,
     /// The stored state from which the session went on. It stays until the next one is written.
     stored: Option<Arc<Asleep>>,
 }
+
+/// The turn to change a session's state.
+pub type Turn<'a> = tokio::sync::MutexGuard<'a, ()>;
 
 /// The kind of a session.
 pub enum Kind {
@@ -124,9 +131,40 @@ impl Session {
             folder,
             counted: Mutex::default(),
             held: Mutex::new(Some(held)),
+            turn: tokio::sync::Mutex::default(),
+            leaving: CancellationToken::new(),
             recipe,
             stored,
         })
+    }
+
+    /// Waits for the turn to change the state. It ends when the returned value is dropped. A session that cannot be suspended needs no
+    /// turns: its sandbox does one thing after another, in the order in which its one client asked.
+    ///
+    /// # Errors
+    /// 503 when the session has had its last turn.
+    pub async fn turn(&self) -> Result<Option<Turn<'_>>, ApiError> {
+        if self.recipe.is_none() {
+            return Ok(None);
+        }
+        tokio::select! {
+            biased;
+            () = self.leaving.cancelled() => Err(ApiError::shutting_down()),
+            turn = self.turn.lock() => Ok(Some(turn)),
+        }
+    }
+
+    /// Interrupts what runs, and takes everything back that waits for its turn. Nothing changes the state after [`Session::last_turn`].
+    pub fn leave(&self) {
+        self.leaving.cancel();
+        if let Kind::Sandbox(sandbox) = &self.kind {
+            sandbox.interrupt();
+        }
+    }
+
+    /// The turn after the one that runs, for whoever made the session [leave](Session::leave).
+    pub async fn last_turn(&self) -> Turn<'_> {
+        self.turn.lock().await
     }
 
     /// The sandbox, and a guard that keeps the session from expiring.
@@ -319,13 +357,11 @@ impl Sessions {
         awake.collect()
     }
 
-    /// The ids of sessions that can be suspended and have been unused for so long.
-    pub fn may_sleep(&self, idle: Duration) -> Vec<String> {
-        let awake = self.awake().into_iter();
+    /// The sessions that can be suspended and have been unused for so long.
+    pub fn may_sleep(&self, idle: Duration) -> Vec<Arc<Session>> {
+        let mut awake = self.awake();
+        awake.retain(|session| session.may_sleep(idle));
         awake
-            .filter(|session| session.may_sleep(idle))
-            .map(|session| session.id.clone())
-            .collect()
     }
 
     fn idle_since(&self, most: Duration) -> Vec<String> {
@@ -358,22 +394,32 @@ async fn end_unused(app: &App, id: &str, idle: Duration) -> bool {
         return false;
     };
     session.destroy(Fate::Kept).await;
-    moving.end(session.stored().map(Known::Asleep), Ok(()));
+    let stored = session.stored();
+    let noted = match (&app.suspension, &stored) {
+        // It was used until now, so its state is as young as one that is written now.
+        (Some(suspension), Some(asleep)) => suspension.mark_awake(asleep).await,
+        // A write that failed late may have left a state. The next server would take it for a session that its client still has.
+        (Some(suspension), None) if session.recipe.is_some() => suspension.remove(&session.owner, id).await,
+        _ => Ok(()),
+    };
+    if let Err(error) = noted {
+        tracing::error!(session = id, why = error.message, "the store does not know of its end");
+    }
+    moving.end(stored.map(Known::Asleep), Ok(()));
     true
 }
 
 /// Watches the folder of a session. Destroys a session whose folder grows while nobody uses the session.
 pub(super) async fn watch_folder(app: App, folder: Arc<Folder>, session: Weak<Session>) {
     let is_idle = || session.upgrade().is_none_or(|session| session.idle_for().is_some());
-    if let Some(why) = folder.watch(is_idle).await {
+    // The session cannot be ended while it moves or is used. Then the watch goes on.
+    while let Some(why) = folder.watch(is_idle).await {
         let workspace = folder.workspace();
-        tracing::warn!(
-            session = workspace.session(),
-            owner = workspace.user(),
-            why,
-            "ended: it writes while nobody uses it"
-        );
-        end_unused(&app, workspace.session(), Duration::ZERO).await;
+        let (session, owner) = (workspace.session(), workspace.user());
+        if end_unused(&app, session, Duration::ZERO).await {
+            tracing::warn!(session, owner, why, "ended: it writes while nobody uses it");
+            return;
+        }
     }
 }
 

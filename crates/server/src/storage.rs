@@ -110,11 +110,17 @@ impl Storage {
         &self.workspaces
     }
 
-    /// A new session's folder, which may hold so many bytes.
+    /// A session's folder, which may hold so many bytes. The fate holds until another one is [decided](Folder::decide).
     ///
     /// # Errors
     /// It cannot be made.
-    pub async fn folder(self: &Arc<Self>, owner: &str, id: &str, bytes: u64) -> Result<Arc<Folder>, ApiError> {
+    pub async fn folder(
+        self: &Arc<Self>,
+        owner: &str,
+        id: &str,
+        bytes: u64,
+        fate: Fate,
+    ) -> Result<Arc<Folder>, ApiError> {
         let (storage, owner, id) = (Arc::clone(self), owner.to_owned(), id.to_owned());
         off_the_workers(move || {
             let workspace = storage.workspaces.claim(&owner, &id).map_err(|error| {
@@ -130,7 +136,7 @@ impl Storage {
                 workspace: Arc::new(workspace.with_quota(quota)),
                 over: watch::Sender::new(None),
                 used: Notify::new(),
-                is_forgotten: AtomicBool::new(true),
+                is_forgotten: AtomicBool::new(fate == Fate::Removed),
                 is_settled: AtomicBool::new(false),
             }))
         })
@@ -150,7 +156,7 @@ impl Storage {
     }
 }
 
-/// The folder of one session. If it is dropped before it was [settled](Folder::settle), it is removed.
+/// The folder of one session. If it is dropped before it was [settled](Folder::settle), it is settled then.
 #[derive(Debug)]
 pub struct Folder {
     storage: Arc<Storage>,

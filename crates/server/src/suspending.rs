@@ -1,33 +1,43 @@
 //! Suspension: sessions that nobody uses are written to the store, and their guests end.
 
+use std::collections::{HashMap, HashSet};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::{StreamExt, stream};
+use futures_util::future::join_all;
+use futures_util::{Stream, StreamExt, stream};
 use sandglass_core::Error;
 use sandglass_host::Sandbox;
-use sandglass_states::Head;
+use sandglass_states::{Head, Saved};
 use serde_json::json;
+use tokio::sync::SemaphorePermit;
+use tokio::task::JoinSet;
 
 use super::App;
 use super::bodies::off_the_workers;
 use super::create::capabilities;
 use super::errors::ApiError;
-use super::quotas::Held;
+use super::quotas::{Account, Held};
 use super::sessions::{Kind, Known, Session, Sessions};
 use super::settings::MIB;
 use super::storage::Fate;
 use super::stored::pack;
-use super::suspension::{Asleep, Recipe, Suspension, now_ms, session_id, unreadable};
+use super::suspension::{Asleep, Recipe, Suspension, now_ms, session_id};
 
 /// The shortest and the longest interval between two searches for sessions to suspend.
 const SWEEP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// The shortest interval between two collections of objects.
 const COLLECT: Duration = Duration::from_secs(60);
-/// Sessions that are suspended at once. Each needs a processor for a moment.
-const AT_ONCE: usize = 4;
-/// The time in which a guest has to hand its state over. Hostile code could take longer, and others wait for their turn.
-const WRITE_TIME: Duration = Duration::from_secs(30);
+/// Sessions of one owner that are suspended at once.
+const AT_ONCE_OF_OWNER: usize = 2;
+/// The time in which a guest has to hand its state over. Hostile code could take longer.
+pub(super) const WRITE_TIME: Duration = Duration::from_secs(30);
+pub(super) const TOO_SLOW: &str = "the guest took too long to hand its state over";
+/// The same when the server ends. Sessions that take longer are tried again after the others.
+const WRITE_TIME_AT_END: Duration = Duration::from_secs(2);
+/// The time after which a guest that still writes its state leaves its turn to others.
+const TURN_TIME: Duration = Duration::from_secs(1);
 /// The pause after an attempt that the store refused. One that the state made vain is not repeated before the next use.
 const STORE_PAUSE: Duration = Duration::from_secs(60);
 const STATE_PAUSE: Duration = Duration::from_secs(1 << 30);
@@ -39,6 +49,13 @@ pub(super) enum Vain {
     State(String),
     /// The store cannot take it now, or the key may store no more.
     Store(String),
+}
+
+impl Vain {
+    /// The guest took too long.
+    fn too_slow() -> Self {
+        Self::State(TOO_SLOW.to_owned())
+    }
 }
 
 impl From<Error> for Vain {
@@ -58,66 +75,130 @@ pub(super) async fn run(app: App) {
     let Some(suspension) = &app.suspension else { return };
     let pause = (suspension.after / 4).clamp(SWEEP.0, SWEEP.1);
     let mut collected = None;
+    // Each owner has a sweep of its own, so that the guests of one stall no other's.
+    let mut sweeps: JoinSet<Arc<str>> = JoinSet::new();
+    let mut swept: HashSet<Arc<str>> = HashSet::new();
     loop {
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            () = app.ending.cancelled() => return,
+            () = app.ending.cancelled() => break,
         }
-        // Not to be cut short: what is written last has to be the newest.
-        suspend_idle(&app, suspension.after).await;
-        let old = app
-            .sessions
-            .asleep()
-            .into_iter()
-            .filter(|asleep| asleep.age() >= suspension.forget_after);
-        for asleep in old {
-            tracing::info!(session = asleep.id, owner = %asleep.owner, "expired while it was suspended");
-            app.metrics.sessions_expired.inc();
-            if let Err(error) = forget(&app, &asleep.id).await {
-                tracing::error!(session = asleep.id, why = error.message, "not removed");
+        while let Some(ended) = sweeps.try_join_next() {
+            match ended {
+                Ok(owner) => drop(swept.remove(&owner)),
+                Err(_) => swept.clear(), // it panicked, and nobody knows whose it was
             }
         }
+        for (owner, sessions) in by_owner(app.sessions.may_sleep(suspension.after)) {
+            if swept.insert(Arc::clone(&owner)) {
+                let (app, after) = (app.clone(), suspension.after);
+                sweeps.spawn(async move {
+                    let sessions = stream::iter(sessions).take_until(app.ending.cancelled());
+                    suspend_all(&app, sessions, Some(after), Attempt::First).await;
+                    owner
+                });
+            }
+        }
+        forget_old(&app, suspension.forget_after).await;
         if collected.is_none_or(|at: Instant| at.elapsed() >= COLLECT) {
             let app = app.clone();
             let _ = off_the_workers(move || app.suspension.as_ref().map(Suspension::collect)).await;
             collected = Some(Instant::now());
         }
     }
+    // Not to be cut short: what is written last has to be the newest.
+    while sweeps.join_next().await.is_some() {}
+}
+
+async fn forget_old(app: &App, most: Duration) {
+    let old = app.sessions.asleep().into_iter().filter(|asleep| asleep.age() >= most);
+    for asleep in old {
+        tracing::info!(session = asleep.id, owner = %asleep.owner, "expired while it was suspended");
+        app.metrics.sessions_expired.inc();
+        if let Err(error) = forget(app, &asleep.id).await {
+            tracing::error!(session = asleep.id, why = error.message, "not removed");
+        }
+    }
 }
 
 /// Suspends the sessions that have been unused for so long.
 pub(super) async fn suspend_idle(app: &App, idle: Duration) {
-    stream::iter(app.sessions.may_sleep(idle))
-        .for_each_concurrent(AT_ONCE, |id| async move { suspend(app, &id, Some(idle)).await })
-        .await;
+    let owners = by_owner(app.sessions.may_sleep(idle)).into_values();
+    join_all(owners.map(|sessions| suspend_all(app, stream::iter(sessions), Some(idle), Attempt::First))).await;
 }
 
-/// Suspends the sessions that are in use as well. Their code is interrupted.
+/// Suspends the sessions that are in use as well: their code is interrupted, and what waits never runs. Then those that took too long before.
 pub(super) async fn suspend_used(app: &App) {
-    let used = app
-        .sessions
-        .awake()
-        .into_iter()
-        .filter(|session| session.recipe().is_some());
-    stream::iter(used)
-        .for_each_concurrent(AT_ONCE, |session| async move {
-            if let Kind::Sandbox(sandbox) = &session.kind {
-                sandbox.interrupt();
-            }
-            suspend(app, &session.id, None).await;
+    let mut all = app.sessions.awake();
+    all.retain(|session| session.recipe().is_some());
+    for session in &all {
+        session.leave();
+    }
+    let owners = by_owner(all).into_values().map(async |sessions| {
+        let (used, slow): (Vec<_>, _) = sessions.into_iter().partition(|session| session.idle_for().is_none());
+        suspend_all(app, stream::iter(used), None, Attempt::First).await;
+        suspend_all(app, stream::iter(slow), None, Attempt::Last).await;
+    });
+    join_all(owners).await;
+}
+
+fn by_owner(sessions: Vec<Arc<Session>>) -> HashMap<Arc<str>, Vec<Arc<Session>>> {
+    let mut owners: HashMap<_, Vec<_>> = HashMap::new();
+    for session in sessions {
+        owners.entry(Arc::clone(&session.owner)).or_default().push(session);
+    }
+    owners
+}
+
+/// Suspends sessions of one owner.
+async fn suspend_all(app: &App, sessions: impl Stream<Item = Arc<Session>>, idle: Option<Duration>, attempt: Attempt) {
+    sessions
+        .for_each_concurrent(AT_ONCE_OF_OWNER, |session| async move {
+            suspend(app, &session, idle, attempt).await;
         })
         .await;
 }
 
+/// The time that a guest has to hand its state over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attempt {
+    /// The usual time, but little when the server ends: others wait for their turn.
+    First,
+    /// The usual time, because nobody waits any more.
+    Last,
+}
+
+impl Attempt {
+    /// Waits until the time is over.
+    async fn over(self, app: &App) {
+        let ends_soon = async {
+            app.ending.cancelled().await;
+            tokio::time::sleep(WRITE_TIME_AT_END).await;
+        };
+        tokio::select! {
+            () = tokio::time::sleep(WRITE_TIME) => {}
+            () = ends_soon, if self == Self::First => {}
+        }
+    }
+}
+
 /// Suspends a session, unless it is used again. With `idle`, it has to be unused for so long.
-async fn suspend(app: &App, id: &str, idle: Option<Duration>) {
+async fn suspend(app: &App, session: &Session, idle: Option<Duration>, attempt: Attempt) {
     let Some(suspension) = &app.suspension else { return };
-    let Some((session, moving)) = Sessions::begin_to_suspend(app, id, idle) else {
+    let _last = match idle {
+        Some(_) => None,
+        None => Some(session.last_turn().await),
+    };
+    let turn = suspension.turn().await;
+    let Some((session, moving)) = Sessions::begin_to_suspend(app, &session.id, idle) else {
         return;
     };
     let began = Instant::now();
     let written = match (&session.kind, session.recipe()) {
-        (Kind::Sandbox(sandbox), Some(recipe)) => write(app, suspension, &session, sandbox, recipe).await,
+        (Kind::Sandbox(sandbox), Some(recipe)) => {
+            let capturing = captured(sandbox, recipe, suspension.most_bytes);
+            write(app, suspension, &session, capturing, (turn, attempt)).await
+        }
         _ => return moving.end_in_vain(Ok(())),
     };
     match written {
@@ -147,17 +228,27 @@ async fn write(
     app: &App,
     suspension: &Suspension,
     session: &Session,
-    sandbox: &Sandbox,
-    recipe: &Recipe,
+    capturing: impl Future<Output = Result<Saved, Vain>>,
+    (mut turn, attempt): (Option<SemaphorePermit<'_>>, Attempt),
 ) -> Result<Arc<Asleep>, Vain> {
-    let most = suspension.most_bytes;
-    let suspended = tokio::time::timeout(WRITE_TIME, sandbox.suspend(most)).await;
-    let suspended = suspended.map_err(|_| Vain::State(format!("it took more than {} s", WRITE_TIME.as_secs())))?;
-    let suspended =
-        suspended.map_err(|error| Vain::State(format!("{error} (--max-suspended-mib is {})", most / MIB)))?;
-    let saved = pack(suspended, recipe)?;
+    let capturing = async {
+        let mut capturing = pin!(capturing);
+        match tokio::time::timeout(TURN_TIME, &mut capturing).await {
+            Ok(saved) => saved,
+            Err(_) => {
+                turn = None; // the guest may never answer, and others wait
+                capturing.await
+            }
+        }
+    };
+    let saved = tokio::select! {
+        saved = capturing => saved?,
+        () = attempt.over(app) => return Err(Vain::too_slow()),
+    };
     let (execution, bytes) = (saved.execution, saved.bytes());
-    let held = place(app, session, bytes)?;
+    let account = app.quotas.account(&session.owner);
+    let account = account.ok_or_else(|| Vain::Store("the key is gone".to_owned()))?;
+    let held = place(&account, session, bytes)?;
     let about = json!({ "backend": session.backend(), "capabilities": capabilities(session) });
     let (tenant, id) = (suspension.tenant(&session.owner)?, session_id(&session.id)?);
     let kept = about.clone();
@@ -171,7 +262,8 @@ async fn write(
     });
     if let Err(error) = written.await? {
         if let Some(stored) = session.stored() {
-            stored.hold(Some(held));
+            let held = account.stored_instead(stored.head.bytes, held);
+            stored.hold(held.unwrap_or_else(|(_, held)| held));
         }
         return Err(Vain::Store(error.to_string()));
     }
@@ -179,6 +271,7 @@ async fn write(
     let head = Head {
         execution,
         written_ms: now_ms(),
+        used_ms: 0,
         bytes,
         awake: false,
         about,
@@ -191,20 +284,35 @@ async fn write(
     ))
 }
 
-/// The place of a stored state in its key's quota. The session's earlier state gives its own up, if there is no other.
-fn place(app: &App, session: &Session, bytes: u64) -> Result<Held, Vain> {
-    let account = app.quotas.account(&session.owner);
-    let account = account.ok_or_else(|| Vain::Store("the key is gone".to_owned()))?;
-    match account.stored(bytes) {
-        Ok(held) => Ok(held),
-        Err(full) => match session.stored() {
-            Some(earlier) => {
-                earlier.hold(None);
-                Ok(account.stored(bytes)?)
-            }
-            None => Err(full.into()),
-        },
+/// All that is stored of a session, of at most `most` bytes.
+async fn captured(sandbox: &Sandbox, recipe: &Recipe, most: u64) -> Result<Saved, Vain> {
+    let suspended = sandbox.suspend(most).await;
+    let suspended =
+        suspended.map_err(|error| Vain::State(format!("{error} (--max-suspended-mib is {})", most / MIB)))?;
+    let saved = pack(suspended, recipe)?;
+    // The names of files and of what is lost count as well.
+    match saved.bytes() <= most {
+        true => Ok(saved),
+        false => Err(Vain::State(format!(
+            "it takes {} bytes with the names of files (--max-suspended-mib is {})",
+            saved.bytes(),
+            most / MIB
+        ))),
     }
+}
+
+/// The place of a stored state in its key's quota. The session's earlier state gives its own up, but keeps it if the new state does not fit.
+fn place(account: &Account, session: &Session, bytes: u64) -> Result<Held, Vain> {
+    let Some(earlier) = session.stored() else {
+        return Ok(account.stored(bytes)?);
+    };
+    let Some(held) = earlier.take_held() else {
+        return Ok(account.stored(bytes)?);
+    };
+    account.stored_instead(bytes, held).map_err(|(full, held)| {
+        earlier.hold(held);
+        full.into()
+    })
 }
 
 /// Removes a suspended session with its stored state, unless it is not suspended any more.
@@ -240,12 +348,8 @@ pub(super) async fn forget_stored(app: &App, session: &Session) -> Result<(), Ap
 }
 
 async fn remove(app: &App, owner: &str, id: &str) -> Result<(), ApiError> {
-    let Some(suspension) = &app.suspension else {
-        return Ok(());
-    };
-    let (tenant, session) = (suspension.tenant(owner)?, session_id(id)?);
-    let removed = off_the_workers(move || tenant.remove(session)).await?;
-    removed.map_err(|error| unreadable(id, &error))?;
-    suspension.has_garbage(owner);
-    Ok(())
+    match &app.suspension {
+        Some(suspension) => suspension.remove(owner, id).await,
+        None => Ok(()),
+    }
 }

@@ -10,7 +10,7 @@
 //! Decisions: `docs/internals/server.md`.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -19,13 +19,17 @@ use sandglass_host::args::Secrets;
 use sandglass_states::{FolderStore, Found, Head, MasterKey, SessionId, StateError, States, Tenant};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
+use super::bodies::off_the_workers;
 use super::errors::ApiError;
 use super::quotas::{Account, Held};
 use super::settings::{MIB, ServeArgs};
 
 /// The name of the key's file in the folder of states, if the operator gives no key.
 const KEY_FILE: &str = "key";
+/// Guests that write their states at once, of all owners. Each needs a processor for a moment.
+const AT_ONCE: usize = 4;
 /// The age from which objects are collected that nobody needs.
 const COLLECTED_AGE: Duration = Duration::from_secs(60);
 
@@ -44,6 +48,8 @@ pub struct Asleep {
     pub head: Head,
     /// True if the session went on from this state. Then clients have seen a newer one.
     is_left: AtomicBool,
+    /// The time at which the state was last written or used, in milliseconds since 1970.
+    used_ms: AtomicU64,
     /// Its place in the quota. `None` if a former server stored more than this one allows.
     held: Mutex<Option<Held>>,
 }
@@ -55,14 +61,20 @@ impl Asleep {
             id,
             owner,
             is_left: AtomicBool::new(head.awake),
+            used_ms: AtomicU64::new(head.last_used_ms()),
             head,
             held: Mutex::new(held),
         })
     }
 
-    /// Takes the state's place in the quota, or gives it up.
-    pub fn hold(&self, held: Option<Held>) {
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
+    /// Holds the state's place in the quota.
+    pub fn hold(&self, held: Held) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(held);
+    }
+
+    /// Gives the state's place to a newer state.
+    pub fn take_held(&self) -> Option<Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Returns true if the session went on from this state. Its later executions are undone when it comes back from here.
@@ -70,14 +82,20 @@ impl Asleep {
         self.is_left.load(Ordering::Acquire)
     }
 
-    /// Notes that the session goes on from this state.
+    /// Notes what the store says now. The facts at the start may have been unreadable.
+    pub fn is_read_again(&self, head: &Head) {
+        self.is_left.store(head.awake, Ordering::Release);
+    }
+
+    /// Notes that the session goes on from this state now.
     pub fn leave(&self) {
+        self.used_ms.store(now_ms(), Ordering::Release);
         self.is_left.store(true, Ordering::Release);
     }
 
-    /// The time since the state was written.
+    /// The time since the session was last used, as far as that is known.
     pub fn age(&self) -> Duration {
-        Duration::from_millis(now_ms().saturating_sub(self.head.written_ms))
+        Duration::from_millis(now_ms().saturating_sub(self.used_ms.load(Ordering::Acquire)))
     }
 }
 
@@ -86,6 +104,8 @@ impl Asleep {
 pub struct Suspension {
     store: Arc<FolderStore>,
     tenants: HashMap<Arc<str>, Owned>,
+    /// The turns to have a guest write its state.
+    turns: Semaphore,
     /// The time without use after which a session is suspended.
     pub after: Duration,
     /// The age from which a state is removed that nobody wakes.
@@ -143,6 +163,7 @@ impl Suspension {
         Ok(Some(Self {
             store,
             tenants: owners.iter().map(owned).collect::<Result<_, String>>()?,
+            turns: Semaphore::new(AT_ONCE),
             after: Duration::from_secs_f64(suspend.suspend_after),
             forget_after: Duration::from_secs_f64(suspend.forget_after),
             most_bytes: suspend.max_suspended_mib * MIB,
@@ -161,8 +182,10 @@ impl Suspension {
         let asleep = |(id, head): Found| {
             let head = head.unwrap_or_else(|error| {
                 tracing::error!(session = %id, owner = %account.owner, %error, "the state of a suspended session cannot be read");
+                // It may be readable later. Until then it counts as left, because nobody knows better.
                 Head {
                     written_ms: now_ms(),
+                    awake: true,
                     ..Head::default()
                 }
             });
@@ -181,6 +204,35 @@ impl Suspension {
         owned
             .map(|owned| Arc::clone(&owned.tenant))
             .ok_or_else(|| ApiError::internal("the key has no stored states; this is a bug"))
+    }
+
+    /// Notes that the session goes on, durably. Otherwise a server that is killed would leave an older state that looks like the newest.
+    ///
+    /// # Errors
+    /// The state cannot be read or written.
+    pub async fn mark_awake(&self, asleep: &Asleep) -> Result<(), ApiError> {
+        let (tenant, id) = (self.tenant(&asleep.owner)?, session_id(&asleep.id)?);
+        let marked = off_the_workers(move || tenant.mark_awake(id)).await?;
+        marked.map_err(|error| unreadable(&asleep.id, &error))?;
+        asleep.leave();
+        Ok(())
+    }
+
+    /// Removes the state of a session, if it has one.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub async fn remove(&self, owner: &str, id: &str) -> Result<(), ApiError> {
+        let (tenant, session) = (self.tenant(owner)?, session_id(id)?);
+        let removed = off_the_workers(move || tenant.remove(session)).await?;
+        removed.map_err(|error| unreadable(id, &error))?;
+        self.has_garbage(owner);
+        Ok(())
+    }
+
+    /// Waits for the turn to have a guest write its state. The oldest wait ends first.
+    pub async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.turns.acquire().await.ok()
     }
 
     /// Lets the next server open the store. Nothing of this one uses it any more.

@@ -86,6 +86,7 @@ pub async fn set(
             (sized(size, move || Value::from_json(value.value)).await??, held)
         }
     };
+    let _turn = session.turn().await?;
     sandbox.set_variable(name, value).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -60,30 +60,28 @@ async fn wake(app: App, account: Arc<Account>, asleep: Arc<Asleep>, moving: Move
 
 /// Makes a session of a stored state.
 async fn revived(app: &App, account: &Account, asleep: &Arc<Asleep>) -> Result<Arc<Session>, ApiError> {
+    let _open = account.open_state().await;
     if app.ending.is_cancelled() {
         return Err(ApiError::shutting_down());
     }
     let suspension = app.suspension.as_ref();
     let suspension = suspension.ok_or_else(|| ApiError::internal("there is no store of states; this is a bug"))?;
     let place = account.session()?;
-    let (recipe, suspended) = read(suspension, asleep).await?;
+    let (bytes, recipe, suspended) = read(suspension, asleep).await?;
     let options = Options::read(recipe.0.clone(), &bounds(app)).map_err(|error| {
         refused(
             asleep,
             format!("this server does not allow its settings any more: {error}"),
         )
     })?;
-    let prepared = prepare(app, &account.owner, asleep.id.clone(), &options).await?;
-    // Files on disk outlive a server that was killed, and are newer than the stored ones.
+    // Files on disk outlive a server that was killed, and are newer than the stored ones. They must outlive a wake that fails as well.
     let fate = if asleep.is_left() { Fate::Kept } else { Fate::Removed };
-    if let Some(folder) = prepared.folder() {
-        folder.decide(fate);
-    }
+    let prepared = prepare(app, &account.owner, asleep.id.clone(), &options, fate).await?;
     let builder = prepared.builder(app, &options);
     let sandbox = suspended.begin(builder).build().await?;
-    let opened = open(app, asleep, &prepared, &sandbox, suspended).await;
+    let opened = open(asleep, &prepared, &sandbox, suspended, bytes).await;
     let opened = match opened {
-        Ok(()) => mark_awake(suspension, asleep).await,
+        Ok(()) => suspension.mark_awake(asleep).await,
         Err(error) => Err(error),
     };
     let kind = Kind::Sandbox(sandbox);
@@ -97,53 +95,47 @@ async fn revived(app: &App, account: &Account, asleep: &Arc<Asleep>) -> Result<A
     }
 }
 
-/// Reads the stored state, and the options from which the session is made.
-async fn read(suspension: &Suspension, asleep: &Asleep) -> Result<(Recipe, Suspended), ApiError> {
+/// Reads the stored state: the most bytes that it may have, the options from which the session is made, and the state.
+async fn read(suspension: &Suspension, asleep: &Asleep) -> Result<(u64, Recipe, Suspended), ApiError> {
     let (tenant, id) = (suspension.tenant(&asleep.owner)?, session_id(&asleep.id)?);
-    // An earlier server may have allowed more.
-    let most = asleep.head.bytes.max(suspension.most_bytes);
-    let saved = off_the_workers(move || tenant.read(id, most)).await?;
-    let missing = || StateError::Damaged("its file is missing".to_owned());
-    let saved = saved.and_then(|saved| saved.ok_or_else(missing));
-    let stored = saved.and_then(|saved| unpack(saved).map_err(StateError::Damaged));
-    let (recipe, mut suspended) = stored.map_err(|error| unreadable(&asleep.id, &error))?;
+    let allowed = suspension.most_bytes;
+    let found = off_the_workers(move || {
+        let missing = || StateError::Damaged("its file is missing".to_owned());
+        let head = tenant.head(id)?.ok_or_else(missing)?;
+        // An earlier server may have allowed more.
+        let most = head.bytes.max(allowed);
+        let saved = tenant.read(id, most)?.ok_or_else(missing)?;
+        let (recipe, suspended) = unpack(saved).map_err(StateError::Damaged)?;
+        Ok((head, most, recipe, suspended))
+    });
+    let (head, most, recipe, mut suspended) = found.await?.map_err(|error| unreadable(&asleep.id, &error))?;
+    asleep.is_read_again(&head);
     if asleep.is_left() {
         // It was awake once more, and ended without being suspended again.
         suspended.past.is_returned_to();
     }
-    Ok((recipe, suspended))
+    Ok((most, recipe, suspended))
 }
 
 /// Gives a fresh guest the files and the variables.
 async fn open(
-    app: &App,
     asleep: &Asleep,
     prepared: &Prepared,
     sandbox: &Sandbox,
     mut suspended: Suspended,
+    most: u64,
 ) -> Result<(), ApiError> {
     if let Some(folder) = prepared.folder().filter(|_| asleep.is_left())
         && folder.has_files().await?
     {
         suspended.files = Files::default(); // those on disk are newer
     }
-    let most = app.suspension.as_ref().map_or(0, |store| store.most_bytes);
-    let most = most.max(asleep.head.bytes);
     match sandbox.take_up(&suspended, most).await {
         Err(error @ Error::InvalidOption { .. }) => {
             Err(refused(asleep, format!("its variables cannot be opened: {error}")))
         }
         taken => Ok(taken.map(drop)?), // the next execution tells what is missing
     }
-}
-
-/// Notes that the session goes on, durably. Otherwise a server that is killed would leave an older state that looks like the newest.
-async fn mark_awake(suspension: &Suspension, asleep: &Asleep) -> Result<(), ApiError> {
-    let (tenant, id) = (suspension.tenant(&asleep.owner)?, session_id(&asleep.id)?);
-    let marked = off_the_workers(move || tenant.mark_awake(id)).await?;
-    marked.map_err(|error| unreadable(&asleep.id, &error))?;
-    asleep.leave();
-    Ok(())
 }
 
 fn refused(asleep: &Asleep, why: String) -> ApiError {

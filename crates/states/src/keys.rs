@@ -1,10 +1,10 @@
 //! The master key, and the keys of a tenant, which are derived from it.
 
 use std::fmt;
-use std::fs::OpenOptions;
-use std::io::{ErrorKind, Read, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ring::hkdf::{HKDF_SHA256, Prk, Salt};
 use ring::hmac;
@@ -73,16 +73,8 @@ impl MasterKey {
         let mut text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
         text.push('\n');
         let fail = |error| StateError::io(format!("the key of states in {} cannot be made", path.display()), error);
-        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(fail(error)),
-            Ok(mut file) => {
-                let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
-                if let Err(error) = written {
-                    let _ = std::fs::remove_file(path);
-                    return Err(fail(error));
-                }
-            }
+        if !path.try_exists().map_err(fail)? {
+            make_file(path, text.as_bytes()).map_err(fail)?;
         }
         Self::from_file(path)
     }
@@ -104,6 +96,34 @@ impl MasterKey {
             sealer: Sealer::new(secret(&own, b"texts", "")?),
         })
     }
+}
+
+/// Makes a file that only its owner can read, unless it is there. It has its whole content from the first moment: a process that is killed
+/// meanwhile leaves a part under another name.
+fn make_file(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut random = [0; 8];
+    getrandom::fill(&mut random).map_err(io::Error::other)?;
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".part-{:016x}", u64::from_le_bytes(random)));
+    let part = PathBuf::from(name);
+    let made = (|| {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&part)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        // A link never replaces a file, as a renaming would.
+        match fs::hard_link(&part, path) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+    })();
+    let _ = fs::remove_file(&part);
+    made
 }
 
 /// The keys of a tenant.

@@ -10,6 +10,9 @@ use crate::names::{ObjectId, SessionId};
 /// The version of manifests and refs.
 pub(crate) const FORMAT: u32 = 1;
 
+/// The bytes that an entry of a manifest counts beside its text: the names of its objects, and the JSON around.
+const ENTRY_BYTES: u64 = 128;
+
 /// All that is stored of a session.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Saved {
@@ -32,16 +35,35 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// The bytes of all bodies together.
+    /// The bytes of all bodies and texts together. Each counts 128 more, for its place in the manifest.
     pub fn bytes(&self) -> u64 {
-        let files = self.files.iter().map(|file| file.body.len());
-        let bodies = self.bodies.iter().map(Bytes::len);
-        files
-            .chain(bodies)
-            .chain([self.state.len()])
-            .map(|bytes| bytes as u64)
-            .sum()
+        let bodies = self.bodies.iter().map(Bytes::len).chain([self.state.len()]);
+        let files = self.files.iter().map(|file| file.path.len() + file.body.len());
+        let lost = self.lost.iter().map(|lost| lost.name.len() + lost.reason.len());
+        let folders = self.folders.iter().map(String::len);
+        let texts = [&self.settings, &self.past].map(json_bytes);
+        let entries = bodies.chain(files).chain(lost).chain(folders).chain(texts);
+        entries.map(|bytes| bytes as u64 + ENTRY_BYTES).sum()
     }
+}
+
+/// The length of a value as JSON.
+fn json_bytes(value: &Value) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    // Counting cannot fail, and every key of a value is a text.
+    let _ = serde_json::to_writer(&mut count, value);
+    count.0
 }
 
 /// A variable that could not be stored, and the reason.
@@ -69,12 +91,22 @@ pub struct Head {
     pub execution: u32,
     /// The time at which the state was written, in milliseconds since 1970.
     pub written_ms: u64,
-    /// The bytes of all bodies together.
+    /// The time at which the session last went on from the state, in milliseconds since 1970; 0 if it never did.
+    #[serde(default)]
+    pub used_ms: u64,
+    /// The bytes of the state ([`Saved::bytes`]).
     pub bytes: u64,
     /// True while the session goes on elsewhere. If its host is killed, the state is older than what clients saw.
     pub awake: bool,
     /// Further facts, for listings. This crate does not read them.
     pub about: Value,
+}
+
+impl Head {
+    /// The time at which the state was last written or used, in milliseconds since 1970.
+    pub fn last_used_ms(&self) -> u64 {
+        self.used_ms.max(self.written_ms)
+    }
 }
 
 /// The ref of a session.

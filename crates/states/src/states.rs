@@ -42,7 +42,7 @@ pub struct Tenant {
 /// The work of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Written {
-    /// The bytes of all bodies together.
+    /// The bytes of the state ([`Saved::bytes`]).
     pub bytes: u64,
     /// The objects that were not there before.
     pub new_objects: u64,
@@ -137,6 +137,7 @@ impl Tenant {
         let head = Head {
             execution: saved.execution,
             written_ms: now_ms(),
+            used_ms: 0,
             bytes: written.bytes,
             awake: false,
             about,
@@ -191,17 +192,18 @@ impl Tenant {
         Ok(self.read_ref(session)?.map(|stored| stored.head))
     }
 
-    /// Notes that a session goes on from its state. The state stays.
+    /// Notes that a session goes on from its state now. The state stays.
     ///
     /// # Errors
     /// [`StateError`].
     pub fn mark_awake(&self, session: SessionId) -> Result<(), StateError> {
         let _writing = self.writing.read().unwrap_or_else(PoisonError::into_inner);
         match self.read_ref(session)? {
-            Some(Ref { head, manifest, .. }) if !head.awake => {
-                self.write_ref(session, Head { awake: true, ..head }, manifest)
+            Some(Ref { head, manifest, .. }) => {
+                let (awake, used_ms) = (true, now_ms());
+                self.write_ref(session, Head { awake, used_ms, ..head }, manifest)
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 

@@ -93,6 +93,74 @@ fn what_is_written_is_read_by_the_next_process() {
     }
 }
 
+/// Guests choose paths and names. Without this, a state of nothing but names would be free.
+#[test]
+fn texts_count_as_bytes() {
+    let long = "x".repeat(10_000);
+    let empty = Saved::default().bytes();
+    let with = |saved: Saved| saved.bytes() - empty;
+    let file = SavedFile {
+        path: long.clone(),
+        body: Vec::new().into(),
+    };
+    let (name, reason) = (long.clone(), long.clone());
+    let lost = vec![Lost { name, reason }];
+    let counted = [
+        with(Saved {
+            files: vec![file],
+            ..Saved::default()
+        }),
+        with(Saved {
+            folders: vec![long.clone()],
+            ..Saved::default()
+        }),
+        with(Saved {
+            lost,
+            ..Saved::default()
+        }) / 2,
+        with(Saved {
+            settings: json!({ "a": long }),
+            ..Saved::default()
+        }),
+        with(Saved {
+            past: json!([long]),
+            ..Saved::default()
+        }),
+    ];
+    assert!(
+        counted.iter().all(|bytes| (10_000..10_200).contains(bytes)),
+        "{counted:?}"
+    );
+    // A file without a name and content still takes a place.
+    let folders = vec![String::new(); 1_000];
+    assert!(
+        with(Saved {
+            folders,
+            ..Saved::default()
+        }) > 50_000
+    );
+}
+
+/// The time of the last use decides when a state is forgotten.
+#[test]
+fn the_use_of_a_state_is_noted() {
+    let (_store, ann) = in_memory();
+    ann.write(session(1), &some_state()).unwrap();
+    let written = ann.head(session(1)).unwrap().unwrap();
+    assert_eq!(written.last_used_ms(), written.written_ms);
+    for _ in 0..2 {
+        let before = ann.head(session(1)).unwrap().unwrap();
+        std::thread::sleep(Duration::from_millis(5)); // so that the clock goes on
+        ann.mark_awake(session(1)).unwrap();
+        let used = ann.head(session(1)).unwrap().unwrap();
+        assert!(used.last_used_ms() > before.last_used_ms() && used.awake);
+        assert_eq!(used.written_ms, written.written_ms);
+    }
+    ann.write(session(1), &some_state()).unwrap();
+    let again = ann.head(session(1)).unwrap().unwrap();
+    assert!(again.last_used_ms() == again.written_ms && !again.awake);
+}
+
 #[test]
 fn files_and_folders_are_the_owners_alone() {
     let (folder, states) = in_folder();
@@ -154,6 +222,21 @@ fn a_key_is_made_once_for_its_owner_alone() {
             refused.contains("64 hexadecimal digits") && !refused.contains("short"),
             "{refused}"
         );
+    }
+}
+
+/// As after a kill in between: whoever sees the file sees a whole key.
+#[test]
+fn a_key_is_there_as_a_whole_or_not_at_all() {
+    for _ in 0..50 {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("key");
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| MasterKey::from_file_or_new(&path).unwrap());
+            }
+        });
+        assert_eq!(files(folder.path()), [path], "no part is left");
     }
 }
 

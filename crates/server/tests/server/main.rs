@@ -10,6 +10,7 @@
 mod access;
 mod attacks;
 mod copies;
+mod durable;
 mod forged;
 mod forking;
 mod model;

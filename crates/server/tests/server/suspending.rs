@@ -26,15 +26,15 @@ pub(crate) async fn quick(path: &str, more: &[&str]) -> TestServer {
 }
 
 /// A server that suspends only when it ends.
-async fn slow(path: &str, more: &[&str]) -> TestServer {
+pub async fn slow(path: &str, more: &[&str]) -> TestServer {
     quick(path, &[&["--suspend-after", "1000"], more].concat()).await
 }
 
-async fn about(server: &TestServer, id: &str) -> Value {
+pub async fn about(server: &TestServer, id: &str) -> Value {
     answer(server.get(&format!("/v1/sessions/{id}"))).await.1
 }
 
-async fn is_suspended(server: &TestServer, id: &str) -> bool {
+pub async fn is_suspended(server: &TestServer, id: &str) -> bool {
     about(server, id).await["suspended"] == true
 }
 
@@ -43,7 +43,7 @@ pub(crate) async fn suspended(server: &TestServer, id: &str) {
 }
 
 /// The value of a line in the metrics; 0 without one.
-async fn metric(server: &TestServer, line: &str) -> f64 {
+pub async fn metric(server: &TestServer, line: &str) -> f64 {
     let text = server.get("/metrics").send().await.unwrap().text().await.unwrap();
     let found = text
         .lines()
@@ -52,7 +52,7 @@ async fn metric(server: &TestServer, line: &str) -> f64 {
 }
 
 /// All files of a folder and below, but for the store's own.
-fn files(folder: &Path, kind: &str) -> Vec<PathBuf> {
+pub fn files(folder: &Path, kind: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -22,6 +22,7 @@ from sandglass.state.portable import classes, codecs, names, pickles  # noqa: F4
 from sandglass.state.portable.codec import BY_TYPE, FINDERS, Scope
 from sandglass.state.portable.functions import FUNCTION
 from sandglass.state.portable.graph import (
+    MAX_NODES,
     Cannot,
     Never,
     Objects,
@@ -307,6 +308,10 @@ class _Writing:
     def _graph(self, variables: dict[str, Any], roots: dict[str, int | None]) -> list[bytes]:
         """Returns the objects of a group. Nodes are numbered by the first path to each, whatever is in other groups."""
         used = reach([root for name in variables if (root := roots[name]) is not None], self._children)
+        if len(used) > MAX_NODES:
+            raise TooLarge(
+                f"variables that share objects hold more than {MAX_NODES} objects; keep large data in arrays"
+            )
         local = {number: position for position, number in enumerate(used)}
         objects = Objects()
 

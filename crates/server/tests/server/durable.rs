@@ -11,15 +11,13 @@ use serde_json::{Value, json};
 use crate::support::{ANN, BOB, TestServer, answer, eventually};
 use crate::suspending::{about, files, is_suspended, metric, quick, slow, states, suspended};
 
-/// Has the guest hang when its state is read: its runtime is as hostile as its code.
-const HANGS: &str = "import gc, time
-files = [found for found in gc.get_objects() if type(found) is dict and found.get('__name__') == 'sandglass.runtime.files']
-for found in files: found['open_fd'] = lambda *_: time.sleep(100)
-open('file', 'w').close()
+/// Has the guest hang when its state is read: what holds a lock is asked for its state.
+const HANGS: &str = "import threading, time
 class Slow:
-    def __reduce__(self): time.sleep(100)
+    def __init__(self): self.lock = threading.Lock()
+    def __getstate__(self): time.sleep(100)
 slow = Slow()
-len(files)";
+1";
 /// Keeps the session from being suspended where a state may have 1 MiB.
 const TOO_LARGE: &str = "with open('full', 'wb') as file: file.write(bytes(2 << 20))\ndel file";
 

@@ -1,7 +1,7 @@
 // The part of BENCHMARKS.md that a run of `npm run bench:rlm -- --write` makes.
 import { quantile } from "../quantile.mjs";
 import { answeredByAll, markdown, mean, memoryOf, overhead, percent, spread, sum } from "./report.mjs";
-import { standing } from "./standing.mjs";
+import { CONTAINER, standing } from "./standing.mjs";
 
 /** @import { Row } from "./measure.mjs" */
 /** @import { Facts } from "./report.mjs" */
@@ -37,11 +37,10 @@ export function smallTable(rows, facts, about) {
     return [
       title,
       own.length ? percent(mean(own.map(({ score }) => score))) : "–",
-      spread(good.map(({ model }) => model)),
-      spread(good.map(overhead), 2),
+      spread(good.map(({ wall }) => wall)),
     ];
   });
-  return `${head}\n\n${markdown(["", "right answers", "the models' time, s", "added, s"], lines)}\n`;
+  return `${head}\n\n${markdown(["", "score", "time of a run, s"], lines)}\n`;
 }
 
 /** A sentence about a run. @param {About} about */
@@ -68,7 +67,14 @@ export function pageTables(rows, facts, limits, has, about) {
   ].join("\n");
   const hasSome = (/** @type {string} */ name) => rows.some(({ scenario }) => scenario.startsWith(name));
   const plain = facts.filter((fact) => fact.plain);
-  const parts = [head, picture(), main(standard, facts), ends(standard, facts), sizes(rows, facts)];
+  const parts = [
+    head,
+    picture(),
+    times(standard, facts),
+    work(standard, facts),
+    ends(standard, facts),
+    sizes(rows, facts),
+  ];
   if (hasSome("equal")) parts.push(equal(rows, plain));
   const tried = plain.filter((fact) => fact.faults);
   if (hasSome("fault") || hasSome("limit")) parts.push(troubles(rows, tried, limits, has));
@@ -77,54 +83,74 @@ export function pageTables(rows, facts, limits, has, about) {
 }
 
 const picture = () =>
-  "![Seconds that each run adds to the model's own time: a row of dots for each contestant](docs/bench-rlm.svg)";
+  "![Seconds that each run adds to the model's own time: a row of dots for each contestant](docs/bench-rlm.svg)\n\n" +
+  "A dot is a run, a bar the median, and orange is Sandglass. The scale is logarithmic. Runs that add 0.03 s or less, or less than nothing, stand at its left end.";
 
-/** @param {Row[]} standard @param {Facts[]} facts */
-function main(standard, facts) {
+/** What a run takes. @param {Row[]} standard @param {Facts[]} facts */
+function times(standard, facts) {
   const lines = facts.map(({ name, title, isolation }) => {
     const own = standard.filter(({ contestant }) => contestant === name);
     const good = answeredByAll(standard).filter(({ contestant }) => contestant === name);
-    const starts = good.map(({ first }) => first).filter(Number.isFinite);
     const added = good.map(overhead);
-    const turns = good.filter(({ turns }) => turns > 0).map((row) => (overhead(row) / row.turns) * 1000);
-    const total = (/** @type {"lost" | "doubled" | "begun" | "wasted"} */ key) => sum(own.map((row) => row[key]));
     return [
       title,
       own.length ? percent(mean(own.map(({ score }) => score))) : "–",
       spread(good.map(({ wall }) => wall)),
-      added.length ? `${quantile(added, 0.5).toFixed(2)}; ${spread(added, 2)}` : "–",
-      spread(turns, 0),
-      starts.length ? quantile(starts, 0.5).toFixed(2) : "–",
-      spread(
-        good.map(({ rootTokens }) => rootTokens),
-        0,
-      ),
-      spread(
-        good.map(({ subTokens }) => subTokens),
-        0,
-      ),
-      `${total("lost")}; ${total("doubled")}`,
-      total("begun") > 0 ? `${total("begun")}; ${total("wasted")}` : "–",
-      memoryOf(own),
+      spread(good.map(({ model }) => model)),
+      added.length ? `${quantile(added, 0.5).toFixed(2)} (${spread(added, 2)})` : "–",
       isolation,
     ];
   });
-  return markdown(
-    [
-      ...[
-        "",
-        "right answers",
-        "time of a run, s",
-        "added, s: median; mean",
-        "added per turn, ms",
-        "first call after, s",
-        "tokens of the code's model",
-        "of sub-models",
-      ],
-      ...["sub-calls lost; doubled", "begun ahead; in vain", "memory, MB", "code is isolated by"],
+  const head = [
+    "",
+    "score",
+    "time of a run, s",
+    "of it the model's own, s",
+    "added, s: median (mean)",
+    "code is isolated by",
+  ];
+  return markdown(head, [...lines, LEFT_OUT]);
+}
+
+/** What a run does: medians, and sums of calls. @param {Row[]} standard @param {Facts[]} facts */
+function work(standard, facts) {
+  const middle = (/** @type {number[]} */ values, digits = 0) => {
+    const some = values.filter(Number.isFinite);
+    const shown = { maximumFractionDigits: digits, minimumFractionDigits: digits };
+    return some.length ? quantile(some, 0.5).toLocaleString("en", shown) : "–";
+  };
+  const lines = facts.map(({ name, title, isolation }) => {
+    const own = standard.filter(({ contestant }) => contestant === name);
+    const good = answeredByAll(standard).filter(({ contestant }) => contestant === name);
+    const written = good.filter(({ turns }) => turns > 0);
+    const total = (/** @type {"subCalls" | "lost" | "doubled" | "begun" | "wasted"} */ key) =>
+      sum(own.map((row) => row[key])).toLocaleString("en");
+    return [
+      title,
+      middle(written.map(({ turns }) => turns)),
+      middle(written.map((row) => (overhead(row) / row.turns) * 1000)),
+      middle(
+        good.map(({ first }) => first),
+        2,
+      ),
+      middle(good.map(({ rootTokens }) => rootTokens)),
+      middle(good.map(({ subTokens }) => subTokens)),
+      ...[total("subCalls"), total("lost"), total("doubled")],
+      total("begun") === "0" ? "–" : `${total("begun")}; ${total("wasted")}`,
+      memoryOf(own) + (isolation === CONTAINER ? " and the container" : ""),
+    ];
+  });
+  const head = [
+    ...[
+      "medians; calls of all runs",
+      "turns",
+      "added per turn, ms",
+      "first call after, s",
+      "tokens of the code's model",
     ],
-    [...lines, LEFT_OUT],
-  );
+    ...["of sub-models", "sub-calls", "lost", "doubled", "begun ahead; in vain", "memory, MB"],
+  ];
+  return markdown(head, lines);
 }
 
 /** What is there after the end. @param {Row[]} standard @param {Facts[]} facts */
@@ -225,7 +251,7 @@ function troubles(rows, facts, limits, has) {
   };
   return markdown(
     [
-      `right answers to \`count\`, and time added (runs of each cell: ${of(facts[0]?.name ?? "", `fault ${faults[0]}`).length})`,
+      `score of \`count\`, and time added (runs of each cell: ${of(facts[0]?.name ?? "", `fault ${faults[0]}`).length})`,
       ...faults.map((kind) => `\`${kind}\``),
       ...[`calls made, of ${limits.calls} allowed`, `a limit of ${limits.seconds} s: ended after s`],
     ],
@@ -240,12 +266,15 @@ function troubles(rows, facts, limits, has) {
       return [
         title,
         ...faults.map((kind) => fault(name, kind)),
-        cell(calls, limited, () => `${mean(made).toFixed(0)} ${calls}`),
+        mean(made) === 0 ? REFUSED : cell(calls, limited, () => `${mean(made).toFixed(0)} ${calls}`),
         cell(seconds, timed, () => mean(timed.map(({ wall }) => wall)).toFixed(1)),
       ];
     }),
   );
 }
+
+/** Of a controller that makes none of a batch which is over its limit. */
+const REFUSED = "0 sub-calls: it refuses a batch that is over the limit, and the scripted model writes no smaller one";
 
 /** What became of runs that met a limit. @param {Row[]} own */
 function outcome(own) {

@@ -9,6 +9,8 @@ import { answeredByAll, markdown, overhead } from "./report.mjs";
 const OURS = ["sandglass-host", "sandglass-browser"];
 /** The floor: no model writes its code, so it is compared with nobody. */
 const FLOOR = "map-reduce";
+/** The isolation of a rival whose memory is not all counted. */
+export const CONTAINER = "a container";
 /** The share by which a figure may be larger and still be level. */
 const LEVEL = 0.05;
 
@@ -62,17 +64,28 @@ function measures(rows) {
   ];
 }
 
-/** The reason for which a rival is ahead of one of ours. @param {string} measure @param {string} own @param {Facts} rival */
-function reason(measure, own, rival) {
+/** The reason for which a rival is ahead of one of ours. @param {string} measure @param {string} own @param {Facts} rival @param {Row[]} rows */
+function reason(measure, own, rival, rows) {
   if (measure === "memory" && own === "sandglass-browser")
     return "it is mostly the browser's own, which runs anyway where a page asks";
   if (measure.startsWith("added, `"))
     return rival.name === "minrlm"
       ? "its model writes one reply, so fewer calls meet a fault"
       : "ours adds up to a quarter of a second to the pause that it is told";
+  const [its, ours] = [rival.name, own].map((name) => turnsOf(name, rows));
+  if (its && ours && its.turns < ours.turns)
+    return `it has ${its.turns} turn${its.turns === 1 ? "" : "s"} where ours has ${ours.turns}. Per turn it adds ${its.added.toFixed(0)} ms, ours ${ours.added.toFixed(0)}`;
   if (rival.isolation === "none") return "its code runs in the controller's own process, without isolation";
   if (measure.startsWith("tokens")) return "its own prompts are shorter";
   return "not known yet";
+}
+
+/** The medians of a contestant's turns, and of what it adds to each, in milliseconds. @param {string} name @param {Row[]} rows */
+function turnsOf(name, rows) {
+  const own = answeredByAll(rows).filter(({ contestant, turns }) => contestant === name && turns > 0);
+  if (own.length === 0) return undefined;
+  const middle = (/** @type {(row: Row) => number} */ value) => quantile(own.map(value), 0.5);
+  return { turns: middle(({ turns }) => turns), added: middle((row) => (overhead(row) / row.turns) * 1000) };
 }
 
 /**
@@ -88,11 +101,11 @@ export function standing(rows, facts) {
       const its = of(own);
       if (its === undefined) return [];
       const better = rivals.flatMap((rival) => {
-        const value = of(rival.name);
+        const value = name === "memory" && rival.isolation === CONTAINER ? undefined : of(rival.name);
         return value !== undefined && value < its && its - value > LEVEL * Math.abs(its) ? [{ rival, value }] : [];
       });
       if (better.length === 0) return [];
-      const reasons = new Set(better.map(({ rival }) => reason(name, own, rival)));
+      const reasons = new Set(better.map(({ rival }) => reason(name, own, rival, rows)));
       const ahead = better.map(({ rival, value }) => `${rival.title} ${shown(value)}`);
       return [[name, `${titleOf(own)} ${shown(its)}`, ahead.join(", "), [...reasons].join("; ")]];
     });
@@ -107,17 +120,18 @@ export function readmeLine(rows, facts) {
   const added = (/** @type {string} */ name) =>
     quantile(standard.filter(({ contestant }) => contestant === name).map(overhead), 0.5);
   const rivals = facts.filter(({ name, plain }) => plain && name !== FLOOR && !OURS.includes(name));
-  const span = (/** @type {Facts[]} */ of) => {
-    const seconds = of.map(({ name }) => added(name)).sort((a, b) => a - b);
-    const [least = 0, most = 0] = [seconds[0], seconds.at(-1)];
-    const shown = (/** @type {number} */ value) => value.toFixed(value < 1 ? 2 : 1);
-    return seconds.length > 1 ? `${shown(least)} to ${shown(most)} s` : `${shown(least)} s`;
-  };
-  const [bare, isolated] = [true, false].map((is) => rivals.filter(({ isolation }) => (isolation === "none") === is));
+  const shown = (/** @type {number} */ value) => `${value.toFixed(value < 1 ? 2 : 1)} s`;
+  const list = (/** @type {boolean} */ isBare) =>
+    rivals
+      .filter(({ isolation }) => (isolation === "none") === isBare)
+      .map(({ name, title }) => ({ title, seconds: added(name) }))
+      .sort((one, other) => one.seconds - other.seconds)
+      .map(({ title, seconds }) => `${title} ${shown(seconds)}`)
+      .join(", ");
   const [host = "", page = ""] = OURS;
   return [
-    "On the [same model and tasks](BENCHMARKS.md#the-same-model-and-tasks-side-by-side), its controller adds",
-    `${added(page).toFixed(2)} s to a run in a tab, and ${added(host).toFixed(2)} s on a server.`,
-    `Other controllers that isolate their code add ${span(isolated ?? [])}. Those that do not add ${span(bare ?? [])}.`,
+    "With the [same scripted model and tasks](BENCHMARKS.md#the-same-model-and-tasks-side-by-side), a run of an RLM takes",
+    `${shown(added(page))} beyond the model's own time in a tab, and ${shown(added(host))} on a server (medians).`,
+    `Other controllers that isolate their code: ${list(false)}. Without isolation: ${list(true)}.`,
   ].join(" ");
 }

@@ -17,7 +17,7 @@ use super::arguments::entries;
 use super::convert::decode;
 use super::current::{Current, Hold};
 use super::driver::Driver;
-use super::glue::{bytes, get, object, thrown};
+use super::glue::{bytes, get, now, object, thrown};
 use super::options::{Options, Watch};
 use super::outbox::JsBody;
 use super::packages::requirements;
@@ -40,6 +40,10 @@ const MAX_STATE_HEAD: u32 = 16 << 20;
 const MOST_MODULES: usize = 1_000;
 /// The state of the sandbox after a move that failed.
 const STAYS: &str = "the sandbox has not moved and goes on where it was, with its variables";
+/// The same if its guest was lost while it handed its state over.
+const NOT_MOVED: &str = "the sandbox has not moved";
+/// The time for all files of one direction, in milliseconds. Each single one has its own as well.
+const FILES_MS: f64 = 120_000.0;
 
 #[wasm_bindgen(typescript_custom_section)]
 const TYPES: &str = r#"
@@ -85,7 +89,7 @@ impl Sandbox {
                 Ok(future_to_promise(async move {
                     match to.carry(&hold, &current).await {
                         Ok(lost) => Ok(object(&[("lost", &shown(&lost))]).into()),
-                        Err(error) => Err(thrown(&glue, &error.with_consequence(STAYS))),
+                        Err(error) => Err(thrown(&glue, &error)),
                     }
                 }))
             })
@@ -98,6 +102,10 @@ impl Sandbox {
     pub fn fork(&self) -> SandboxPromise {
         let current = self.current.clone();
         let forked = self.current.call(move |driver| match driver.options().backend {
+            Some(_) if driver.is_reading() => {
+                let why = "cannot copy while executeStream reads code: wait for its end; nothing was done";
+                Err(Error::invalid("fork", why))
+            }
             Some(_) => Ok(copied(&current)),
             None => Ok(driver.submit_for(
                 Command::State(StateCommand::Fork),
@@ -139,6 +147,7 @@ fn copied(original: &Rc<Current>) -> js_sys::Promise {
             let sandbox = Sandbox {
                 current: Current::asked_for(original.asked.clone(), copy.clone()),
             };
+            sandbox.current.packages.replace(original.packages.borrow().clone());
             match carried.unpack(&copy, &[]).await {
                 Ok(_) => Ok(sandbox),
                 Err(error) => {
@@ -147,7 +156,7 @@ fn copied(original: &Rc<Current>) -> js_sys::Promise {
                 }
             }
         };
-        let refused = |error: Error| error.with_consequence("there is no copy, and the sandbox goes on as it is");
+        let refused = |error: Error| error.with_consequence("there is no copy");
         match made.await {
             Ok(sandbox) => Ok(sandbox.into()),
             Err(error) => Err(thrown(driver.glue(), &refused(error))),
@@ -208,7 +217,10 @@ impl Destination {
         if self.backend.is_none() && driver.options().backend.is_none() {
             return Ok(Vec::new());
         }
-        let carried = Carried::of(&driver).await?;
+        let carried = Carried::of(&driver).await.map_err(|error| {
+            let stays = !matches!(error, Error::GuestLost(_) | Error::Protocol(_) | Error::Timeout(_));
+            error.with_consequence(if stays { STAYS } else { NOT_MOVED })
+        })?;
         if driver.options().backend.is_none() {
             current.packages.replace(driver.loaded());
         }
@@ -223,7 +235,10 @@ impl Destination {
             Err(_) if driver.is_destroyed() => Err(Error::Destroyed),
             Err(error) => Err(error),
         };
-        arrived.inspect_err(|_| other.feed(Input::Destroy))
+        arrived.map_err(|error| {
+            other.feed(Input::Destroy);
+            error.with_consequence(STAYS)
+        })
     }
 
     /// The options of the sandbox there.
@@ -283,7 +298,9 @@ impl Carried {
             .filter_map(|(path, _)| path.rsplit_once('/').map(|(folder, _)| folder))
             .collect();
         let mut left = driver.options().limits.max_file_bytes;
+        let began = now();
         for (path, is_folder) in &entries {
+            in_time(began)?;
             if *is_folder {
                 self.folders
                     .extend((!full.contains(path.as_str())).then(|| path.clone()));
@@ -329,22 +346,35 @@ impl Carried {
             // `lost` names the variables of a package that cannot be loaded.
             let _ = driver.answer_to(Command::Load(Wanted::Modules(modules))).await;
         }
+        let began = now();
+        let mut all = self.lost;
         for (path, data) in self.files {
-            driver
-                .answer_to(Command::File(FileCommand::Write { path, data }))
-                .await?;
+            in_time(began)?;
+            let name = format!("file {path}");
+            let write = FileCommand::Write { path, data };
+            match driver.answer_to(Command::File(write)).await {
+                Err(Error::File(reason)) => all.push(LostVariable { name, reason }),
+                other => drop(other?),
+            }
         }
         for folder in self.folders {
+            in_time(began)?;
             let path = format!("{folder}/{PLACEHOLDER}");
             let write = FileCommand::Write {
                 path: path.clone(),
                 data: JsBody::Bytes(bytes(&[])),
             };
-            driver.answer_to(Command::File(write)).await?;
+            match driver.answer_to(Command::File(write)).await {
+                Err(Error::File(reason)) => {
+                    let name = format!("file {folder}");
+                    all.push(LostVariable { name, reason });
+                    continue;
+                }
+                other => drop(other?),
+            }
             driver.answer_to(Command::File(FileCommand::Remove(path))).await?;
         }
         let opened = driver.answer_to(open(driver, JsBody::Bytes(self.state))).await?;
-        let mut all = self.lost;
         for lost in lost(&opened)? {
             if !all.iter().any(|known| known.name == lost.name) {
                 all.push(lost);
@@ -375,6 +405,15 @@ impl Carried {
         let modules = head.into_iter().flat_map(|head| head.packages.into_keys());
         modules.filter(|name| name.len() <= 200).take(MOST_MODULES).collect()
     }
+}
+
+/// Ends a transfer of files that has taken too long.
+fn in_time(began: f64) -> Result<(), Error> {
+    if now() - began <= FILES_MS {
+        return Ok(());
+    }
+    let why = format!("its files take more than {} s to carry", FILES_MS / 1000.0);
+    Err(Error::NotSerializable(why))
 }
 
 fn value(reply: Reply<JsBody>) -> Result<Encoded<JsBody>, Error> {

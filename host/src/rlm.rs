@@ -145,6 +145,7 @@ impl RlmOptions {
             packages: self.packages.clone(),
             models: query::offered(&self.sub_model.model, &self.sub_model.models),
             instructions: self.instructions.clone(),
+            sub_price: self.sub_model.price,
         }
     }
 }

@@ -47,18 +47,19 @@ pub(crate) struct Asked {
 /// The fate of a call that was begun before its code was asked for: the code makes the call, or the call's signal is aborted.
 pub(crate) struct Fate {
     is_made: Rc<Cell<bool>>,
-    made: Promise,
+    known: Promise,
 }
 
 impl Fate {
-    /// Waits until the code that came makes the call, which may never be.
-    pub(crate) fn is_claimed(&self) -> impl Future<Output = ()> + Unpin {
-        JsFuture::from(self.made.clone()).map(|_| ())
+    /// Waits until it is known whether the code that came made the call, and returns that.
+    pub(crate) fn is_claimed(&self) -> impl Future<Output = bool> + Unpin {
+        let is_made = self.is_made.clone();
+        JsFuture::from(self.known.clone()).map(move |_| is_made.get())
     }
 
     /// Waits until it is known whether the code that came made the call.
     pub(crate) async fn is_made(&self, stop: &Stop) -> bool {
-        let _ = stop.wait(self.made.clone()).await;
+        let _ = stop.wait(self.known.clone()).await;
         self.is_made.get() // a call may be made, and stopped afterwards
     }
 }
@@ -73,10 +74,10 @@ type Unknown = (Rc<Cell<bool>>, Function);
 impl Fates {
     fn begin(&self, call: u32) -> Fate {
         let is_made = Rc::<Cell<bool>>::default();
-        let made = Promise::new(&mut |resolve, _| {
+        let known = Promise::new(&mut |resolve, _| {
             self.0.borrow_mut().insert(call, (is_made.clone(), resolve));
         });
-        Fate { is_made, made }
+        Fate { is_made, known }
     }
 
     /// Notes that the code which came has made a call.
@@ -90,7 +91,10 @@ impl Fates {
 
     /// Notes that a call is aborted.
     pub(super) fn end(&self, call: u32) {
-        self.0.borrow_mut().remove(&call);
+        let begun = self.0.borrow_mut().remove(&call);
+        if let Some((_, resolve)) = begun {
+            let _ = resolve.call0(&JsValue::UNDEFINED); // whoever waits would be kept for good
+        }
     }
 }
 

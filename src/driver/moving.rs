@@ -63,6 +63,6 @@ impl Driver {
 
     /// Has the next execution report variables that did not come along.
     pub(crate) fn tell_lost(&self, lost: Vec<LostVariable>) {
-        self.session.borrow_mut().tell_lost(lost);
+        self.session.borrow_mut().add_lost(lost);
     }
 }

@@ -169,6 +169,7 @@ impl Options {
                 Model::Function(_) => Vec::new(),
             },
             instructions: self.instructions.clone(),
+            sub_price: self.sub_model.price(),
         }
     }
 

@@ -306,8 +306,10 @@ impl Run {
         let mut came = match &fate {
             Some(fate) => match select(work, fate.is_claimed()).await {
                 Either::Left((came, _)) => came,
-                Either::Right(((), work)) => {
-                    self.state.borrow_mut().claimed(call);
+                Either::Right((is_made, work)) => {
+                    if is_made {
+                        self.state.borrow_mut().claimed(call);
+                    }
                     work.await
                 }
             },

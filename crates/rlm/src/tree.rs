@@ -44,6 +44,8 @@ pub struct Rules {
     pub models: Vec<String>,
     /// Instructions of the user that are added to the system prompt.
     pub instructions: Option<String>,
+    /// The sub-model's price of a million input and output tokens, if it is known.
+    pub sub_price: Option<[f64; 2]>,
 }
 
 /// A tree: the data that all its runs share.
@@ -136,9 +138,9 @@ pub enum Came {
 impl Came {
     /// The outcome of a call that no code has made: the part of the reply that is to be paid, by the sub-model's price.
     #[must_use]
-    pub fn in_vain(self, price: Option<[f64; 2]>) -> Self {
+    pub fn in_vain(&self, price: Option<[f64; 2]>) -> Self {
         Self::Wasted(match self {
-            Self::Reply(reply) => reply,
+            Self::Reply(reply) => reply.clone(),
             Self::Failed(_) => Reply {
                 usage: Some(Usage::default()), // a failed call costs nothing
                 ..Reply::default()
@@ -166,8 +168,8 @@ struct Open {
     began_at: f64,
     /// The time of the answer, if it came before anybody asked for it.
     came_at: Option<f64>,
-    /// The reply, if it is there and no code has made the call.
-    reply: Option<Reply>,
+    /// What came of the call, if it is there and no code has made the call.
+    came: Option<Came>,
     asked: Vec<Message>,
     /// True if the call was begun ahead, and no code has made it yet.
     ahead: bool,
@@ -231,6 +233,7 @@ impl Tree {
             packages,
             models,
             instructions,
+            sub_price: _,
         } = self.rules.clone();
         let task = Task {
             task,
@@ -318,15 +321,20 @@ impl Run {
         }
         if self.controller.is_done() {
             let open = self.open.iter_mut();
-            let open: Vec<_> = open.map(|(call, open)| (*call, open.reply.take())).collect();
-            for (call, reply) in open {
-                let came = Came::Wasted(reply.unwrap_or_default());
+            let open: Vec<_> = open.map(|(call, open)| (*call, open.came.take())).collect();
+            for (call, came) in open {
+                let came = came.unwrap_or_else(|| Came::Stopped.in_vain(self.tree.rules.sub_price));
                 next.events.extend(self.end(now, call, came).1);
             }
         }
         for effect in effects {
             match effect {
-                Effect::Emit(kind) => next.events.push(self.event(now, kind)),
+                Effect::Emit(mut kind) => {
+                    if let RlmEventKind::RunEnded { usage, .. } = &mut kind {
+                        *usage = self.budget.spent(); // with calls in vain, which ended just now
+                    }
+                    next.events.push(self.event(now, kind));
+                }
                 Effect::Ask(messages) => {
                     self.asked_at = now;
                     next.step = Some(Step::Ask(self.controller.turn(), messages));
@@ -406,7 +414,7 @@ impl Run {
         let open = Open {
             began_at,
             came_at: None,
-            reply: None,
+            came: None,
             asked: Vec::new(),
             ahead,
         };
@@ -425,9 +433,7 @@ impl Run {
     pub fn came(&mut self, now: f64, call: u32, came: &Came) {
         if let Some(open) = self.open.get_mut(&call) {
             open.came_at = Some(now);
-            if let Came::Reply(reply) = came {
-                open.reply = Some(reply.clone());
-            }
+            open.came = Some(came.in_vain(self.tree.rules.sub_price));
         }
     }
 

@@ -121,18 +121,4 @@ impl<B: Body> Session<B> {
     pub fn loaded(&self) -> Vec<Package<B>> {
         self.interpreter.packages.clone()
     }
-
-    /// Has the next execution report variables that did not come along.
-    pub fn tell_lost(&mut self, lost: Vec<LostVariable>) {
-        if lost.is_empty() {
-            return;
-        }
-        let interpreter = &mut self.interpreter;
-        interpreter
-            .names
-            .retain(|name| !lost.iter().any(|lost| lost.name == *name));
-        let mut report = StateReport::kept();
-        report.add(lost.into_iter().take(MAX_NAMES));
-        interpreter.tell_later(Some(report));
-    }
 }

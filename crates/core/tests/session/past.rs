@@ -132,8 +132,8 @@ fn what_did_not_come_along_is_told_once_and_is_no_later_loss() {
         name: name.to_owned(),
         reason: "a package that is not there".to_owned(),
     };
-    later.session.tell_lost(Vec::new());
-    later.session.tell_lost(vec![lost("f")]);
+    later.session.add_lost(Vec::new());
+    later.session.add_lost(vec![lost("f")]);
     let next = later.execute("x");
     later.ends_well(&["context", "x"]);
     assert_eq!(later.execution(next).state.status, StateStatus::Kept);

@@ -26,6 +26,7 @@ fn rules() -> Rules {
         packages: Vec::new(),
         models: Vec::new(),
         instructions: None,
+        sub_price: Some([1.0, 2.0]),
     }
 }
 
@@ -174,6 +175,34 @@ fn calls_that_no_code_has_made_are_left_to_the_next_reply() {
     let wasted = wasted.expect("the call ends");
     assert!(wasted.output_tokens > 0.0, "{wasted:?}");
     assert!(run.budget().spent().input_tokens >= input + wasted.input_tokens);
+    let told = next.events.iter().find_map(|event| match &event.kind {
+        RlmEventKind::RunEnded { usage, .. } => Some(*usage),
+        _ => None,
+    });
+    assert_eq!(told, Some(run.budget().spent()), "the end of the run counts them");
+}
+
+#[test]
+fn a_run_that_ends_pays_for_calls_in_vain_by_what_came_of_them() {
+    for (came, is_paid) in [(Some(Came::Failed("busy".to_owned())), false), (None, true)] {
+        let (mut run, call) = begun(&Tree::new(rules(), 0.0));
+        if let Some(came) = &came {
+            run.came(2.0, call, came);
+        }
+        let next = run.handle(3.0, Input::Replied(Ok(said("FINAL(it is so)"))));
+        let wasted = next.events.iter().find_map(|event| match &event.kind {
+            RlmEventKind::CallEnded {
+                wasted: true, usage, ..
+            } => *usage,
+            _ => None,
+        });
+        let wasted = wasted.expect("the call ends");
+        assert_eq!(
+            (wasted.cost > 0.0, wasted.input_tokens > 0.0),
+            (is_paid, is_paid),
+            "{came:?}"
+        );
+    }
 }
 
 #[test]

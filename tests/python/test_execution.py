@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dis
 import sys
 import time
 
@@ -302,6 +303,13 @@ def test_a_cell_that_took_all_memory_leaves_the_reserve_to_the_runtime(
     monkeypatch.setattr(guest.runtime._recursion, "end", needs_memory)
     told = guest.ok("kept = 1")
     assert (eased, "memory is full" in told.stderr) == ([True], True)
+
+
+@pytest.mark.parametrize("name", ["execute", "_run_part", "_run_codes", "_run_code", "_finish_after"])
+def test_no_place_around_user_code_needs_memory_for_its_number(name: str) -> None:
+    entries = dis.Bytecode(getattr(Runtime, name)).exception_entries
+    places = [entry.end // 2 for entry in entries if entry.lasti]
+    assert max(places, default=0) <= 256  # CPython's small numbers
 
 
 def test_uninstall_gives_everything_back() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import dis
 import sys
 import time
 
@@ -291,7 +290,7 @@ def test_a_cell_that_took_all_memory_leaves_the_reserve_to_the_runtime(
 
     def ease() -> bool:
         eased.append(reserve.release())
-        return True
+        return len(eased) == 1
 
     def needs_memory() -> None:
         if not eased:
@@ -302,16 +301,7 @@ def test_a_cell_that_took_all_memory_leaves_the_reserve_to_the_runtime(
     monkeypatch.setattr(guest.runtime, "reserve", reserve)
     monkeypatch.setattr(guest.runtime._recursion, "end", needs_memory)
     told = guest.ok("kept = 1")
-    assert (eased, "memory is full" in told.stderr) == ([True], True)
-
-
-@pytest.mark.parametrize("name", ["execute", "_run_part", "_run_codes", "_run_code", "_finish_after"])
-def test_no_call_around_user_code_needs_memory_for_the_number_of_its_place(name: str) -> None:
-    code = dis.Bytecode(getattr(Runtime, name))
-    with_number = [range(entry.start, entry.end) for entry in code.exception_entries if entry.lasti]
-    calls = [step.offset for step in code if step.opname.startswith("CALL")]
-    places = [at // 2 for at in calls if any(at in part for part in with_number)]
-    assert max(places, default=0) <= 256  # CPython's small numbers
+    assert (eased[0], told.stderr.count("memory is full")) == (True, 1)
 
 
 def test_uninstall_gives_everything_back() -> None:

@@ -146,7 +146,6 @@ class Runtime:
         self.sleep_in_thread: Callable[[float], None] = time.sleep
         #: The reserve, for a backend that bounds memory by refusing more.
         self.reserve: Reserve | None = None
-        self._full = False  # user code has left no room
         #: Ends leftovers of a cell. Returns a line for each that would not end. A backend with threads sets this.
         self.end_leftovers: Callable[[], Iterable[str]] = tuple
         #: Translates source that is no Python, such as IPython's magics. Returns other source unchanged.
@@ -272,41 +271,37 @@ class Runtime:
         growing = self._growing
         ends = growing is None or growing.is_whole
         try:
-            return self._run_part(execution, filename, source, ahead, ends)
+            try:
+                if self._paused is None:
+                    self._begin(execution, filename, source, ahead)
+                else:
+                    self._go_on(filename, ahead)
+            except BaseException as error:
+                self._error = error
+            if self._error is None:
+                try:
+                    self._run(filename, source, ends)
+                except BaseException as error:
+                    self._error = error
+            elif ends and growing is not None:
+                self._end_run()  # an earlier statement has ended the cell
+            if not ends:
+                if self.is_watched():
+                    self.take_rest()  # the watching code would see the work in between
+                self._output.flush()
+                self._paused = self.pause()
+                return None
+            if isinstance(self._error, Submitted):
+                self._error = None
+            if not isinstance(self._error, KeyboardInterrupt):  # an interrupted cell has to stop now
+                self._context.run(self._figures.show_open, self._shown)
+            return self._context.run(self._finish)
         except BaseException as late:  # an interrupt that came at the end, or a fault of ours
             ends = True
             return self._finish_after(late)
         finally:
             if ends:
                 self._open = self._current = self._shown = self._value = self._growing = self._paused = None
-
-    def _run_part(self, execution: int, filename: str, source: str, ahead: bool, ends: bool) -> Ended | None:
-        try:
-            if self._paused is None:
-                self._begin(execution, filename, source, ahead)
-            else:
-                self._go_on(filename, ahead)
-        except BaseException as error:
-            self._error = error
-        if self._error is None:
-            try:
-                self._run(filename, source, ends)
-            except BaseException as error:
-                self._error = error
-        elif ends and self._growing is not None:
-            self._make_room()  # an earlier statement has ended the cell
-            self._end_run()
-        if not ends:
-            if self.is_watched():
-                self.take_rest()  # the watching code would see the work in between
-            self._output.flush()
-            self._paused = self.pause()
-            return None
-        if isinstance(self._error, Submitted):
-            self._error = None
-        if not isinstance(self._error, KeyboardInterrupt):  # an interrupted cell has to stop now
-            self._context.run(self._figures.show_open, self._shown)
-        return self._context.run(self._finish)
 
     def _go_on(self, filename: str, ahead: bool) -> None:
         paused, self._paused = self._paused, None
@@ -491,48 +486,34 @@ class Runtime:
             codes = prepared[1]
         if codes:
             self._warnings.end_with(codes[-1])
-        self._full = False
         if self.reserve is not None:
             self.reserve.hold()
-        self._run_codes(codes, ends)
-
-    def _run_codes(self, codes: list[CodeType], ends: bool) -> None:
         try:
             if codes:
                 self._value = None
-            value = self._run_code(codes) if codes else self._value
+            self._recursion.begin(codes)
+            names = self.namespace.globals
+            if not codes:
+                value = self._value
+            elif running.awaits(codes):  # the cell's task enters the context at each step
+                value = self._loops.run_cell(running.run_async(codes, names), self._context)
+            else:
+                value = self._context.run(running.run, codes, names)
             self._value = None if ends else value
             if ends and value is not None and self._show is not None:
                 self._context.run(self._show_result, self._show, value)
             if ends:
                 self._loops.run_begun()
         finally:
-            self._after_code(ends)
-
-    def _run_code(self, codes: list[CodeType]) -> object:
-        """Runs code, and makes room if it has left none.
-
-        It is a short function, as `execute` and `_run_codes` are. CPython handles an exception within a `finally` or an
-        `except` with a number of the place. It has the numbers to 256 in store. For a later place it needs memory, and
-        without any it tries again for good.
-        """
-        names = self.namespace.globals
-        self._recursion.begin(codes)
-        try:
-            if running.awaits(codes):  # the cell's task enters the context at each step
-                return self._loops.run_cell(running.run_async(codes, names), self._context)
-            return self._context.run(running.run, codes, names)
-        finally:
-            self._make_room()
-
-    def _make_room(self) -> None:
-        self._full = self._full or (self.reserve is not None and self.reserve.ease())
-
-    def _after_code(self, ends: bool) -> None:
-        self._make_room()  # first: all that follows needs memory, and be it for one number
-        self._recursion.end()
-        if ends:
-            self._end_run()
+            try:
+                self._recursion.end()
+            except MemoryError:  # it needs a number
+                if self.reserve is None or not self.reserve.ease():
+                    raise
+                self._recursion.end()
+                self._stderr.write(_MEMORY_FULL)
+            if ends:
+                self._end_run()
 
     def _show_result(self, show: Callable[[object], str], value: object) -> None:
         self._write("result", show(value))
@@ -551,7 +532,7 @@ class Runtime:
         self._display(values.VALUE_MIME + encoding, body, True)
 
     def _end_run(self) -> None:
-        if self._full:
+        if self.reserve is not None and self.reserve.ease():
             self._last.forget()
             self._stderr.write(_MEMORY_FULL)
         if self._loops.has_any:

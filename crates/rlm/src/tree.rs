@@ -168,7 +168,7 @@ struct Open {
     began_at: f64,
     /// The time of the answer, if it came before anybody asked for it.
     came_at: Option<f64>,
-    /// What came of the call, if it is there and no code has made the call.
+    /// The outcome of the call, if it is there and no code has made the call.
     came: Option<Came>,
     asked: Vec<Message>,
     /// True if the call was begun ahead, and no code has made it yet.

@@ -33,9 +33,10 @@ const COLLECT: Duration = Duration::from_secs(60);
 const AT_ONCE_OF_OWNER: usize = 2;
 /// The time in which a guest has to hand its state over. Hostile code could take longer.
 pub(super) const WRITE_TIME: Duration = Duration::from_secs(30);
-pub(super) const TOO_SLOW: &str = "the guest took too long to hand its state over";
 /// The same when the server ends. Sessions that take longer are tried again after the others.
 const WRITE_TIME_AT_END: Duration = Duration::from_secs(2);
+/// The reason to give up after that time.
+pub(super) const TOO_SLOW: &str = "the guest took too long to hand its state over";
 /// The time after which a guest that still writes its state leaves its turn to others.
 const TURN_TIME: Duration = Duration::from_secs(1);
 /// The pause after an attempt that the store refused. One that the state made vain is not repeated before the next use.

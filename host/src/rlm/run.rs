@@ -67,7 +67,7 @@ impl Tree {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner).add(stats);
     }
 
-    /// What ran ahead, once all runs are over. Calls that were begun and not used are in vain then.
+    /// The counts of code and calls that ran ahead, once all runs are over. Calls that were begun and not used are in vain then.
     pub(super) fn ran_ahead(&self) -> Ahead {
         let mut ahead = self.stats.lock().unwrap_or_else(PoisonError::into_inner).ahead.clone();
         ahead.calls.wasted = ahead.calls.begun.saturating_sub(ahead.calls.used);

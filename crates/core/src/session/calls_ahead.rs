@@ -3,7 +3,7 @@
 //! Only calls of `llm_query` are begun, and only by code that is being written: its complete statements are certain to come. A begun call
 //! belongs to its shadow. When the shadow is promoted, the same call of the promoted guest *claims* it.
 //!
-//! When the shadow ends instead, its calls are *left*. A reply that was cut, or has a mistake in its code, is often followed by nearly the
+//! The calls of a shadow that ends instead are *left*. A reply that was cut, or has a mistake in its code, is often followed by nearly the
 //! same code. Calls with the same arguments in that code, while it is being written, take the left ones over. After the next execution, left
 //! calls are aborted, and count as wasted. A session that has wasted too much begins no more.
 //!

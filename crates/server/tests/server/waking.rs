@@ -1,4 +1,4 @@
-//! What a session has when it wakes, and what it tells.
+//! Sessions that wake: their variables, files and modules, and the losses that they report.
 
 use serde_json::json;
 

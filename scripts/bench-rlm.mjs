@@ -38,7 +38,7 @@ import { findProcess } from "./processes.mjs";
 /** @import { Running } from "./bench/rlm/contestants.mjs" */
 /** @import { Row } from "./bench/rlm/measure.mjs" */
 /** @import { Behaviour } from "./bench/rlm/model.mjs" */
-/** @import { Facts } from "./bench/rlm/report.mjs" */
+/** @import { Facts, Limits } from "./bench/rlm/report.mjs" */
 
 const { values } = parseArgs({
   allowNegative: true,
@@ -90,8 +90,8 @@ const slowSeeds = isAhead ? { all: 5, ahead: 15 } : { all: 0, ahead: 0 };
 /** Code that asks about so many texts at once as every contestant does by default, and the seeds of these runs. @type {Behaviour} */
 const EQUAL = { ...STANDARD, atOnce: 8 };
 const equalSeeds = quick || isSmall || isAhead ? 0 : Math.min(4, seeds);
-/** Limits that a count of 2^15 tokens does not fit into. */
-const LIMITS = { calls: 10, seconds: 2 };
+/** Limits that a count of 2^15 tokens does not fit into. @type {Limits} */
+const LIMITS = { calls: 10, seconds: 2, allTokens: 20_000 };
 /** Seconds after which a run is ended. */
 const TIMEOUT = quick ? 60 : 300;
 
@@ -160,6 +160,7 @@ try {
   }
   for (let seed = 201; seed <= (withLimits ? 200 : 0) + faultSeeds; seed++) {
     await compare("limit of calls", "count", seed, 2 ** 15, STANDARD, { calls: LIMITS.calls });
+    await compare("limit of tokens", "count", seed, 2 ** 15, STANDARD, { allTokens: LIMITS.allTokens });
     await compare(
       "limit of time",
       "count",
@@ -249,7 +250,7 @@ async function begin(name) {
 /**
  * Gives all contestants the same task, one after the other, in an order by chance.
  * @param {string} scenario @param {string} kind @param {number} seed @param {number} tokens @param {Behaviour} behaviour
- * @param {{ calls?: number, seconds?: number }} [limits]
+ * @param {Partial<Limits>} [limits]
  */
 async function compare(scenario, kind, seed, tokens, behaviour, limits = {}) {
   const task = makeTask(kind, seed, tokens);
@@ -261,7 +262,8 @@ async function compare(scenario, kind, seed, tokens, behaviour, limits = {}) {
     const own = started.get(name);
     if (!contestant || !own) continue;
     if (!takesPart(name, contestant, scenario)) continue;
-    if ((limits.calls && !contestant.calls) || (limits.seconds && !contestant.seconds)) continue;
+    const kinds = /** @type {(keyof Limits)[]} */ (Object.keys(limits));
+    if (kinds.some((kind) => !contestant[kind])) continue;
     const { running, seen } = own;
     const how = {
       name,

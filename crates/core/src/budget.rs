@@ -7,6 +7,7 @@
 //! Decisions: `docs/internals/values-and-calls.md`.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -174,6 +175,9 @@ impl Usage {
 /// The greatest amount. Floats are exact for whole numbers up to here.
 const MOST: f64 = 9_007_199_254_740_991.0;
 
+/// The bytes of a token in most languages' text, roughly.
+const BYTES_PER_TOKEN: f64 = 4.0;
+
 /// A node in a tree of budgets. Clones share the node.
 #[derive(Clone)]
 pub struct Budget(Arc<Node>);
@@ -184,6 +188,8 @@ struct Node {
     depth: f64,
     parent: Option<Budget>,
     spent: Mutex<Usage>,
+    /// The number of calls that have reported their use.
+    reports: AtomicU32,
 }
 
 impl Budget {
@@ -203,13 +209,13 @@ impl Budget {
     }
 
     fn node(limits: BudgetLimits, began_at: f64, depth: f64, parent: Option<Self>) -> Self {
-        let spent = Mutex::default();
         Self(Arc::new(Node {
             limits,
             began_at,
             depth,
             parent,
-            spent,
+            spent: Mutex::default(),
+            reports: AtomicU32::default(),
         }))
     }
 
@@ -288,11 +294,38 @@ impl Budget {
             .map_or(Ok(()), Err)
     }
 
-    /// Adds a call's use. The tokens of one call may pass the limit; the next call is refused.
+    /// Adds a call's use. Tokens and cost of one call may pass the limit; the next call is refused.
     pub fn charge(&self, usage: &Usage) {
         for budget in self.chain() {
             budget.lock().add(usage);
+            budget.0.reports.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// The tokens that a call is expected to use whose prompt has so many bytes: four bytes are a token, and its reply is as long as the mean
+    /// of those so far. Nothing is refused because of it.
+    pub fn expected_tokens(&self, prompt_bytes: usize) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+        let prompt = prompt_bytes as f64 / BYTES_PER_TOKEN;
+        let reply = self.chain().find_map(|budget| {
+            let reports = f64::from(budget.0.reports.load(Ordering::Relaxed));
+            (reports > 0.0).then(|| budget.spent().output_tokens / reports)
+        });
+        prompt + reply.unwrap_or(0.0)
+    }
+
+    /// Returns true if so many tokens are left, and what they cost at the mean price so far.
+    pub fn has_room(&self, tokens: f64) -> bool {
+        self.chain().all(|budget| {
+            let (limits, spent) = (budget.0.limits, budget.spent());
+            let price = if spent.tokens() > 0.0 {
+                spent.cost / spent.tokens()
+            } else {
+                0.0
+            };
+            let fits = |most: Option<f64>, used: f64, more: f64| most.is_none_or(|most| used + more <= most);
+            fits(limits.max_tokens, spent.tokens(), tokens) && fits(limits.max_cost, spent.cost, price * tokens)
+        })
     }
 
     /// Checks that a level below is allowed.
@@ -477,6 +510,29 @@ mod tests {
         assert_eq!(budget.admit(1_499.0), Ok(()));
         assert_eq!(budget.admit(1_500.0), Err(Exhausted::Time(1_000.0)));
         assert_eq!(budget.expires_at(), Some(1_500.0));
+    }
+
+    #[test]
+    fn calls_are_expected_to_use_what_their_prompts_and_the_replies_so_far_say() {
+        let all = BudgetLimits {
+            max_tokens: Some(100.0),
+            max_cost: Some(4.0),
+            ..BudgetLimits::default()
+        };
+        let root = Budget::new(all, 0.0);
+        assert_eq!(root.expected_tokens(80), 20.0);
+        for output_tokens in [4.0, 8.0] {
+            root.charge(&Usage {
+                input_tokens: 14.0,
+                output_tokens,
+                cost: 1.0,
+                ..Usage::default()
+            });
+        }
+        let scope = root.scope(BudgetLimits::default(), 0.0);
+        assert_eq!(scope.expected_tokens(80), 26.0);
+        // 40 tokens cost 2, so that the other 2 buy 40 more, and 60 are left.
+        assert_eq!([40.0, 41.0].map(|tokens| scope.has_room(tokens)), [true, false]);
     }
 
     #[test]

@@ -89,6 +89,8 @@ pub(super) struct Running {
     pub(super) name: String,
     /// `None` while the call waits for approval, which may take any time.
     pub(super) expires_at: Option<f64>,
+    /// The tokens that it is expected to use.
+    pub(super) expected_tokens: f64,
 }
 
 impl<B> Default for Calls<B> {
@@ -120,6 +122,15 @@ impl<B> Calls<B> {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
+    /// The tokens that running calls of models are expected to use; `None` if none runs.
+    fn expected_tokens(&self) -> Option<f64> {
+        self.running
+            .values()
+            .filter(|call| QUERIES.contains(&call.name.as_str()))
+            .map(|call| call.expected_tokens)
+            .reduce(|sum, tokens| sum + tokens)
+    }
+
     /// Counts a call among those that Python made at once.
     fn count(&mut self, name: &str) {
         let progress = self.progress.get_or_insert_with(|| Progress {
@@ -129,6 +140,21 @@ impl<B> Calls<B> {
             total: 0,
         });
         progress.total += 1;
+    }
+}
+
+impl<B: Body> Calls<B> {
+    /// Returns true if the first of the waiting calls has to wait for the tokens of those that run.
+    fn is_first_held(&self) -> bool {
+        let Some(Waiting { guest_call, call, .. }) = self.waiting.front() else {
+            return false;
+        };
+        let runs_already = self.begun.contains_key(guest_call);
+        let Some(expected) = self.expected_tokens() else {
+            return false;
+        };
+        let tokens = expected + call.budget.expected_tokens(call.args.body.size());
+        QUERIES.contains(&call.name.as_str()) && !runs_already && !call.budget.has_room(tokens)
     }
 }
 
@@ -255,9 +281,13 @@ impl<B: Body> Exchange<B> {
     }
 
     /// Starts waiting calls while there is room for them. The guest's clock runs again if no call is left.
+    ///
+    /// A call of a model waits, too, while those that run are expected to use up the tokens or the cost that are left. Otherwise a batch
+    /// would pass the limit by all of its calls at once.
     fn start_calls(&mut self, now: f64, config: &Config, effects: &mut Vec<Effect<B>>) {
         let calls = &mut self.calls;
         while calls.running.len() < config.limits.max_concurrent_host_calls as usize
+            && !calls.is_first_held()
             && let Some(Waiting {
                 guest_call,
                 is_counted,
@@ -290,6 +320,7 @@ impl<B: Body> Exchange<B> {
                 guest_call,
                 name: call.name.clone(),
                 expires_at: Some(expires_at),
+                expected_tokens: budget.expected_tokens(call.args.body.size()),
             };
             calls.running.insert(call.call, running);
             effects.push(Effect::Host(HostEffect::CallHost(call)));

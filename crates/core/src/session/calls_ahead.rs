@@ -212,7 +212,13 @@ impl<B: Body> Shadows<B> {
             }
             let budget = interpreter.budget.clone();
             let is_full = shadow.begun.len() + self.calls.left.len() >= most as usize;
-            if is_full || self.calls.has_wasted(interpreter) || budget.admit(now).is_err() {
+            let under_way = shadow
+                .begun
+                .iter()
+                .chain(self.calls.left.iter().map(|left| &left.begun));
+            let tokens = under_way.map(|begun| &begun.args).chain([&args]);
+            let has_room = budget.has_room(tokens.map(|args| budget.expected_tokens(args.body.size())).sum());
+            if is_full || !has_room || self.calls.has_wasted(interpreter) || budget.admit(now).is_err() {
                 continue; // the code that comes makes the call, or is told why not
             }
             let call = self.calls.next();
@@ -330,6 +336,7 @@ impl<B: Body> Calls<B> {
                 guest_call: begun.guest_call,
                 name: call.name,
                 expires_at: Some(expires_at),
+                expected_tokens: call.budget.expected_tokens(begun.args.body.size()),
             };
             self.running.insert(begun.call, running);
         }

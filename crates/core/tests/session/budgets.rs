@@ -159,6 +159,45 @@ fn what_a_guest_says_of_the_size_of_a_batch_gives_it_no_call_more() {
 }
 
 #[test]
+fn calls_of_a_batch_wait_while_those_that_run_are_expected_to_use_up_the_tokens() {
+    let mut world = World::ready_within(BudgetLimits {
+        max_tokens: Some(60.0),
+        ..BudgetLimits::default()
+    });
+    let usage = Usage {
+        output_tokens: 20.0,
+        ..Usage::default()
+    };
+    let answer = |world: &mut World| {
+        let first = world.under_way()[0];
+        world.feed(Input::Used(first, usage));
+        world.returns(first, "an answer");
+    };
+    let ticket = world.execute("llm_query_batched(…)");
+    world.calls("llm_query");
+    answer(&mut world);
+    let numbers: Vec<u32> = (0..3).map(|_| world.calls("llm_query")).collect();
+    assert_eq!(
+        world.under_way().len(),
+        1,
+        "two would use more than the 40 tokens that are left"
+    );
+    answer(&mut world);
+    assert_eq!(world.under_way().len(), 1, "one alone may pass the limit");
+    answer(&mut world);
+    let statuses: Vec<_> = numbers
+        .iter()
+        .map(|number| world.reply(*number).map(|(status, _)| status))
+        .collect();
+    assert_eq!(
+        statuses,
+        [ReplyStatus::Ok, ReplyStatus::Ok, ReplyStatus::Limit].map(Some)
+    );
+    world.ends(ok());
+    assert_eq!(world.execution(ticket).usage.map(|usage| usage.tokens()), Some(60.0));
+}
+
+#[test]
 fn a_batch_that_is_admitted_stops_when_its_tokens_are_used_up() {
     let limits = BudgetLimits {
         max_tokens: Some(10.0),

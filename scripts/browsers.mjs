@@ -20,7 +20,7 @@ const PROGRAMS = {
 };
 
 // Nothing in the background may load the machine or reach the network while a test or a benchmark runs.
-// webdriver.json holds the same list for wasm-pack.
+// webdriver.json holds the same list for wasm-bindgen's test runner.
 const CHROMIUM_ARGS = [
   "--disable-gpu",
   "--disable-quic",

@@ -99,7 +99,10 @@ const began = performance.now();
 const usual = Object.entries(CONTESTANTS).filter(
   ([name, { plain }]) => (!isSmall || plain !== false) && (!isAhead || name.startsWith("sandglass")),
 );
-const { here, notes } = await prepare(values.contestants ? list(values.contestants) : usual.map(([name]) => name));
+const { here, notes } = await prepare(
+  values.contestants ? list(values.contestants) : usual.map(([name]) => name),
+  quick,
+);
 /** Those that have started. @type {string[]} */
 const contestants = [];
 const form = isSmall ? "small" : isAhead ? "ahead" : quick ? "quick" : isLong ? "long" : "some";

@@ -82,7 +82,7 @@ const names = { model: values.model, subModel: values["sub-model"] };
 const STANDARD = { firstToken: 150, readsPerSecond: 100_000, writesPerSecond: Number(values.writes), errorRate: 0.02 };
 const FAULT_RATE = 0.25;
 /** The number of seeds with faults and limits. */
-const faultSeeds = full ? seeds : Math.min(quick ? 1 : 8, seeds);
+const faultSeeds = full ? seeds : Math.min(quick ? 1 : 4, seeds);
 /** A large model's speed, which talks on behind its code, and whose code now and then ends in the middle: for calls ahead. @type {Behaviour} */
 const SLOW_WRITER = { ...STANDARD, writesPerSecond: 50, talks: true, brokenRate: 0.1 };
 /** The numbers of its seeds: those that all of ours meet, and those that one meets alone, to count what is in vain. */

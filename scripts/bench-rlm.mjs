@@ -52,7 +52,8 @@ const { values } = parseArgs({
     sizes: { type: "string" },
     kinds: { type: "string" },
     contestants: { type: "string" },
-    faults: { type: "string", default: Object.keys(FAULTS).join(",") },
+    /** All of them by default, in a quick run two. */
+    faults: { type: "string" },
     limits: { type: "boolean", default: true },
     out: { type: "string" },
     /** Tokens that the model writes per second. Large models write 30 to 100. */
@@ -76,7 +77,12 @@ const seeds = Number(values.seeds ?? (quick ? 1 : isSmall ? 2 : isAhead ? 0 : 20
 const sizes = list(values.sizes ?? (isSmall ? "13" : quick ? "13,16" : "13,16,20")).map((power) => 2 ** Number(power));
 const kinds = list(values.kinds ?? (isSmall ? SMALL : KINDS.join(",")));
 const withLimits = values.limits && !isSmall && !isAhead;
-const faults = real || isSmall || isAhead ? [] : /** @type {(keyof typeof FAULTS)[]} */ (list(values.faults));
+const faults =
+  real || isSmall || isAhead
+    ? []
+    : /** @type {(keyof typeof FAULTS)[]} */ (
+        list(values.faults ?? (quick ? "busy,cut" : Object.keys(FAULTS).join(",")))
+      );
 const names = { model: values.model, subModel: values["sub-model"] };
 /** A fast model, so that much of the time is the contestants'. @type {Behaviour} */
 const STANDARD = { firstToken: 150, readsPerSecond: 100_000, writesPerSecond: Number(values.writes), errorRate: 0.02 };

@@ -26,6 +26,8 @@ const logOf = (/** @type {string} */ name) => join(root, ".setup/logs", `bench-r
 export async function prepare(wanted, quick) {
   /** @type {string[]} */
   const [here, notes] = [[], []];
+  const isInPython = (/** @type {string} */ name) => !name.startsWith("sandglass");
+  const installing = wanted.some(isInPython) ? installRivals() : undefined;
   // An older program may be there, which lacks options.
   if (!process.env.SANDGLASS_HOST && wanted.some((name) => name.startsWith("sandglass-host"))) {
     await mustRun(["cargo", "build", "--release", "-p", "sandglass-cli"], {
@@ -37,8 +39,7 @@ export async function prepare(wanted, quick) {
       notes.push("`sandglass-host` was built with few optimisations, because that takes less time.");
     }
   }
-  const isInPython = (/** @type {string} */ name) => !name.startsWith("sandglass");
-  const noPython = wanted.some(isInPython) ? await installRivals() : undefined;
+  const noPython = await installing;
   const noGuests = wanted.some((name) => name.startsWith("sandglass-host")) ? await findGuests() : undefined;
   for (const name of wanted) {
     const { problem, note } = await findOne(name, isInPython(name) ? noPython : noGuests);

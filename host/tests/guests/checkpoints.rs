@@ -228,6 +228,30 @@ os._exit(1)";
     assert_eq!(sandbox.undo().await, Ok(4));
 }
 
+/// Prints the processes above the guest whose memory it can open.
+const ABOVE: &str = "
+import os
+pid, above, opened = os.getppid(), [], []
+while pid:
+    above.append(pid)
+    try:
+        open(f'/proc/{pid}/mem', 'r+b').close()
+        opened.append(pid)
+    except PermissionError:
+        pass
+    pid = int(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1])
+print(len(above) > 1, opened)";
+
+/// What a guest put into the process that stands over it would outlive the guest. The host's root user may change any process, so this
+/// is about guests that are another user.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_cannot_change_the_process_over_it() {
+    let sandbox = sandbox(BackendKind::Bubblewrap).await;
+    assert_eq!(prints(&sandbox, ABOVE).await, "True []\n");
+    sandbox.undo().await.unwrap();
+    assert_eq!(prints(&sandbox, ABOVE).await, "True []\n", "nor can one that came back");
+}
+
 async fn a_fork_bomb_ends_and_the_state_comes_back(kind: BackendKind) {
     let resources = Resources {
         pids: 64,

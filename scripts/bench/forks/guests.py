@@ -1,5 +1,7 @@
 """A guest in bubblewrap, and its copies, for `isolated.py`."""
 
+# Decisions: docs/internals/copies-on-hosts.md.
+
 from __future__ import annotations
 
 import socket

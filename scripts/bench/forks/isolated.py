@@ -3,8 +3,10 @@
 `python3 scripts/bench/forks/isolated.py --copies 100` needs root, bubblewrap, Linux on x86_64, and pandas for the guest: in the Python that
 runs this, or in the folder `--packages`. It prints the times and the memory, tries attacks, and fails when one succeeds.
 
-Not part of the product. `docs/internals/copies-on-hosts.md` has what it shows.
+Not part of the product.
 """
+
+# Decisions: docs/internals/copies-on-hosts.md.
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from guests import BYTES, FOLDERS, GROUP, GROUPS, MOST, NEW, USER, Checkpoint, Copy, Guest
+from guests import BYTES, FOLDERS, GROUP, GROUPS, NEW, USER, Checkpoint, Copy, Guest
 from tracing import SUSPEND_FILTER, Calls, Traced, call, call_instruction
 
 from sandglass.native import landlock
@@ -162,7 +164,7 @@ class Copying:
         copy = Copy(self._guest, self._made)
         for kind in GROUPS:
             os.mkdir(f"/sys/fs/cgroup/{kind}/{copy.group}")
-        traced = self._clone(copy)
+        traced = self._clone(copy, sum(NEW.values()), "fork with namespaces")
         try:
             self._isolate(traced, copy)
         except BaseException:
@@ -178,11 +180,17 @@ class Copying:
         socket.send_fds(self._checkpoint.control, [order], [copy.channel.fileno(), copy.its_control.fileno()])
         self.paused.run_to("clone", allowed)
 
-    def _clone(self, copy: Copy) -> Traced:
+    def time_plain_fork(self) -> None:
+        """Takes the time of a fork without namespaces, whose copy ends at once."""
+        self._made += 1
+        copy = Copy(self._guest, self._made)
+        self._clone(copy, 0, "fork without namespaces, for comparison").kill()
+
+    def _clone(self, copy: Copy, flags: int, what: str) -> Traced:
         with self._part("order to a paused copy"):
             self.order(copy, ALLOWED)
-        with self._part("fork with namespaces"):
-            traced = self.paused.clone_with(sum(NEW.values()))
+        with self._part(what):
+            traced = self.paused.clone_with(flags)
         with self._part("way back of the paused copy"):
             self.paused.run_to("recvmsg", ALLOWED)
             data, fds, _, _ = socket.recv_fds(self._checkpoint.control, 4096, 2)
@@ -331,6 +339,8 @@ def measure(guest: Guest, count: int) -> tuple[Copying, list[Copy]]:
     whole = time.perf_counter() - begin
     for copy in copies:
         copy.wake()
+    for _ in range(5):
+        copying.time_plain_fork()
     print(f"{count} copies of a session with pandas and 100 MB: {ms(whole)}, after a pause of {ms(pause)}")
     print(f"  one copy: p50 {ms(statistics.median(each))}, least {ms(min(each))}, most {ms(max(each))}")
     memory = [private_bytes(copy.pid) for copy in copies]
@@ -359,7 +369,7 @@ def look_at_copies(copying: Copying, copies: list[Copy], want: str) -> None:
     try_out(f"each goes on where the guest was: {want}", all(each == want for each in seen))
     a.run("file.seek(0); file.write('changed'); file.flush(); open('/tmp/left', 'w').close()")
     look = "print(open('file.txt').read(), __import__('os').path.exists('/tmp/left'))"
-    original = Path(f"/proc/{copying.paused.pid}/root/workspace/file.txt").read_text()
+    original = Path(f"/proc/{copying.paused.pid}/root", "workspace/file.txt").read_text()
     try_out("a change of files is seen by no other", [b.run(look), original] == ["hello world False", "hello world"])
     print("Walls of a copy")
     pids = "import os\nprint(sorted(int(name) for name in os.listdir('/proc') if name.isdigit()))"
@@ -512,7 +522,7 @@ def _reach(pid: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--copies", type=int, default=100, help=f"2 to {MOST - 1}")
+    parser.add_argument("--copies", type=int, default=100, help="2 to 120")
     parser.add_argument("--packages", type=Path, help="a folder with pandas, for the Python in /usr/bin")
     options = parser.parse_args()
     packages = options.packages and options.packages.resolve()

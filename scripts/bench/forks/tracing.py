@@ -1,5 +1,7 @@
 """Tracing of stopped processes, for `isolated.py`. Linux on x86_64 only."""
 
+# Decisions: docs/internals/copies-on-hosts.md.
+
 from __future__ import annotations
 
 import ctypes

@@ -150,12 +150,17 @@ function lineOf(way, rounds) {
     0.5,
   );
   const [p50, p95] = [0.5, 0.95].map((q) => milliseconds(quantile(added, q)));
-  return `| ${title} | ${p50} | ${p95} | ${(100 * share).toPrecision(2)} % | ${(bytes / 1e6).toFixed(0)} MB, ${states} states |`;
+  return `| ${title} | ${p50} | ${p95} | ${percent(share)} | ${(bytes / 1e6).toFixed(0)} MB, ${states} states |`;
 }
 
 /** @param {number[]} numbers */
 function sum(numbers) {
   return numbers.reduce((a, b) => a + b, 0);
+}
+
+/** @param {number} share */
+function percent(share) {
+  return `${(100 * share).toFixed(Math.abs(share) < 0.1 ? 1 : 0)} %`;
 }
 
 /** @param {number} ms */

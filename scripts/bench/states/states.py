@@ -25,8 +25,8 @@ from session import CELLS, RESIDENT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MEMORY = 4 << 30
-"""The limit of a sandbox, the largest there is."""
+LARGE = {"memory_limit": 4 << 30, "max_value_size": 2_000_000_000, "wall_timeout": 600_000}
+"""The limits of a sandbox with a GB of state, the largest there are."""
 MAX_CHECKPOINTS = 16
 PAUSE = 0.1
 """Seconds between cells, in which a model would write the next one."""
@@ -64,9 +64,8 @@ class Box:
         from sandglass import Sandbox
 
         backend = os.environ.get("SANDGLASS_BACKEND", "bubblewrap")
-        self.sandbox = Sandbox(
-            backend=backend, python=sys.executable, memory_limit=MEMORY, checkpoints=checkpoints, wall_timeout=600_000
-        )
+        options = {"backend": backend, "python": sys.executable, "checkpoints": checkpoints}
+        self.sandbox = Sandbox(**options, **LARGE)
         for cell in (WARM, *before):
             self.run(cell)
 

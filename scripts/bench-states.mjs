@@ -119,9 +119,9 @@ async function measure(way, row) {
   const env = { SANDGLASS_HOST: HOST, PYTHONPATH: join(root, "pyodide-glue/python") };
   const command = [PYTHON, SCRIPT, way, ...(row === "resident" ? ["resident"] : [])];
   const { ok, output } = await run(command, { log: logOf(`${way}-${row}`), timeoutSeconds: 3600, env });
-  const lines = output.split("\n");
-  if (!ok) return (lines.findLast((line) => /^[\w.]+: /.test(line)) ?? "it ended without a word").slice(0, 200);
-  return JSON.parse(lines.findLast((line) => line.startsWith('{"run"')) ?? "");
+  const said = output.split("\n");
+  if (!ok) return (said.findLast((line) => /^[\w.]+: /.test(line)) ?? "it ended without a word").slice(0, 200);
+  return JSON.parse(said.findLast((line) => line.startsWith('{"run"')) ?? "");
 }
 
 /**

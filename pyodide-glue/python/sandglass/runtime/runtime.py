@@ -11,6 +11,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from gc import callbacks as gc_callbacks
+from gc import disable, enable, isenabled
 from operator import index
 from sys import getprofile, getrecursionlimit, gettrace, setrecursionlimit, stdlib_module_names
 from threading import TIMEOUT_MAX, get_ident
@@ -304,9 +305,15 @@ class Runtime:
                 self._open = self._current = self._shown = self._value = self._growing = self._paused = None
 
     def _go_on(self, filename: str, ahead: bool) -> None:
-        paused, self._paused = self._paused, None
-        if paused is not None:
-            self.resume(paused)
+        collects = isenabled()
+        disable()  # until the output belongs to the execution again, a finalizer would print in vain
+        try:
+            paused, self._paused = self._paused, None
+            if paused is not None:
+                self.resume(paused)
+        finally:
+            if collects:
+                enable()
         self._loops.begin_cell()
         growing = self._growing
         if not ahead:

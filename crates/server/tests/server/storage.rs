@@ -238,7 +238,7 @@ async fn a_guest_that_writes_while_nobody_uses_it_is_ended() {
     let run = server.execute(&id, code).await;
     assert_eq!(run["outcome"], "ok", "{run}");
     gone(pid).await;
-    assert_eq!(server.ended(&id).await, "session_not_found");
+    assert_eq!(server.forgets(&id).await, "session_not_found");
     server.stop().await;
 }
 

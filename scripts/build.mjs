@@ -49,7 +49,8 @@ if (
 
 async function supervisor() {
   const cargo = ["cargo", "build", "--lib", "-p", "sandglass-browser", "--target", WASM];
-  const target = process.env.CARGO_TARGET_DIR ?? join(root, "target");
+  // Settings of cargo may name another folder, so cargo is told, too.
+  const target = process.env.CARGO_TARGET_DIR || join(root, "target");
   const compiled = join(target, WASM, dev ? "debug" : "release", "sandglass.wasm");
   const pkg = join(root, "pkg");
   // The page passes the module's address (`pyodide-glue/assets.js`). A second one in the generated code would be copied by bundlers, too.
@@ -58,9 +59,10 @@ async function supervisor() {
   const crates = join(process.env.CARGO_HOME ?? join(homedir(), ".cargo"), "registry/src/");
   const flags = { CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS: `--remap-path-prefix=${crates}=` };
   const module = join(pkg, "sandglass_bg.wasm");
+  const env = { CARGO_TARGET_DIR: target, ...(dev ? {} : flags) };
+  await supervisorStep("cargo", [...cargo, ...(dev ? [] : ["--release"])], env);
   await rm(pkg, { recursive: true, force: true });
-  await supervisorStep("cargo", [...cargo, ...(dev ? [] : ["--release"])], dev ? {} : flags);
-  await supervisorStep("wasm-bindgen", [...bindgen, ...(dev ? ["--debug", "--keep-debug"] : [])]);
+  await supervisorStep("wasm-bindgen", [...bindgen, ...(dev ? ["--debug"] : [])]);
   if (!dev) await supervisorStep("wasm-opt", ["wasm-opt", module, "-o", module, "-O"]);
   await copyFile(module, join(dist, "supervisor.wasm"));
 }

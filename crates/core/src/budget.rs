@@ -7,7 +7,6 @@
 //! Decisions: `docs/internals/values-and-calls.md`.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -162,7 +161,8 @@ impl Usage {
         self.input_tokens + self.output_tokens
     }
 
-    pub(crate) fn add(&mut self, more: &Self) {
+    /// Adds another use.
+    pub fn add(&mut self, more: &Self) {
         // Callbacks report these numbers. A negative one or NaN must not make room in the budget.
         let amount = |value: f64| if value > 0.0 { value.min(MOST) } else { 0.0 };
         self.calls += amount(more.calls);
@@ -187,9 +187,14 @@ struct Node {
     began_at: f64,
     depth: f64,
     parent: Option<Budget>,
-    spent: Mutex<Usage>,
+    spent: Mutex<Spent>,
+}
+
+#[derive(Default)]
+struct Spent {
+    usage: Usage,
     /// The number of calls that have reported their use.
-    reports: AtomicU32,
+    reports: f64,
 }
 
 impl Budget {
@@ -215,7 +220,6 @@ impl Budget {
             depth,
             parent,
             spent: Mutex::default(),
-            reports: AtomicU32::default(),
         }))
     }
 
@@ -231,7 +235,7 @@ impl Budget {
 
     /// The use of this budget and all parts of it.
     pub fn spent(&self) -> Usage {
-        *self.lock()
+        self.lock().usage
     }
 
     /// Counts one call of a model in this budget and all above it, or in none of them.
@@ -252,16 +256,16 @@ impl Budget {
         // Another thread may use up a budget meanwhile. Then the calls that were counted so far are given back.
         for budget in self.chain() {
             let mut spent = budget.lock();
-            let made = spent.calls;
+            let made = spent.usage.calls;
             match budget.0.limits.max_calls {
                 Some(most) if made + more > most => {
                     drop(spent);
                     for counted in self.chain().take_while(|counted| !Arc::ptr_eq(&counted.0, &budget.0)) {
-                        counted.lock().calls -= more;
+                        counted.lock().usage.calls -= more;
                     }
                     return Err(Exhausted::Calls { made, more, most });
                 }
-                _ => spent.calls += more,
+                _ => spent.usage.calls += more,
             }
         }
         Ok(())
@@ -274,11 +278,11 @@ impl Budget {
     pub fn admit_here(&self, now: f64) -> Result<(), Exhausted> {
         self.go_on(now)?;
         let mut spent = self.lock();
-        let made = spent.calls;
+        let made = spent.usage.calls;
         match self.0.limits.max_calls {
             Some(most) if made + 1.0 > most => Err(Exhausted::Calls { made, more: 1.0, most }),
             _ => {
-                spent.calls += 1.0;
+                spent.usage.calls += 1.0;
                 Ok(())
             }
         }
@@ -297,34 +301,39 @@ impl Budget {
     /// Adds a call's use. Tokens and cost of one call may pass the limit; the next call is refused.
     pub fn charge(&self, usage: &Usage) {
         for budget in self.chain() {
-            budget.lock().add(usage);
-            budget.0.reports.fetch_add(1, Ordering::Relaxed);
+            let mut spent = budget.lock();
+            spent.usage.add(usage);
+            if usage.tokens() > 0.0 || usage.cost > 0.0 {
+                spent.reports += 1.0;
+            }
         }
     }
 
-    /// The tokens that a call is expected to use whose prompt has so many bytes: four bytes are a token, and its reply is as long as the mean
-    /// of those so far. Nothing is refused because of it.
-    pub fn expected_tokens(&self, prompt_bytes: usize) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
-        let prompt = prompt_bytes as f64 / BYTES_PER_TOKEN;
-        let reply = self.chain().find_map(|budget| {
-            let reports = f64::from(budget.0.reports.load(Ordering::Relaxed));
-            (reports > 0.0).then(|| budget.spent().output_tokens / reports)
+    /// The use that is expected of a call whose prompt has this size: four bytes are a token. Its reply and its cost are the means of the
+    /// calls so far, and none before the first has ended. Nothing is refused because of it.
+    pub fn expected(&self, prompt_bytes: usize) -> Usage {
+        let mean = self.chain().find_map(|budget| {
+            let Spent { usage, reports } = &*budget.lock();
+            (*reports > 0.0).then(|| (usage.output_tokens / reports, usage.cost / reports))
         });
-        prompt + reply.unwrap_or(0.0)
+        let (output_tokens, cost) = mean.unwrap_or_default();
+        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+        let input_tokens = prompt_bytes as f64 / BYTES_PER_TOKEN;
+        Usage {
+            calls: 1.0,
+            input_tokens,
+            output_tokens,
+            cost,
+        }
     }
 
-    /// Returns true if so many tokens are left, and what they cost at the mean price so far.
-    pub fn has_room(&self, tokens: f64) -> bool {
+    /// Returns true if so many tokens are left, and so much of the cost.
+    pub fn has_room(&self, expected: &Usage) -> bool {
+        let fits = |most: Option<f64>, used: f64, more: f64| most.is_none_or(|most| used + more <= most);
         self.chain().all(|budget| {
             let (limits, spent) = (budget.0.limits, budget.spent());
-            let price = if spent.tokens() > 0.0 {
-                spent.cost / spent.tokens()
-            } else {
-                0.0
-            };
-            let fits = |most: Option<f64>, used: f64, more: f64| most.is_none_or(|most| used + more <= most);
-            fits(limits.max_tokens, spent.tokens(), tokens) && fits(limits.max_cost, spent.cost, price * tokens)
+            fits(limits.max_tokens, spent.tokens(), expected.tokens())
+                && fits(limits.max_cost, spent.cost, expected.cost)
         })
     }
 
@@ -391,7 +400,7 @@ impl Budget {
         std::iter::successors(Some(self), |budget| budget.0.parent.as_ref())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Usage> {
+    fn lock(&self) -> MutexGuard<'_, Spent> {
         // A panic in another thread cannot leave half-written numbers, so a poisoned lock is safe to use.
         self.0.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -520,19 +529,26 @@ mod tests {
             ..BudgetLimits::default()
         };
         let root = Budget::new(all, 0.0);
-        assert_eq!(root.expected_tokens(80), 20.0);
+        assert_eq!((root.expected(80).tokens(), root.expected(80).cost), (20.0, 0.0));
         for output_tokens in [4.0, 8.0] {
             root.charge(&Usage {
                 input_tokens: 14.0,
                 output_tokens,
-                cost: 1.0,
+                cost: 1.5,
                 ..Usage::default()
             });
+            root.charge(&Usage::default());
         }
         let scope = root.scope(BudgetLimits::default(), 0.0);
-        assert_eq!(scope.expected_tokens(80), 26.0);
-        // 40 tokens cost 2, so that the other 2 buy 40 more, and 60 are left.
-        assert_eq!([40.0, 41.0].map(|tokens| scope.has_room(tokens)), [true, false]);
+        assert_eq!((scope.expected(80).tokens(), scope.expected(80).cost), (26.0, 1.5));
+        let room = |input_tokens, cost| {
+            scope.has_room(&Usage {
+                input_tokens,
+                cost,
+                ..Usage::default()
+            })
+        };
+        assert_eq!([room(60.0, 1.0), room(61.0, 0.0), room(0.0, 1.5)], [true, false, false]);
     }
 
     #[test]

@@ -62,11 +62,14 @@ export async function measure({
   let memory = 0;
   /** @type {string[]} */
   let containers = [];
+  let isAsking = false;
   const sample = () => {
     const own = family(running.process());
     for (const { id, started } of own) seen.set(id, started);
     memory = Math.max(memory, ownMegabytes([...own.map(({ id }) => id), ...inGroups(containers)]));
-    void running.containers?.().then((ids) => (containers = ids));
+    if (containers.length > 0 || isAsking || !running.containers) return;
+    isAsking = true; // once: the question takes a moment of the processor
+    void running.containers().then((ids) => ([containers, isAsking] = [ids, false]));
   };
   const begin = performance.now();
   const sampling = setInterval(sample, SAMPLE_MS);

@@ -264,7 +264,8 @@ function limited(rows, facts, limits, has) {
     if (!there) return "no such limit";
     if (own.length === 0) return "–";
     const amount = mean(own.map(used));
-    if (amount === 0) return REFUSED;
+    // It asked its model, and no sub-model.
+    if (amount === 0 && there === "sub-calls" && own.every(({ rootCalls }) => rootCalls > 0)) return REFUSED;
     const shown = { maximumFractionDigits: digits, minimumFractionDigits: digits };
     const unit = scenario === "limit of calls" ? ` ${there}` : "";
     return `${amount.toLocaleString("en", shown)}${unit}; ${outcome(own)}`;

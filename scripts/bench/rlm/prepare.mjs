@@ -32,7 +32,7 @@ export async function prepare(wanted, quick) {
   if (!process.env.SANDGLASS_HOST && wanted.some((name) => name.startsWith("sandglass-host"))) {
     await mustRun(["cargo", "build", "--release", "-p", "sandglass-cli"], {
       ...{ log: logOf("build"), timeoutSeconds: 3600 },
-      env: quick ? LESS_OPTIMISED : {},
+      env: quick ? LESS_OPTIMISED : { CARGO_TARGET_DIR: join(root, "target") },
     });
     if (quick) {
       process.env.SANDGLASS_HOST = join(LESS_OPTIMISED.CARGO_TARGET_DIR, "release/sandglass-host");

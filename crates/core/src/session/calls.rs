@@ -89,8 +89,8 @@ pub(super) struct Running {
     pub(super) name: String,
     /// `None` while the call waits for approval, which may take any time.
     pub(super) expires_at: Option<f64>,
-    /// The tokens that it is expected to use.
-    pub(super) expected_tokens: f64,
+    /// The use that is expected of a call of a model.
+    pub(super) expected: Usage,
 }
 
 impl<B> Default for Calls<B> {
@@ -122,15 +122,6 @@ impl<B> Calls<B> {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// The tokens that running calls of models are expected to use; `None` if none runs.
-    fn expected_tokens(&self) -> Option<f64> {
-        self.running
-            .values()
-            .filter(|call| QUERIES.contains(&call.name.as_str()))
-            .map(|call| call.expected_tokens)
-            .reduce(|sum, tokens| sum + tokens)
-    }
-
     /// Counts a call among those that Python made at once.
     fn count(&mut self, name: &str) {
         let progress = self.progress.get_or_insert_with(|| Progress {
@@ -144,17 +135,35 @@ impl<B> Calls<B> {
 }
 
 impl<B: Body> Calls<B> {
-    /// Returns true if the first of the waiting calls has to wait for the tokens of those that run.
-    fn is_first_held(&self) -> bool {
-        let Some(Waiting { guest_call, call, .. }) = self.waiting.front() else {
-            return false;
-        };
+    /// Takes the next call that may begin. Calls of a model keep their order, and other functions pass those that wait for tokens.
+    fn next_waiting(&mut self, now: f64) -> Option<Waiting<B>> {
+        let first = self.waiting.front()?;
+        if !self.is_held(first, now) {
+            return self.waiting.pop_front();
+        }
+        let free = self
+            .waiting
+            .iter()
+            .position(|waiting| waiting.call.name != QUERIES[0])?;
+        self.waiting.remove(free)
+    }
+
+    /// Returns true if a call has to wait because those that run are expected to use up the tokens or the cost that are left. Without such
+    /// a pause, a batch would pass the limit by all of its calls at once. A child run spends as it goes, and a call that waits for approval
+    /// may wait for long: nobody waits for these.
+    fn is_held(&self, Waiting { guest_call, call, .. }: &Waiting<B>, now: f64) -> bool {
         let runs_already = self.begun.contains_key(guest_call);
-        let Some(expected) = self.expected_tokens() else {
+        if call.name != QUERIES[0] || runs_already || call.budget.go_on(now).is_err() {
             return false;
-        };
-        let tokens = expected + call.budget.expected_tokens(call.args.body.size());
-        QUERIES.contains(&call.name.as_str()) && !runs_already && !call.budget.has_room(tokens)
+        }
+        let mut expected = call.budget.expected(call.args.body.size());
+        let mut is_alone = true;
+        let others = self.running.values().filter(|other| other.name == QUERIES[0]);
+        for other in others.filter(|other| other.expires_at.is_some()) {
+            is_alone = false;
+            expected.add(&other.expected);
+        }
+        !is_alone && !call.budget.has_room(&expected)
     }
 }
 
@@ -281,18 +290,14 @@ impl<B: Body> Exchange<B> {
     }
 
     /// Starts waiting calls while there is room for them. The guest's clock runs again if no call is left.
-    ///
-    /// A call of a model waits, too, while those that run are expected to use up the tokens or the cost that are left. Otherwise a batch
-    /// would pass the limit by all of its calls at once.
     fn start_calls(&mut self, now: f64, config: &Config, effects: &mut Vec<Effect<B>>) {
         let calls = &mut self.calls;
         while calls.running.len() < config.limits.max_concurrent_host_calls as usize
-            && !calls.is_first_held()
             && let Some(Waiting {
                 guest_call,
                 is_counted,
                 call,
-            }) = calls.waiting.pop_front()
+            }) = calls.next_waiting(now)
         {
             calls.waiting_bytes = calls.waiting_bytes.saturating_sub(call.args.body.size());
             let budget = &call.budget;
@@ -320,7 +325,7 @@ impl<B: Body> Exchange<B> {
                 guest_call,
                 name: call.name.clone(),
                 expires_at: Some(expires_at),
-                expected_tokens: budget.expected_tokens(call.args.body.size()),
+                expected: budget.expected(call.args.body.size()),
             };
             calls.running.insert(call.call, running);
             effects.push(Effect::Host(HostEffect::CallHost(call)));
@@ -347,10 +352,10 @@ impl<B: Body> Interpreter<B> {
 
     /// Notes that a running call begins or ends to wait for approval. Its `hostCallTimeout` begins when the approval is given.
     pub(super) fn call_waits(&mut self, now: f64, call: u32, waits: bool) {
-        if let Some(exchange) = &mut self.exchange
-            && let Some(running) = exchange.calls.running.get_mut(&call)
-        {
+        let Some(exchange) = &mut self.exchange else { return };
+        if let Some(running) = exchange.calls.running.get_mut(&call) {
             running.expires_at = (!waits).then_some(now + self.config.limits.host_call_timeout_ms);
+            exchange.start_calls(now, &self.config, &mut self.effects);
         }
     }
 

@@ -216,8 +216,9 @@ impl<B: Body> Shadows<B> {
                 .begun
                 .iter()
                 .chain(self.calls.left.iter().map(|left| &left.begun));
-            let tokens = under_way.map(|begun| &begun.args).chain([&args]);
-            let has_room = budget.has_room(tokens.map(|args| budget.expected_tokens(args.body.size())).sum());
+            let mut expected = budget.expected(args.body.size());
+            under_way.for_each(|begun| expected.add(&budget.expected(begun.args.body.size())));
+            let has_room = budget.has_room(&expected);
             if is_full || !has_room || self.calls.has_wasted(interpreter) || budget.admit(now).is_err() {
                 continue; // the code that comes makes the call, or is told why not
             }
@@ -336,7 +337,7 @@ impl<B: Body> Calls<B> {
                 guest_call: begun.guest_call,
                 name: call.name,
                 expires_at: Some(expires_at),
-                expected_tokens: call.budget.expected_tokens(begun.args.body.size()),
+                expected: call.budget.expected(begun.args.body.size()),
             };
             self.running.insert(begun.call, running);
         }

@@ -5,7 +5,7 @@ use sandglass_core::budget::{BudgetLimits, Usage};
 use sandglass_core::deadline::StopReason;
 use sandglass_core::execution::Outcome;
 use sandglass_core::protocol::ReplyStatus;
-use sandglass_core::session::{Command, Execute, Input};
+use sandglass_core::session::{Command, Execute, Input, Ticket};
 
 use crate::stopping::stopped;
 use crate::world::{World, ok, raised};
@@ -195,6 +195,67 @@ fn calls_of_a_batch_wait_while_those_that_run_are_expected_to_use_up_the_tokens(
     );
     world.ends(ok());
     assert_eq!(world.execution(ticket).usage.map(|usage| usage.tokens()), Some(60.0));
+}
+
+/// A session in which one call of a model runs, and a second waits, because both would use more tokens than are left.
+fn with_one_held() -> (World, Ticket, Vec<u32>) {
+    let mut world = World::ready_within(BudgetLimits {
+        max_tokens: Some(60.0),
+        ..BudgetLimits::default()
+    });
+    let ticket = world.execute("…");
+    world.calls("llm_query");
+    let first = world.under_way()[0];
+    world.feed(Input::Used(
+        first,
+        Usage {
+            output_tokens: 20.0,
+            ..Usage::default()
+        },
+    ));
+    world.returns(first, "an answer");
+    let numbers = (0..2).map(|_| world.calls("llm_query")).collect();
+    assert_eq!(world.under_way().len(), 1);
+    (world, ticket, numbers)
+}
+
+#[test]
+fn other_functions_and_child_runs_pass_a_call_that_waits_for_tokens() {
+    for name in ["lookup", "rlm_query"] {
+        let (mut world, _, held) = with_one_held();
+        let number = world.calls(name);
+        let passed = *world.under_way().last().expect("it has begun");
+        world.returns(passed, "found");
+        assert_eq!(
+            world.reply(number).map(|(status, _)| status),
+            Some(ReplyStatus::Ok),
+            "{name}"
+        );
+        assert_eq!(world.reply(held[1]), None);
+        assert_eq!(world.under_way().len(), 1);
+    }
+}
+
+#[test]
+fn nobody_waits_for_the_tokens_of_a_call_that_waits_for_approval() {
+    let (mut world, ..) = with_one_held();
+    let first = world.under_way()[0];
+    world.feed(Input::NeedsApproval(first));
+    assert_eq!(world.under_way().len(), 2);
+}
+
+#[test]
+fn a_call_that_waits_for_tokens_is_refused_as_soon_as_none_are_left() {
+    let (mut world, _, held) = with_one_held();
+    let first = world.under_way()[0];
+    let usage = Usage {
+        output_tokens: 40.0,
+        ..Usage::default()
+    };
+    world.feed(Input::Used(first, usage));
+    world.returns(first, "an answer");
+    let why = "the budget of 60 tokens is used up (maxTokens)";
+    assert_eq!(world.reply(held[1]), Some((ReplyStatus::Limit, why)));
 }
 
 #[test]

@@ -221,7 +221,7 @@ fn with_one_held() -> (World, Ticket, Vec<u32>) {
 
 #[test]
 fn other_functions_and_child_runs_pass_a_call_that_waits_for_tokens() {
-    for name in ["lookup", "rlm_query"] {
+    for name in ["ask", "rlm_query"] {
         let (mut world, _, held) = with_one_held();
         let number = world.calls(name);
         let passed = *world.under_way().last().expect("it has begun");

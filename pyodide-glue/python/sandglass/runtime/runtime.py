@@ -133,6 +133,7 @@ class Runtime:
         self._growing: compiling.Growing | None = None  # the cell whose text is still being written
         self._value: object = None  # the value of the expression that the cell ends with so far
         self._paused: tuple[int | None, Any] | None = None  # the state of a paused cell, to go on with
+        self._collects = True  # whether a paused cell had Python collect garbage
         self._error: BaseException | None = None
         self._described = False
         self._last = LastResult()
@@ -290,6 +291,8 @@ class Runtime:
                 if self.is_watched():
                     self.take_rest()  # the watching code would see the work in between
                 self._output.flush()
+                self._collects = isenabled()
+                disable()  # a finalizer would print to nobody until the next part
                 self._paused = self.pause()
                 return None
             if isinstance(self._error, Submitted):
@@ -305,14 +308,12 @@ class Runtime:
                 self._open = self._current = self._shown = self._value = self._growing = self._paused = None
 
     def _go_on(self, filename: str, ahead: bool) -> None:
-        collects = isenabled()
-        disable()  # until the output belongs to the execution again, a finalizer would print in vain
+        paused, self._paused = self._paused, None
         try:
-            paused, self._paused = self._paused, None
             if paused is not None:
                 self.resume(paused)
         finally:
-            if collects:
+            if self._collects:
                 enable()
         self._loops.begin_cell()
         growing = self._growing

@@ -103,7 +103,7 @@ const TIMEOUT = quick ? 60 : 300;
 
 const began = performance.now();
 const usual = Object.entries(CONTESTANTS).filter(
-  ([name, { plain }]) => (!isSmall || plain !== false) && (!isAhead || name.startsWith("sandglass")),
+  ([name, { plain }]) => ((!isSmall && !quick) || plain !== false) && (!isAhead || name.startsWith("sandglass")),
 );
 const { here, notes } = await prepare(
   values.contestants ? list(values.contestants) : usual.map(([name]) => name),

@@ -67,7 +67,7 @@ async function supervisor() {
   await copyFile(module, join(dist, "supervisor.wasm"));
 }
 
-/** @param {string} name @param {string[]} command @param {Record<string, string>} [env] */
+/** Runs a step of the supervisor's build. Throws its first error. @param {string} name @param {string[]} command @param {Record<string, string>} [env] */
 async function supervisorStep(name, command, env = {}) {
   const { ok, output } = await run(command, { log: join(root, `.setup/logs/${name}.log`), env });
   if (ok) return;

@@ -9,9 +9,9 @@ import { realWheels, serveFiles } from "./wheels.mjs";
 
 /** The Python of servers in these tests. It has numpy and pandas. */
 const PYTHON = join(root, ".venv/bin/python");
-/** Time in which a server must notice that a session has ended. It keeps that of a client which may come back for a minute. */
+/** Time in which a server must notice that a session has ended. It is less than the minute for which the session of a lost client stays. */
 const IN_TIME_MS = 40_000;
-/** The same where a server may be too busy to take a close message: a browser gives that up after ten seconds. */
+/** The same where a server may be too busy to take a close message. Firefox gives that up after ten seconds, and its client counts as lost. */
 const IF_NOT_TOLD_MS = 100_000;
 /** Names that no other guest can have: a half-run generator, and an open file. */
 const LOST = ["handle", "lines"];

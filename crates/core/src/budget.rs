@@ -162,7 +162,7 @@ impl Usage {
     }
 
     /// Adds another use.
-    pub fn add(&mut self, more: &Self) {
+    pub(crate) fn add(&mut self, more: &Self) {
         // Callbacks report these numbers. A negative one or NaN must not make room in the budget.
         let amount = |value: f64| if value > 0.0 { value.min(MOST) } else { 0.0 };
         self.calls += amount(more.calls);
@@ -174,7 +174,6 @@ impl Usage {
 
 /// The greatest amount. Floats are exact for whole numbers up to here.
 const MOST: f64 = 9_007_199_254_740_991.0;
-
 /// The bytes of a token in most languages' text, roughly.
 const BYTES_PER_TOKEN: f64 = 4.0;
 
@@ -190,6 +189,7 @@ struct Node {
     spent: Mutex<Spent>,
 }
 
+/// The use of a node so far.
 #[derive(Default)]
 struct Spent {
     usage: Usage,
@@ -309,8 +309,8 @@ impl Budget {
         }
     }
 
-    /// The use that is expected of a call whose prompt has this size: four bytes are a token. Its reply and its cost are the means of the
-    /// calls so far, and none before the first has ended. Nothing is refused because of it.
+    /// The use that is expected of a call whose prompt has this size. Four bytes of the prompt are a token. Reply and cost are the means
+    /// of the calls so far, and zero before the first has ended. Nothing is refused because of it.
     pub fn expected(&self, prompt_bytes: usize) -> Usage {
         let mean = self.chain().find_map(|budget| {
             let Spent { usage, reports } = &*budget.lock();

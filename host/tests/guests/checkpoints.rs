@@ -238,8 +238,8 @@ try:
 except PermissionError:
     print('refused to', above > 0)";
 
-/// What a guest put into the process that stands over it would outlive the guest. The host's root user may change any process, so this
-/// is about guests that are another user.
+/// Checks that a guest cannot write into the process that stands over it, because code there would outlive the guest. A guest that is the
+/// host's root user can, so the sandbox is of a backend whose guests are other users.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_cannot_change_the_process_over_it() {
     let sandbox = sandbox(BackendKind::Bubblewrap).await;

@@ -135,7 +135,7 @@ impl<B> Calls<B> {
 }
 
 impl<B: Body> Calls<B> {
-    /// Takes the next call that may begin. Calls of a model keep their order, and other functions pass those that wait for tokens.
+    /// Takes the next call that may begin. Calls of `llm_query` keep their order. Others pass those that wait for tokens.
     fn next_waiting(&mut self, now: f64) -> Option<Waiting<B>> {
         let first = self.waiting.front()?;
         if !self.is_held(first, now) {
@@ -149,8 +149,8 @@ impl<B: Body> Calls<B> {
     }
 
     /// Returns true if a call has to wait because those that run are expected to use up the tokens or the cost that are left. Without such
-    /// a pause, a batch would pass the limit by all of its calls at once. A child run spends as it goes, and a call that waits for approval
-    /// may wait for long: nobody waits for these.
+    /// a pause, a batch would pass the limit by all of its calls at once. Nobody waits for a child run, which spends as it goes, or for a
+    /// call that waits for approval, which may take long.
     fn is_held(&self, Waiting { guest_call, call, .. }: &Waiting<B>, now: f64) -> bool {
         let runs_already = self.begun.contains_key(guest_call);
         if call.name != QUERIES[0] || runs_already || call.budget.go_on(now).is_err() {

@@ -41,6 +41,7 @@ const PYTHON_FOLDERS = [
   "tests/mcp",
   "examples/python",
   "scripts/bench/rlm",
+  "scripts/bench/forks",
 ];
 /** Generations of ipykernel, made by scripts/setup. */
 const JUPYTERS = ["6", "7"];

@@ -42,6 +42,7 @@ const PYTHON_FOLDERS = [
   "examples/python",
   "scripts/bench/rlm",
   "scripts/bench/forks",
+  "scripts/bench/states",
 ];
 /** Generations of ipykernel, made by scripts/setup. */
 const JUPYTERS = ["6", "7"];

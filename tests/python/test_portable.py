@@ -116,6 +116,21 @@ def test_memory_of_others_is_named_and_that_of_arrays_is_shared_in_a_pickle(gues
     third.ok("a[2] = 7\nassert v[1] == late[0] == 7 and next(more) is late")
 
 
+def test_an_array_of_another_class_that_shares_memory_is_named(guest: Guest) -> None:
+    guest.ok(
+        "import numpy as np\nclass K(np.ndarray): pass\na = np.arange(4)\nmatrix = a.view(np.matrix)\nmasked = np.ma.array(a)\n"
+        "own = np.ndarray.__new__(K, 2)\nview = np.asarray(own)\nalone = np.arange(3).view(K)\ns = np.zeros(2, [('o', 'O')])\nt = s[1:]"
+    )
+    state = write(guest)
+    lost = dict(head_of(state)["lost"])
+    assert set(lost) == {"matrix", "masked", "view", "t"}, lost
+    assert "a matrix that shares its memory with another array" in lost["matrix"]
+    assert way_of(state)["a"] == "any" and way_of(state)["alone"] == way_of(state)["own"] == "python"
+    other = fresh()
+    assert read(other, state) == []
+    other.ok("assert type(alone) is type(own) is K and a.tolist() == [0, 1, 2, 3] and s['o'][0] == 0")
+
+
 def test_a_class_with_hooks_is_asked_only_if_nothing_else_is_left(guest: Guest) -> None:
     guest.ok(
         """import threading

@@ -5,7 +5,6 @@ Imported inside Pyodide only.
 
 from __future__ import annotations
 
-import random
 import sys
 import time
 import zipimport
@@ -31,6 +30,7 @@ from sandglass.runtime.signals import reserve
 from sandglass.runtime.tracebacks import message_of
 from sandglass.runtime.values import BYTE_ORDER_MARK
 from sandglass.runtime.wire import VERSION as VERSION
+from sandglass.state.portable import generators
 from sandglass.state.state import State
 from sandglass.state.stateless import join_state
 
@@ -316,5 +316,5 @@ def set_time_zone() -> None:
 def connect(js_bridge: Any) -> None:
     """Makes this interpreter a guest. `runtime.js` calls it once; `worker.js` configures the guest."""
     set_time_zone()
-    random.seed()  # all guests of a snapshot begin with the same random state
+    generators.begin()  # all guests of a snapshot begin with the same random state
     GUEST.connect(js_bridge)

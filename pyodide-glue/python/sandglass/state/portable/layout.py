@@ -37,6 +37,8 @@ _HEAD = {
 _VARIABLE = {"name": str, "type": str, "codec": str, "portability": str, "group": int, "reason": str}
 _GROUP = {"codec": str, "objects": list}
 _OBJECT = {"bytes": int}
+#: The optional key `generators` has the objects of the states of global generators of random numbers.
+_GENERATORS = {"objects": list}
 
 
 class TooLarge(ValueError):
@@ -113,7 +115,10 @@ def _head(view: memoryview) -> tuple[dict[str, Any], int]:
     for pair in head["lost"]:
         if type(pair) is not list or [type(part) for part in pair] != [str, str]:
             raise refused("an entry of `lost` is no pair of texts")
-    for group in head["groups"]:
+    generators = [head["generators"]] if "generators" in head else []
+    for entry in generators:
+        _check(entry, _GENERATORS, "`generators`")
+    for group in [*head["groups"], *generators]:
         if not all(_is_index(number, head["objects"]) for number in group["objects"]) or not group["objects"]:
             raise refused("a group names an object that does not exist")
     if len(head["variables"]) > MAX_VARIABLES or len(head["lost"]) > 2 * MAX_VARIABLES:

@@ -18,8 +18,8 @@ from sandglass.runtime.pristine import BUILTINS as __builtins__
 from sandglass.runtime.values import type_name
 from sandglass.state.by_value import without_collector
 from sandglass.state.pickling import BASES, VARS, is_native
-from sandglass.state.portable import classes, codecs, names, pickles  # noqa: F401  (`codecs` registers its codecs)
-from sandglass.state.portable.codec import BY_TYPE, FINDERS, Scope
+from sandglass.state.portable import classes, codecs, generators, names, pickles  # noqa: F401  (`codecs` registers)
+from sandglass.state.portable.codec import BY_TYPE, FINDERS, Codec, Scope
 from sandglass.state.portable.functions import FUNCTION
 from sandglass.state.portable.graph import (
     MAX_NODES,
@@ -39,7 +39,6 @@ from sandglass.state.portable.libraries import register_loaded
 if TYPE_CHECKING:
     from sandglass.runtime.namespace import Namespace
     from sandglass.runtime.sources import Sources
-    from sandglass.state.portable.codec import Codec
 
 _NO_PARTS = frozenset(map(id, (types.ModuleType, types.CodeType, types.FrameType, types.TracebackType)))
 
@@ -76,6 +75,8 @@ class _Writing:
         self._never: dict[int, str] = {}
         self._lost: list[tuple[str, str]] = []
         self._beyond: set[int] = set()
+        #: The names of objects that each interpreter has of its own.
+        self._own = generators.names()
 
     def run(self, is_direct: bool) -> tuple[list[bytes], list[tuple[str, str]]]:
         variables: dict[str, Any] = {}
@@ -161,6 +162,8 @@ class _Writing:
         kind = type(value)
         if id(value) in self._scope.helpers:
             return names.HELPER
+        if id(value) in self._own:
+            return Codec("name", lambda value, _: self._own[id(value)], names.NAME.make)
         codec = BY_TYPE.get(id(kind))
         if codec is not None:
             return names.NAME if codec is names.METHOD and names.has_name(value) else codec
@@ -197,7 +200,7 @@ class _Writing:
             return [value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)]
         if issubclass(type(value), BaseException):
             classes.note_traceback(value, self._scope)
-        parts = [*get_referents(value), *([value.base] if hasattr(type(value), "__array_interface__") else [])]
+        parts = get_referents(value)
         return [part for part in parts if id(part) not in self._beyond and not _is_class(part)]
 
     # --- Ways and groups ----------------------------------------------------------------------------------------------
@@ -294,6 +297,10 @@ class _Writing:
                     "group": len(group_entries),
                 }
             group_entries.append(entry)
+        states, lost = generators.write()
+        self._left_for(states)
+        for name, reason in lost:
+            self._lose(name, reason)
         head = {
             "format": FORMAT,
             "python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -302,6 +309,9 @@ class _Writing:
             "groups": group_entries,
             "lost": [(name[:MAX_NAME_CHARS], reason[:MAX_REASON_CHARS]) for name, reason in self._lost],
         }
+        if states:
+            head["generators"] = {"objects": list(range(len(objects), len(objects) + len(states)))}
+            objects += states
         return head, objects
 
     def _left_for(self, data: list[bytes]) -> None:

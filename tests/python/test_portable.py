@@ -295,6 +295,41 @@ def test_a_guest_writes_and_opens_both_kinds_of_states(guest: Guest) -> None:
         other.ok("assert x == [1]")
 
 
+def test_a_state_that_goes_straight_to_another_guest_has_quick_checksums(guest: Guest) -> None:
+    guest.ok("big = bytes(range(256)) * 1000; text = 'é' * 100_000; pairs = [(1, 'a')]; g = (i for i in 'ab')")
+    with installed(guest.runtime):
+        kept, _ = split_state(guest.state.capture(1 << 20, portable=True))
+        direct, lost = split_state(guest.state.capture(1 << 20, portable=True, direct=True))
+    assert [name for name, _ in lost] == ["g"]
+    assert layout.split(kept, 1 << 20)[1] == layout.split(direct, 1 << 20)[1]
+    assert {*head_of(kept)["objects"][0]} == {"bytes", "sha256"} and {*head_of(direct)["objects"][0]} == {
+        "bytes",
+        "crc32",
+    }
+    other = fresh()
+    assert read(other, direct) == []
+    other.ok("assert big == bytes(range(256)) * 1000 and text == 'é' * 100_000 and pairs == [(1, 'a')]")
+    _, objects = layout.split(direct, 1 << 20)
+    at = len(direct) - sum(map(len, objects))
+    for piece in objects:
+        at += len(piece)
+        damaged = direct[: at - 1] + bytes([direct[at - 1] ^ 1]) + direct[at:]
+        with pytest.raises(ValueError, match="another checksum"):
+            layout.split(damaged, 1 << 20)
+
+
+@pytest.mark.parametrize("sums", [{}, {"crc32": "00000000"}, {"sha256": 0}, {"sha256": None, "crc32": 0}])
+def test_an_object_without_its_checksum_is_refused(guest: Guest, sums: dict[str, Any]) -> None:
+    guest.ok("x = [1]")
+    head, (graph_of_x,) = layout.split(write(guest), 1 << 20)
+    head["objects"] = [{"bytes": len(graph_of_x), **sums}]
+    packed = json.dumps(head).encode()
+    size = len(packed).to_bytes(4, "little")
+    state = layout.MAGIC + (1).to_bytes(4, "little") + size + sha256(packed).digest() + packed + graph_of_x
+    with pytest.raises(ValueError, match="checksum"):
+        layout.split(state, 1 << 20)
+
+
 # --- Random graphs ----------------------------------------------------------------------------------------------------
 
 
@@ -381,7 +416,7 @@ def test_random_graphs_are_the_same_elsewhere(seed: int) -> None:
 
 
 def forge(head: dict[str, Any], objects: list[bytes]) -> bytes:
-    return layout.join({**head, "objects": []}, objects, 1 << 40)
+    return b"".join(layout.lay_out({**head, "objects": []}, objects, 1 << 40))
 
 
 def state_of(nodes: list[Any], variables: dict[str, Any] | None = None, buffers: tuple[bytes, ...] = ()) -> bytes:

@@ -222,16 +222,16 @@ class Guest:
         """Loads variables that `save_state` saved. Returns those that could not be loaded, as in `find_foreign`."""
         return _named(self._state.load(state.to_bytes()))
 
-    def capture_state(self, max_bytes: float, portable: bool) -> Any:
+    def capture_state(self, max_bytes: float, portable: bool, direct: bool) -> Any:
         """Returns `["bytes", body]`, or `["refused", why]`; see `State.capture`."""
-        return _answer(lambda: ("bytes", self._state.capture(int(max_bytes), portable)))
+        return _answer(lambda: ("bytes", self._state.capture(int(max_bytes), portable, direct)))
 
     def open_state(self, body: Any, max_bytes: float) -> Any:
         """Returns `["none", b""]`, `["bytes", lost]`, or `["refused", why]`; see `State.open`."""
 
         def open_it() -> tuple[str, bytes] | None:
             lost = self._state.open(body.to_bytes(), int(max_bytes))
-            return ("bytes", join_state(b"", lost)) if lost else None
+            return ("bytes", join_state([], lost)) if lost else None
 
         return _answer(open_it)
 

@@ -394,9 +394,9 @@ class Guest:
                 runtime.set_variable(request["name"], request["encoding"], body)
             case "openState":
                 lost = self._state.open(body, int(request["maxBytes"]))
-                return ("bytes", join_state(b"", lost)) if lost else None
+                return ("bytes", join_state([], lost)) if lost else None
             case "captureState":
-                return "bytes", self._state.capture(int(request["maxBytes"]), request["portable"])
+                return "bytes", self._state.capture(int(request["maxBytes"]), request["portable"], request["direct"])
             case "cellFile":
                 return "bytes", self._state.cell_file(request["path"], b"".join(bodies))
             case "writeFile" | "readFile" | "listFiles" | "removeFile" | "look":

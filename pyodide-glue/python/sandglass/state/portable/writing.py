@@ -33,7 +33,7 @@ from sandglass.state.portable.graph import (
     reach,
     spread,
 )
-from sandglass.state.portable.layout import FORMAT, MAX_NAME_CHARS, MAX_REASON_CHARS, MAX_VARIABLES, TooLarge, join
+from sandglass.state.portable.layout import FORMAT, MAX_NAME_CHARS, MAX_REASON_CHARS, MAX_VARIABLES, TooLarge, lay_out
 from sandglass.state.portable.libraries import register_loaded
 
 if TYPE_CHECKING:
@@ -48,9 +48,16 @@ def write(namespace: Namespace, sources: Sources, max_bytes: int) -> bytes:
 
     Raises ValueError when they take more than `max_bytes`.
     """
+    return b"".join(write_pieces(namespace, sources, max_bytes)[0])
+
+
+def write_pieces(
+    namespace: Namespace, sources: Sources, max_bytes: int, is_direct: bool = False
+) -> tuple[list[bytes], list[tuple[str, str]]]:
+    """Returns the result of `write` in pieces, and each `(name, reason)` of its head."""
     register_loaded()
     with without_collector():
-        return _Writing(Scope(namespace, sources), max_bytes).run()
+        return _Writing(Scope(namespace, sources), max_bytes).run(is_direct)
 
 
 class _Writing:
@@ -71,7 +78,7 @@ class _Writing:
         #: The names of objects that each interpreter has of its own.
         self._own = generators.names()
 
-    def run(self) -> bytes:
+    def run(self, is_direct: bool) -> tuple[list[bytes], list[tuple[str, str]]]:
         variables: dict[str, Any] = {}
         for name, value in self._scope.namespace.items():
             if len(name) > MAX_NAME_CHARS or len(variables) == MAX_VARIABLES:
@@ -85,7 +92,8 @@ class _Writing:
             spread(reasons, self._children)
         ways = self._ways(variables, roots)
         groups = self._groups(ways, roots)
-        return self._join(groups, ways, variables, roots)
+        head, objects = self._join(groups, ways, variables, roots)
+        return lay_out(head, objects, self._max_bytes, is_direct), head["lost"]
 
     # --- The graph ----------------------------------------------------------------------------------------------------
 
@@ -253,7 +261,7 @@ class _Writing:
         ways: dict[str, str],
         variables: dict[str, Any],
         roots: dict[str, int | None],
-    ) -> bytes:
+    ) -> tuple[dict[str, Any], list[bytes]]:
         objects: list[bytes] = []
         group_entries: list[dict[str, Any]] = []
         entries: dict[str, dict[str, Any]] = {}
@@ -299,12 +307,12 @@ class _Writing:
             "packages": pickles.versions(self._packages_used()),
             "variables": [entries[name] for name in ways if name in entries],
             "groups": group_entries,
-            "lost": [[name[:MAX_NAME_CHARS], reason[:MAX_REASON_CHARS]] for name, reason in self._lost],
+            "lost": [(name[:MAX_NAME_CHARS], reason[:MAX_REASON_CHARS]) for name, reason in self._lost],
         }
         if states:
             head["generators"] = {"objects": list(range(len(objects), len(objects) + len(states)))}
             objects += states
-        return join(head, objects, self._max_bytes)
+        return head, objects
 
     def _left_for(self, data: list[bytes]) -> None:
         self._left -= sum(map(len, data))

@@ -28,6 +28,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("native/frames.py"),
     file!("native/guest.py"),
     file!("native/host_loop.py"),
+    file!("native/hot_pages.py"),
     file!("native/kernel_guest.py"),
     file!("native/landlock.py"),
     file!("native/leftovers.py"),

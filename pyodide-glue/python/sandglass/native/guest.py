@@ -261,6 +261,8 @@ class Guest:
         if self._gate is None:
             self._collect()
         self._start_threads()
+        if self._gate is None:
+            forks.hot_pages.copy(self._requests.empty)
 
     def _become(self, epoch: int, gate: SyscallGate | None) -> None:
         """Takes up the life of a copy: one that runs ahead behind a gate, or the session's next guest."""

@@ -249,7 +249,7 @@ async fn a_session_whose_state_cannot_be_written_goes_on() {
     let server = quick(&path, &["--max-suspended-mib", "1"]).await;
     let bad = server.session(json!({})).await;
     // A guest that answers with what is no state.
-    let run = "import os, sys\nfrom sandglass.state.portable import writing\nwriting.write = lambda *_: b'no state'\nos.getpid()";
+    let run = "import os, sys\nfrom sandglass.state.portable import writing\nwriting.write_pieces = lambda *_: ([b'no state'], [])\nos.getpid()";
     let run = server.execute(&bad, run).await;
     let large = server.session(json!({})).await;
     server

@@ -240,6 +240,11 @@ pub enum Input<B> {
     Conversation(String),
     /// The guests of shadows take more memory than the machine has for them.
     MemoryIsShort,
+    /// The driver has put the state before this execution of an earlier session into the guest. The execution is pending now. Only for
+    /// sessions that [record by value](Session::with_records_by_value).
+    Recorded(Box<Record<B>>),
+    /// The driver does not have the present state, because of this. The next execution cannot be resumed.
+    Unkept(String),
     /// A paused guest is gone, and the checkpoint with this number with it. The text is the reason.
     CheckpointGone(u32, String),
     /// The time of [`Session::wake_at`] has come.
@@ -457,6 +462,8 @@ impl<B: Body> Session<B> {
             Input::Written(..) => {} // no copy will exist
             Input::Conversation(text) => self.shadows.converse(now, &text),
             Input::MemoryIsShort => self.shadows.memory_is_short(),
+            Input::Recorded(record) => interpreter.recorded(*record),
+            Input::Unkept(why) => interpreter.unkept = Some(why),
             Input::CheckpointGone(checkpoint, why) => interpreter.checkpoint_gone(checkpoint, &why),
             Input::Tick => {}
         }

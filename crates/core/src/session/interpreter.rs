@@ -110,6 +110,10 @@ pub(super) struct Interpreter<B> {
     pub(super) packages: Vec<Package<B>>,
     /// True if executions are recorded.
     pub(super) records: bool,
+    /// True if executions are recorded, and the driver keeps the states before them.
+    pub(super) records_by_value: bool,
+    /// The reason for which the driver does not have the present state.
+    pub(super) unkept: Option<String>,
     /// The execution of an earlier session that was not finished.
     pub(super) pending: Option<Record<B>>,
     /// The base of the record of an ended execution that the driver has.
@@ -150,6 +154,8 @@ impl<B: Body> Interpreter<B> {
             pings: None,
             packages: Vec::new(),
             records: false,
+            records_by_value: false,
+            unkept: None,
             pending: None,
             told_record: None,
             ended_records: VecDeque::new(),
@@ -361,6 +367,7 @@ impl<B: Body> Interpreter<B> {
         self.abort_calls();
         if next != Guest::Destroyed {
             self.drop_told_record();
+            self.forget_pending();
         }
         self.notes.push_back(Note::Ended);
         if matches!(self.guest, Guest::Booting(_) | Guest::Up) {

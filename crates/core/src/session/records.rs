@@ -23,6 +23,8 @@ use crate::protocol::{ReplyStatus, Step};
 const MAX_BYTES: usize = 64 * 1024 * 1024;
 /// The most bytes of notes. A guest sends at most a third of this.
 const MAX_NOTES: usize = 3 * 1024 * 1024;
+/// The base of a record if the driver keeps the state before it, by value. No checkpoint has this number.
+pub(super) const BY_VALUE: u32 = 0;
 
 /// The execution of a record, and the state before it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -130,7 +132,7 @@ pub enum Strictness {
 }
 
 /// The record of an execution.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Record<B> {
     pub(super) beginning: Beginning,
     entries: Vec<Entry<B>>,
@@ -242,6 +244,11 @@ impl<B: Body> Record<B> {
     /// The reason for which the execution cannot be resumed, if there is one.
     pub fn broken(&self) -> Option<&str> {
         self.broken.as_deref()
+    }
+
+    /// Returns true if the driver keeps the state before the execution, by value.
+    pub(super) fn is_by_value(&self) -> bool {
+        self.beginning.base == BY_VALUE
     }
 
     /// The calls without an answer.

@@ -10,7 +10,7 @@ use super::exchange::{Exchange, Job};
 use super::execution::{Execute, Execution};
 use super::interpreter::{Guest, Interpreter};
 use super::journal::{Origin, Steps};
-use super::records::{Beginning, Record, RecordChange, Strictness};
+use super::records::{BY_VALUE, Beginning, Record, RecordChange, Strictness};
 use super::{Body, Command, Effect, Encoded, Error, HostEffect, Reply, Session, StateCommand, Ticket};
 use crate::execution::StateReport;
 use crate::protocol::ReplyStatus;
@@ -25,6 +25,14 @@ impl<B: Body> Session<B> {
     pub fn with_records(mut self) -> Self {
         self.interpreter.records = true;
         self.interpreter.checkpoints.saves_first = true;
+        self
+    }
+
+    /// Records executions as [`Session::with_records`] does, for a driver that keeps the state before each of them by value
+    /// ([`VariableCommand::Capture`](super::VariableCommand::Capture)). If it cannot, it says so by [`Input::Unkept`](super::Input::Unkept).
+    #[must_use]
+    pub fn with_records_by_value(mut self) -> Self {
+        self.interpreter.records_by_value = true;
         self
     }
 
@@ -98,6 +106,20 @@ impl<B: Body> Interpreter<B> {
         self.note(RecordChange::End);
     }
 
+    /// Makes an execution pending whose state before it the driver has put into the guest, by value. The guest must be the first one: in a
+    /// later one this state is gone.
+    pub(super) fn recorded(&mut self, record: Record<B>) {
+        if record.is_by_value() && self.guest == Guest::Up && self.stats.guests == 1 {
+            self.last_execution = self.last_execution.max(record.execution());
+            self.pending = Some(record.rewound(Strictness::Resume));
+        }
+    }
+
+    /// Forgets the pending execution if the state before it was in the guest that has ended. The driver still has both.
+    pub(super) fn forget_pending(&mut self) {
+        self.pending.take_if(|record| record.is_by_value());
+    }
+
     fn note(&mut self, note: RecordChange<B>) {
         self.effects.push(Effect::Host(HostEffect::Note(note)));
     }
@@ -109,14 +131,16 @@ impl<B: Body> Interpreter<B> {
             self.checkpoints.frozen = false;
             return self.pending.take();
         }
-        if !self.records || is_begun {
+        if is_begun || !(self.records || self.records_by_value) {
             return None;
         }
         let origin = match &self.checkpoints.before {
+            _ if self.records_by_value => Some((BY_VALUE, Vec::new())),
             Some(Origin::Saved(number, steps)) => Some((*number, steps.to_repeat())),
             _ => None,
         };
         let is_saved = origin.is_some();
+        let unkept = self.unkept.take();
         let (base, steps) = origin.unwrap_or_default();
         let mut record = Record::new(Beginning {
             execution: execution.id,
@@ -128,6 +152,9 @@ impl<B: Body> Interpreter<B> {
         });
         if !is_saved {
             record.end("the state before it was not saved");
+        }
+        if let Some(why) = unkept {
+            record.end(&why);
         }
         Some(record)
     }
@@ -141,6 +168,9 @@ impl<B: Body> Interpreter<B> {
             self.told_record = Some(record.beginning.base);
             let notes = record.untold();
             notes.into_iter().for_each(|note| self.note(note));
+        }
+        if record.is_by_value() {
+            return; // nothing here has the state before it, so it cannot be replayed
         }
         self.ended_records.push_back(record);
         let size = |records: &std::collections::VecDeque<Record<B>>| records.iter().map(Record::bytes).sum::<usize>();
@@ -198,7 +228,7 @@ impl<B: Body> Interpreter<B> {
         let Some(Beginning { base, steps, .. }) = self.pending.as_ref().map(|record| &record.beginning) else {
             return false;
         };
-        self.checkpoints.base == Some(*base) && self.checkpoints.repeated.to_repeat() == *steps
+        *base == BY_VALUE || self.checkpoints.base == Some(*base) && self.checkpoints.repeated.to_repeat() == *steps
     }
 
     /// The pending execution as a job. Calls whose answers are given are not made again.
@@ -250,8 +280,10 @@ impl<B: Body> Interpreter<B> {
         let Some(mut exchange) = self.exchange.take() else {
             return;
         };
+        let mut has_state = true;
         if let Some(record) = exchange.calls.record.take() {
-            self.checkpoints.frozen = true;
+            has_state = !record.is_by_value();
+            self.checkpoints.frozen = has_state;
             let strictness = record.strictness();
             self.pending = Some(record.rewound(strictness));
         }
@@ -263,7 +295,9 @@ impl<B: Body> Interpreter<B> {
             );
             self.resolve(ticket, Err(Error::JournalDiffers(why)));
         }
-        self.boot(now);
+        if has_state {
+            self.boot(now);
+        }
     }
 
     fn replayed(&self, execution: u32) -> Result<(Fork<B>, Record<B>), Error> {

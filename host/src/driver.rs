@@ -8,8 +8,10 @@
 //! | `slots.rs` | guests, each in its slot |
 //! | `shadow.rs` | copies of a guest that run ahead |
 //! | `paused.rs` | copies of a guest that are its checkpoints |
+//! | `journal.rs` | what the world answered to an execution, in a store |
 
 mod host_calls;
+pub(crate) mod journal;
 mod paused;
 mod receive;
 mod shadow;
@@ -32,6 +34,7 @@ use tokio_util::sync::CancellationToken;
 use crate::callbacks::{Functions, OnDisplay, OnOutput};
 use crate::launcher::Launcher;
 use crate::value::{Payload, Value};
+use journal::{JournalPlace, Written};
 
 static CLOCK: LazyLock<Instant> = LazyLock::new(Instant::now);
 
@@ -52,13 +55,15 @@ pub(crate) type OnText = Arc<dyn Fn(&str) + Send + Sync>;
 /// Receives the facts of a guest.
 pub(crate) type OnStart = Arc<dyn Fn(&GuestInfo) + Send + Sync>;
 
-/// The news of all executions of a sandbox.
+/// The receivers of news of all executions of a sandbox.
 #[derive(Clone, Default)]
 pub(crate) struct Callbacks {
     pub(crate) on_stdout: Option<OnText>,
     pub(crate) on_stderr: Option<OnText>,
     /// Hears of each guest that has started, before what waited for it is answered.
     pub(crate) on_start: Option<OnStart>,
+    /// The place of the journal, if executions are recorded.
+    pub(crate) journal: Option<JournalPlace>,
 }
 
 /// The receivers of one execution's events.
@@ -91,6 +96,8 @@ enum Message {
     Past(oneshot::Sender<Past<Payload>>),
     /// Variables of the session's past that could not be opened.
     Lost(Vec<LostVariable>),
+    /// The journal of an execution of an earlier process. The guest has the state before it.
+    Recorded(Box<Written>),
     /// Ends the session. The sender is told when nothing is left.
     Destroy(Option<oneshot::Sender<()>>),
     HostReturned(u32, Result<Encoded<Payload>, String>),
@@ -197,6 +204,11 @@ impl Driver {
     /// Has the next execution report variables of the session's past that could not be opened.
     pub(crate) fn add_lost(&self, lost: Vec<LostVariable>) {
         let _ = self.messages.send(Message::Lost(lost));
+    }
+
+    /// Makes an execution of an earlier process pending. The guest has the state before it.
+    pub(crate) fn recorded(&self, journal: Written) {
+        let _ = self.messages.send(Message::Recorded(Box::new(journal)));
     }
 
     /// Ends the session. Nothing of it is left when this returns.

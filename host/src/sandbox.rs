@@ -4,6 +4,8 @@ mod builder;
 mod captured;
 mod files;
 mod going_back;
+mod resuming;
+mod stored;
 mod suspended;
 
 use std::fmt;
@@ -204,22 +206,26 @@ impl Sandbox {
     /// # Errors
     /// As [`Sandbox::execute`].
     pub async fn execute_with(&self, code: impl Into<String>, options: ExecuteOptions) -> Result<Execution, Error> {
-        let ExecuteOptions {
-            timeout_ms,
-            budget,
-            on_output,
-            on_display,
-            request,
-            cancel,
-        } = options;
-        if let Some(ms) = timeout_ms {
+        if let Some(ms) = options.timeout_ms {
             Limits::default().set("timeout", ms)?;
         }
         let command = Command::Execute(Execute {
             code: code.into(),
-            timeout_ms,
-            budget,
+            timeout_ms: options.timeout_ms,
+            budget: options.budget,
         });
+        self.run(command, options).await
+    }
+
+    /// Runs the code of a command.
+    async fn run(&self, command: Command<Payload>, options: ExecuteOptions) -> Result<Execution, Error> {
+        let ExecuteOptions {
+            on_output,
+            on_display,
+            request,
+            cancel,
+            ..
+        } = options;
         let value = self.values.then(Arc::default);
         let watch = Watch {
             on_output,

@@ -22,6 +22,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::host_calls::{Called, Claims};
+use super::journal::Journal;
 use super::paused::PausedGuests;
 use super::receive::output_bytes;
 use super::slots::{Happened, Slots};
@@ -55,6 +56,7 @@ pub(super) struct SandboxTask {
     waiters: HashMap<Ticket, Waiter>,
     calls: HashMap<u32, AbortHandle>,
     claims: Claims,
+    journal: Journal,
     /// Guests that were told to end, and are not gone yet.
     pub(super) ending: JoinSet<()>,
     pub(super) paused: PausedGuests,
@@ -97,6 +99,7 @@ impl SandboxTask {
         )]
         let max_value_bytes = max_value_bytes as usize;
         let paused = PausedGuests::new(session.limits().checkpoints);
+        let journal = Journal::new(callbacks.journal.clone());
         Self {
             session,
             max_value_bytes,
@@ -111,6 +114,7 @@ impl SandboxTask {
             waiters: HashMap::new(),
             calls: HashMap::new(),
             claims: Claims::default(),
+            journal,
             ending: JoinSet::new(),
             paused,
         }
@@ -142,11 +146,13 @@ impl SandboxTask {
                 (slot, happened) = self.slots.next() => self.happened(slot, happened),
                 Some(made) = self.paused.making.join_next() => made.into_iter().for_each(|made| self.paused(made)),
                 Some(_) = self.ending.join_next() => self.look_at_paused_memory(),
+                () = self.journal.written() => {}
             }
             self.follow();
         }
         inbox.close();
         self.end_paused();
+        self.journal.end().await;
         while self.ending.join_next().await.is_some() {}
         while let Ok(message) = inbox.try_recv() {
             match message {
@@ -178,6 +184,11 @@ impl SandboxTask {
             Message::Stats(answer) => drop(answer.send(self.session.stats())),
             Message::Past(answer) => drop(answer.send(self.session.past())),
             Message::Lost(lost) => self.session.add_lost(lost),
+            Message::Recorded(journal) => {
+                self.journal
+                    .resume(journal.id, u32::try_from(journal.times.len()).unwrap_or(u32::MAX));
+                self.tell(Input::Recorded(Box::new(journal.record)));
+            }
             Message::Destroy(gone) => {
                 told.extend(gone);
                 self.tell(Input::Destroy);
@@ -198,6 +209,12 @@ impl SandboxTask {
     /// Carries out the effects of all inputs so far.
     fn follow(&mut self) {
         while let Some(effect) = self.effects.pop_front() {
+            if self.journal.holds(&effect) {
+                if self.session.is_destroyed() {
+                    continue;
+                }
+                return self.effects.push_front(effect);
+            }
             match effect {
                 Effect::Guest(Slot::Main, GuestEffect::Boot) => {
                     self.begun = Hits::default();
@@ -240,7 +257,8 @@ impl SandboxTask {
                         task.abort();
                     }
                 }
-                Effect::Host(HostEffect::Progress(_) | HostEffect::Keep(_) | HostEffect::Note(_)) => {}
+                Effect::Host(HostEffect::Note(change)) => self.journal.note(change),
+                Effect::Host(HostEffect::Progress(_) | HostEffect::Keep(_)) => {}
                 Effect::Host(HostEffect::Print(ticket, stream, text)) => self.print(ticket, stream, &text),
                 Effect::Host(HostEffect::Display {
                     ticket,
@@ -492,6 +510,14 @@ impl SandboxTask {
             return;
         }
         self.find_ended_copies();
+        // An answer that waits for the journal was for this guest.
+        let is_answer = |effect: &Effect<_>| {
+            matches!(
+                effect,
+                Effect::Guest(Slot::Main, GuestEffect::Post(Request::HostReply { .. }, _))
+            )
+        };
+        self.effects.retain(|effect| !is_answer(effect));
         let why = Error::GuestLost(format!("the guest ended: {why}"));
         let effects = self
             .session
@@ -507,11 +533,21 @@ impl SandboxTask {
     // ---- the user's functions ----
 
     fn call_host(&mut self, call: Call<Payload>) {
+        let aborts =
+            |effect: &Effect<_>| matches!(effect, Effect::Host(HostEffect::AbortHost(its)) if *its == call.call);
+        if self.effects.iter().any(aborts) {
+            return; // it has waited for the journal, and nobody waits for it any more
+        }
         let waiter = call.ticket.and_then(|ticket| self.waiters.get(&ticket));
         let request = waiter.and_then(|waiter| waiter.watch.request.clone());
         let claim = call.ahead.then(|| self.claims.begin(call.call));
         let function = self.functions.get(&call.name).cloned();
-        let called = Called { call, request, claim };
+        let called = Called {
+            id: self.journal.call_id(call.place),
+            call,
+            request,
+            claim,
+        };
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let most = self.max_value_bytes as f64;
         let call = called.call.call;

@@ -1,0 +1,39 @@
+//! Executions of an earlier process that a sandbox goes on with.
+
+use sandglass_core::Error;
+use sandglass_core::session::{Command, Input};
+
+use super::{ExecuteOptions, Execution, Sandbox};
+use crate::driver::journal::Written;
+use crate::value::Value;
+
+impl Sandbox {
+    /// Tells that no store has the present state, because of `why`. So the next execution cannot be resumed.
+    pub(crate) fn unkept(&self, why: String) {
+        self.driver.tell(Input::Unkept(why));
+    }
+
+    /// Goes on with an execution by its journal. The guest must have the state before it. Calls whose answers are given, by their places among
+    /// the calls, are not made again.
+    ///
+    /// # Errors
+    /// [`Error::JournalDiffers`] when the code goes another way. The guest has ended then.
+    pub(crate) async fn resume(
+        &self,
+        journal: Written,
+        answers: Vec<(u32, Value)>,
+        options: ExecuteOptions,
+    ) -> Result<Execution, Error> {
+        if options.timeout_ms.is_some() || options.budget != Default::default() {
+            let problem = "takes no timeout and no budget: those of the execution count";
+            return Err(Error::invalid("resume", problem));
+        }
+        let encode = |(call, value): (u32, Value)| {
+            let what = format!("the answer to call {call}");
+            Ok((call, value.encode(&what, self.limits.max_value_bytes)?))
+        };
+        let answers = answers.into_iter().map(encode).collect::<Result<_, Error>>()?;
+        self.driver.recorded(journal);
+        self.run(Command::Resume(answers), options).await
+    }
+}

@@ -28,11 +28,13 @@
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use sandglass_core::execution::{LostVariable, StateReport, StateStatus};
 use sandglass_core::{Error, Profile};
-use sandglass_states::{FolderStore, MasterKey, Saved, SessionId, StateError, States, Tenant};
+use sandglass_states::{FolderStore, JournalId, MasterKey, Part, Saved, SessionId, StateError, States, Tenant};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -49,14 +51,27 @@ const MOST_JOURNAL_BYTES: u64 = 128 << 20;
 /// The name of the key's file in a folder.
 const KEY_FILE: &str = "key";
 
+/// The number of states after which objects of earlier ones are removed, if nobody else does that.
+const COLLECTED_AFTER: u32 = 32;
+/// The age from which objects are removed that nobody needs.
+const COLLECTED_AGE: Duration = Duration::from_secs(60);
+
 /// The place of a kept sandbox: a session of a tenant of a store. One sandbox at a time may be open there.
 #[derive(Debug, Clone)]
-pub struct KeptPlace(JournalPlace);
+pub struct KeptPlace {
+    journal: JournalPlace,
+    /// True if the sandbox removes what it needs no more, because nobody else does.
+    collects: bool,
+}
 
 impl KeptPlace {
-    /// A session in a store.
+    /// A session in a store. The caller [collects](Tenant::collect) what its tenant needs no more.
     pub fn new(tenant: Arc<Tenant>, session: SessionId) -> Self {
-        Self(JournalPlace { tenant, session })
+        let journal = JournalPlace { tenant, session };
+        Self {
+            journal,
+            collects: false,
+        }
     }
 
     /// A folder of its own, which is made if it is missing. What is in it is encrypted with the key in its file `key`.
@@ -72,7 +87,11 @@ impl KeptPlace {
         };
         let tenant = Arc::new(open().map_err(unavailable)?);
         let session = "0".repeat(32).parse().map_err(unavailable)?;
-        Ok(Self::new(tenant, session))
+        let place = Self::new(tenant, session);
+        Ok(Self {
+            collects: true,
+            ..place
+        })
     }
 
     /// Runs work that blocks on the store.
@@ -80,7 +99,7 @@ impl KeptPlace {
         &self,
         work: impl FnOnce(&Tenant, SessionId) -> Result<T, StateError> + Send + 'static,
     ) -> Result<T, Error> {
-        let JournalPlace { tenant, session } = self.0.clone();
+        let JournalPlace { tenant, session } = self.journal.clone();
         let worked = tokio::task::spawn_blocking(move || work(&tenant, session)).await;
         worked.map_err(unavailable)?.map_err(unavailable)
     }
@@ -130,6 +149,8 @@ pub struct Kept {
     /// Held by whoever uses the sandbox.
     turn: tokio::sync::Mutex<()>,
     inside: Mutex<Inside>,
+    /// The number of states that were written.
+    writes: AtomicU32,
 }
 
 /// The settings that a stored sandbox must have again.
@@ -175,27 +196,16 @@ impl Kept {
         if builder.given_workspace().is_some() {
             return refused("a folder of the host cannot be given back as it was before an execution");
         }
-        let found = place
-            .work(|tenant, session| {
-                let saved = tenant.read(session, MOST_BYTES)?;
-                let is_left = tenant.head(session)?.is_some_and(|head| head.awake);
-                let journal = tenant.journal(session, MOST_JOURNAL_BYTES)?;
-                Ok(saved.map(|saved| (saved, is_left, journal)))
-            })
-            .await?;
+        let found = place.work(read).await?;
         let profile = builder.its_profile();
         let (settings, stage) = match found {
             Some((saved, is_left, journal)) => {
-                let journal = journal.map(|(id, parts)| Written::read(id, parts)).transpose();
                 let settings = StoredSettings::deserialize(&saved.settings).map_err(unavailable)?;
                 if settings.profile != profile {
                     let problem = format!("the kept sandbox has the profile \"{}\"", settings.profile.name());
                     return Err(Error::invalid("profile", problem));
                 }
-                (
-                    settings,
-                    Some(Stage::of(saved, is_left, journal.map_err(unavailable)?)?),
-                )
+                (settings, Some(Stage::of(saved, is_left, journal)?))
             }
             None => {
                 let mut seed = [0; 4];
@@ -204,7 +214,7 @@ impl Kept {
                 (StoredSettings { hash_seed, profile }, None)
             }
         };
-        let builder = builder.journal(place.0.clone(), settings.hash_seed);
+        let builder = builder.journal(place.journal.clone(), settings.hash_seed);
         let stage = match stage {
             Some(stage) => stage,
             None => Stage::Open(built(&builder).await?),
@@ -214,6 +224,7 @@ impl Kept {
             place,
             settings,
             turn: tokio::sync::Mutex::default(),
+            writes: AtomicU32::new(0),
             inside: Mutex::new(Inside {
                 unkept: matches!(stage, Stage::Open(_)).then(|| "it was not written yet".to_owned()),
                 stage,
@@ -303,6 +314,12 @@ impl Kept {
     /// goes another way than its journal says. After any error, the execution is still pending.
     pub async fn resume(&self, options: ResumeOptions) -> Result<Execution, Error> {
         let _turn = self.turn.lock().await;
+        let left = self.inside().resuming.take();
+        if let Some(sandbox) = left {
+            // An earlier call was dropped. It has interrupted the execution, and noted that.
+            sandbox.destroy().await;
+            self.read_again().await?;
+        }
         let (suspended, journal) = match &self.inside().stage {
             Stage::Pending(suspended, journal) => (suspended.clone(), journal.clone()),
             _ => return Err(nothing_pending("resume")),
@@ -339,7 +356,7 @@ impl Kept {
             }
             Err(error) => {
                 sandbox.destroy().await;
-                self.read_again(suspended).await?;
+                self.read_again().await?;
                 Err(error)
             }
         }
@@ -360,7 +377,8 @@ impl Kept {
         Ok(())
     }
 
-    /// Ends the guest, also while code runs: then its execution is pending in the next sandbox of this place.
+    /// Ends the guest, also while code runs: then its execution is pending in the next sandbox of this place. A process that ends in good
+    /// order calls this first. If it drops the future of an execution instead, that interrupts the code.
     pub async fn destroy(&self) {
         let sandbox = {
             let inside = self.inside();
@@ -409,9 +427,15 @@ impl Kept {
             let suspended = sandbox.suspend(MOST_BYTES).await?;
             let lost = inexact(&suspended.lost);
             let saved = suspended.into_saved(json!(self.settings))?;
+            let writes = self.writes.fetch_add(1, Ordering::Relaxed);
+            let collects = self.place.collects && writes.is_multiple_of(COLLECTED_AFTER);
             let write = move |tenant: &Tenant, session| {
                 tenant.write(session, &saved)?;
-                tenant.remove_journal(session)
+                tenant.remove_journal(session)?;
+                match collects {
+                    true => tenant.collect(COLLECTED_AGE).map(drop),
+                    false => Ok(()),
+                }
             };
             self.place.work(write).await.map(|()| lost)
         };
@@ -430,11 +454,11 @@ impl Kept {
         }
         // The guest is gone with its state. That of the store takes its place.
         sandbox.destroy().await;
-        let read = |tenant: &Tenant, session| {
+        let stored = |tenant: &Tenant, session| {
             tenant.remove_journal(session)?;
             tenant.read(session, MOST_BYTES)
         };
-        if let Some(saved) = self.place.work(read).await? {
+        if let Some(saved) = self.place.work(stored).await? {
             let lost = execution.run.state.lost.take().unwrap_or_default();
             let reason = lost.first().map(|lost| lost.reason.clone()).unwrap_or_default();
             execution.run.state = StateReport::restored(saved.execution, [], &reason);
@@ -443,24 +467,21 @@ impl Kept {
         Ok(execution)
     }
 
-    /// Makes the execution pending again, whose journal may have grown.
-    async fn read_again(&self, suspended: Box<Suspended>) -> Result<(), Error> {
-        let journal = self
-            .place
-            .work(|tenant, session| tenant.journal(session, MOST_JOURNAL_BYTES))
-            .await?;
-        let journal = journal.map(|(id, parts)| Written::read(id, parts)).transpose();
-        self.inside().stage = match journal.map_err(unavailable)? {
-            Some(journal) => Stage::Pending(suspended, Box::new(journal)),
-            None => Stage::Stored(suspended),
-        };
+    /// Takes the stage from the store again, whose journal may have grown.
+    async fn read_again(&self) -> Result<(), Error> {
+        let found = self.place.work(read).await?;
+        if let Some((saved, _, journal)) = found {
+            self.inside().stage = Stage::of(saved, false, journal)?;
+        }
         Ok(())
     }
 }
 
 impl Stage {
     /// The stage of a stored state. `is_left`: a sandbox went on from the state, and its effects are lost unless they are in the journal.
-    fn of(saved: Saved, is_left: bool, journal: Option<Written>) -> Result<Self, Error> {
+    fn of(saved: Saved, is_left: bool, journal: Option<Parts>) -> Result<Self, Error> {
+        let journal = journal.map(|(id, parts)| Written::read(id, parts)).transpose();
+        let journal = journal.map_err(unavailable)?;
         let next = saved.execution.saturating_add(1);
         let suspended = Suspended::from_saved(saved, Spent::default()).map_err(unavailable)?;
         let mut suspended = Box::new(suspended);
@@ -477,6 +498,17 @@ impl Stage {
         }
         Ok(Self::Stored(suspended))
     }
+}
+
+/// A journal as it is stored.
+type Parts = (JournalId, Vec<Part>);
+
+/// Reads the state of a session, whether a sandbox went on from it, and its journal.
+fn read(tenant: &Tenant, session: SessionId) -> Result<Option<(Saved, bool, Option<Parts>)>, StateError> {
+    let saved = tenant.read(session, MOST_BYTES)?;
+    let is_left = tenant.head(session)?.is_some_and(|head| head.awake);
+    let journal = tenant.journal(session, MOST_JOURNAL_BYTES)?;
+    Ok(saved.map(|saved| (saved, is_left, journal)))
 }
 
 /// A sandbox whose guests can be recorded.

@@ -12,7 +12,9 @@ use std::sync::{Arc, Mutex};
 
 use sandglass_host::kept::{Kept, KeptPlace, Pending, ResumeOptions};
 use sandglass_host::{BackendKind, Error, ExecuteOptions, Execution, Outcome, Sandbox, StateStatus, Value};
+use sandglass_states::{Listed, MasterKey, MemoryStore, Name, Place, StateError, States, Store};
 use tempfile::TempDir;
+use tokio::sync::watch;
 
 const BACKENDS: [BackendKind; 2] = [BackendKind::Bubblewrap, BackendKind::Subprocess];
 /// The environment variables of a child: the folder, the backend and the code.
@@ -21,11 +23,11 @@ const CHILD: [&str; 3] = ["KEPT_TEST_FOLDER", "KEPT_TEST_BACKEND", "KEPT_TEST_CO
 const WAITS: &str = "the child waits";
 
 /// The calls of `ask` so far: their names and questions.
-type Calls = Arc<Mutex<Vec<(Option<String>, String)>>>;
+type Calls = Arc<watch::Sender<Vec<(Option<String>, String)>>>;
 
 /// Opens the sandbox in a folder. `ask` answers a question with `answer`; without one, it waits for ever.
 async fn open(place: &KeptPlace, backend: BackendKind, answer: fn(&str) -> Option<String>) -> (Kept, Calls) {
-    let calls = Calls::default();
+    let calls: Calls = Arc::new(watch::Sender::new(Vec::new()));
     let noted = Arc::clone(&calls);
     let builder = Sandbox::builder()
         .backend(backend)
@@ -35,7 +37,7 @@ async fn open(place: &KeptPlace, backend: BackendKind, answer: fn(&str) -> Optio
             let noted = Arc::clone(&noted);
             async move {
                 let question = call.text(0)?.to_owned();
-                noted.lock().unwrap().push((call.id.clone(), question.clone()));
+                noted.send_modify(|calls| calls.push((call.id.clone(), question.clone())));
                 match answer(&question) {
                     Some(answer) => Ok(Value::Str(answer)),
                     None => {
@@ -58,13 +60,13 @@ fn all(question: &str) -> Option<String> {
     Some(format!("answer to {question}"))
 }
 
+/// Waits for the first call.
+async fn is_asked(calls: &Calls) {
+    let _ = calls.subscribe().wait_for(|calls| !calls.is_empty()).await;
+}
+
 fn questions(calls: &Calls) -> Vec<String> {
-    calls
-        .lock()
-        .unwrap()
-        .iter()
-        .map(|(_, question)| question.clone())
-        .collect()
+    calls.borrow().iter().map(|(_, question)| question.clone()).collect()
 }
 
 fn ok(execution: &Execution) -> String {
@@ -165,7 +167,7 @@ async fn an_execution_goes_on_after_its_process_was_killed() {
         assert_eq!(ok(&resumed), "(True, True, 2, 9)");
         assert_eq!((resumed.id, resumed.state.status), (2, StateStatus::Kept));
         assert!(printed.lock().unwrap().contains("a note"), "from the beginning");
-        let made = calls.lock().unwrap().clone();
+        let made = calls.borrow().clone();
         assert_eq!(
             made,
             [(Some(waits.id), question.clone())],
@@ -190,9 +192,7 @@ where
 {
     let kept = Arc::new(kept);
     let asked = async {
-        while calls.lock().unwrap().is_empty() {
-            tokio::task::yield_now().await;
-        }
+        is_asked(calls).await;
         kept.destroy().await;
     };
     let (ended, ()) = tokio::join!(run(Arc::clone(&kept)), asked);
@@ -233,4 +233,292 @@ async fn an_execution_goes_on_after_several_ends_and_the_user_may_answer() {
     let resumed = kept.resume(ResumeOptions::default()).await.unwrap();
     assert_eq!(ok(&resumed), "(['zero', 'answer to 1?', 'answer to 2?'], 4)");
     assert_eq!(questions(&calls), ["1?", "2?"]);
+}
+
+/// Each call is made once, wherever the process is killed: but for the one that waits, of which nobody knows whether it was done.
+#[tokio::test]
+async fn an_answered_call_is_never_made_again() {
+    const CALLS: usize = 4;
+    for killed_at in 0..CALLS {
+        let folder = TempDir::new().unwrap();
+        let code = format!(
+            "import random\nparts = []\nfor number in range({CALLS}):\n    mark = '?' if number == {killed_at} else ''\n    \
+             parts.append(ask(f'{{number}} {{random.random()}}{{mark}}'))\nlen(set(parts))"
+        );
+        Another::begin(folder.path(), BackendKind::Subprocess, &code).kill();
+        let place = KeptPlace::in_folder(folder.path()).unwrap();
+        let (kept, calls) = open(&place, BackendKind::Subprocess, all).await;
+        let resumed = kept.resume(ResumeOptions::default()).await.unwrap();
+        assert_eq!(ok(&resumed), CALLS.to_string());
+        let asked: Vec<_> = questions(&calls)
+            .iter()
+            .map(|question| question[..1].to_owned())
+            .collect();
+        let expected: Vec<_> = (killed_at..CALLS).map(|number| number.to_string()).collect();
+        assert_eq!(asked, expected);
+    }
+}
+
+#[tokio::test]
+async fn another_way_than_the_journals_is_an_error_that_names_the_first_difference() {
+    let folder = TempDir::new().unwrap();
+    // The times of files are no part of a state.
+    let code = "import os\nkept = 2\nask(f\"{os.stat('file').st_mtime_ns} is written\")\nask('what now?')";
+    let cells = format!("kept = 1\nopen('file', 'w').close()\n# ---\n{code}");
+    Another::begin(folder.path(), BackendKind::Subprocess, &cells).kill();
+    let place = KeptPlace::in_folder(folder.path()).unwrap();
+    let (kept, calls) = open(&place, BackendKind::Subprocess, all).await;
+    for _ in 0..2 {
+        let error = kept.resume(ResumeOptions::default()).await.unwrap_err();
+        assert_eq!(error.code(), "journal_differs");
+        assert!(error.to_string().contains("call 1 is ask("), "{error}");
+        assert!(error.to_string().contains("where the journal has ask("), "{error}");
+        assert_eq!(kept.pending().unwrap().calls.len(), 1, "it is still pending");
+    }
+    assert_eq!(questions(&calls), [""; 0]);
+    kept.discard().await.unwrap();
+    assert_eq!(kept.pending(), None);
+    assert_eq!(kept.discard().await.unwrap_err().code(), "invalid_option");
+    assert_eq!(
+        kept.resume(ResumeOptions::default()).await.unwrap_err().code(),
+        "invalid_option"
+    );
+    let next = kept.execute("kept").await.unwrap();
+    assert_eq!((ok(&next).as_str(), next.state.status), ("1", StateStatus::Kept));
+}
+
+/// Cells of which the last one cannot be resumed, and the reason.
+const UNRESUMABLE: [(&str, &str); 4] = [
+    (
+        "import threading\nthread = threading.Thread(target=print)\nthread.start()\nthread.join()\nask('x?')",
+        "it started a thread",
+    ),
+    (
+        "import subprocess\nsubprocess.run(['true'])\nask('x?')",
+        "it started a process",
+    ),
+    (
+        "import asyncio\nawait asyncio.sleep(0)\nawait asyncio.sleep(0.001)\nask('x?')",
+        "it waited in an event loop, whose order no journal holds",
+    ),
+    (
+        "kept = 1\nmaker = (number for number in range(3))\n# ---\nask('x?')",
+        "the state before it is not kept: maker cannot be written",
+    ),
+];
+
+#[tokio::test]
+async fn what_cannot_be_resumed_is_named_by_the_next_execution() {
+    for (cells, why) in UNRESUMABLE {
+        let folder = TempDir::new().unwrap();
+        Another::begin(folder.path(), BackendKind::Subprocess, cells).kill();
+        let place = KeptPlace::in_folder(folder.path()).unwrap();
+        let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+        assert_eq!(kept.pending(), None);
+        let next = kept.execute("1 + 1").await.unwrap();
+        assert_eq!(ok(&next), "2");
+        let lost = next.state.lost.clone().unwrap_or_default();
+        let number = cells.split("\n# ---\n").count();
+        let told = lost.iter().find(|lost| lost.name == format!("execution {number}"));
+        let reason = format!("it was under way when the process ended, and cannot be resumed: {why}");
+        assert!(told.is_some_and(|told| told.reason.starts_with(&reason)), "{lost:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_execution_that_never_called_is_lost_and_the_next_one_says_so() {
+    let folder = TempDir::new().unwrap();
+    let place = KeptPlace::in_folder(folder.path()).unwrap();
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    ok(&kept.execute("x = 1").await.unwrap());
+    let (started, has_started) = tokio::sync::oneshot::channel::<()>();
+    let started = Mutex::new(Some(started));
+    let options = ExecuteOptions {
+        on_output: Some(Arc::new(move |_, _| drop(started.lock().unwrap().take()))),
+        ..ExecuteOptions::default()
+    };
+    let running = kept.execute_with("x = 2\nprint(x, flush=True)\nwhile True: pass", options);
+    let ends = async {
+        let _ = has_started.await;
+        kept.destroy().await;
+    };
+    let (ended, ()) = tokio::join!(running, ends);
+    assert_eq!(ended.unwrap_err().code(), "destroyed");
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    assert_eq!(kept.pending(), None);
+    let next = kept.execute("x").await.unwrap();
+    assert_eq!(ok(&next), "1");
+    assert_eq!(
+        (next.state.status, next.state.restored_to),
+        (StateStatus::Restored, Some(1))
+    );
+}
+
+#[tokio::test]
+async fn the_kept_state_comes_back_when_the_guest_dies() {
+    let folder = TempDir::new().unwrap();
+    let place = KeptPlace::in_folder(folder.path()).unwrap();
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    ok(&kept.execute("x = 1").await.unwrap());
+    let crashed = kept
+        .execute("x = 2\nask('a')\nimport os\nos.kill(os.getpid(), 9)")
+        .await
+        .unwrap();
+    assert_eq!(crashed.outcome, Outcome::Crashed);
+    assert_eq!(
+        (crashed.state.status, crashed.state.restored_to),
+        (StateStatus::Restored, Some(1))
+    );
+    assert_eq!(ok(&kept.execute("x").await.unwrap()), "1");
+    kept.destroy().await;
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    assert_eq!(
+        (kept.pending(), ok(&kept.execute("x").await.unwrap())),
+        (None, "1".to_owned())
+    );
+}
+
+#[tokio::test]
+async fn what_is_done_to_the_sandbox_itself_is_kept_before_the_next_execution() {
+    let folder = TempDir::new().unwrap();
+    let place = KeptPlace::in_folder(folder.path()).unwrap();
+    let (kept, calls) = open(&place, BackendKind::Subprocess, some).await;
+    let sandbox = kept.sandbox().await.unwrap();
+    sandbox.set_variable("given", 40_i64).await.unwrap();
+    sandbox.write_file("folder/file", "text").await.unwrap();
+    let run = |kept: Arc<Kept>| async move {
+        kept.execute("given += 2\nask(f\"{given} {open('folder/file').read()}?\")")
+            .await
+    };
+    assert_eq!(ends_while_it_waits(kept, &calls, run).await.code(), "destroyed");
+    let (kept, calls) = open(&place, BackendKind::Subprocess, all).await;
+    assert_eq!(
+        ok(&kept.resume(ResumeOptions::default()).await.unwrap()),
+        "'answer to 42 text?'"
+    );
+    assert_eq!(questions(&calls), ["42 text?"]);
+    assert_eq!(ok(&kept.execute("given").await.unwrap()), "42");
+}
+
+#[tokio::test]
+async fn an_interrupted_execution_is_not_pending() {
+    let folder = TempDir::new().unwrap();
+    let place = KeptPlace::in_folder(folder.path()).unwrap();
+    let (kept, calls) = open(&place, BackendKind::Subprocess, some).await;
+    tokio::select! {
+        ended = kept.execute("x = 1\nask('x?')") => panic!("{ended:?}"),
+        () = is_asked(&calls) => {}
+    }
+    assert_eq!(ok(&kept.execute("x").await.unwrap()), "1", "the variables stay");
+    kept.destroy().await;
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    assert_eq!(
+        (kept.pending(), ok(&kept.execute("x").await.unwrap())),
+        (None, "1".to_owned())
+    );
+}
+
+#[tokio::test]
+async fn options_with_which_no_execution_can_be_recorded_are_refused() {
+    let folder = TempDir::new().unwrap();
+    let place = KeptPlace::in_folder(folder.path()).unwrap();
+    let refused =
+        async |builder: sandglass_host::SandboxBuilder| Kept::open(builder, place.clone()).await.unwrap_err().code();
+    let builder = || {
+        Sandbox::builder()
+            .backend(BackendKind::Subprocess)
+            .allow_subprocess(true)
+            .without_context()
+    };
+    assert_eq!(refused(builder().workspace(folder.path())).await, "invalid_option");
+    let kept = Kept::open(builder(), place.clone()).await.unwrap();
+    ok(&kept.execute("1").await.unwrap());
+    kept.destroy().await;
+    assert_eq!(
+        refused(builder().profile(sandglass_host::Profile::Rlm)).await,
+        "invalid_option"
+    );
+    assert!(
+        KeptPlace::in_folder(folder.path()).is_err(),
+        "the folder is open already"
+    );
+}
+
+/// A store that refuses the parts of journals from one number on.
+#[derive(Debug)]
+struct Refusing(MemoryStore, u32);
+
+impl Store for Refusing {
+    fn read(&self, name: &Name, most: u64) -> Result<Option<Vec<u8>>, StateError> {
+        self.0.read(name, most)
+    }
+
+    fn write(&self, name: &Name, bytes: &[u8]) -> Result<(), StateError> {
+        match name {
+            Name::Part(_, _, number) if *number >= self.1 => {
+                Err(StateError::io("no room", std::io::Error::other("it is full")))
+            }
+            _ => self.0.write(name, bytes),
+        }
+    }
+
+    fn touch(&self, name: &Name) -> Result<bool, StateError> {
+        self.0.touch(name)
+    }
+
+    fn remove(&self, name: &Name) -> Result<(), StateError> {
+        self.0.remove(name)
+    }
+
+    fn list(&self, place: Place) -> Result<Vec<Listed>, StateError> {
+        self.0.list(place)
+    }
+}
+
+/// With a part missing, calls would be made twice.
+#[tokio::test]
+async fn a_journal_that_cannot_be_written_is_removed_and_the_execution_goes_on() {
+    for refused in 0..4 {
+        let store = Arc::new(Refusing(MemoryStore::default(), refused));
+        let key = MasterKey::parse(&"5a".repeat(32)).unwrap();
+        let tenant = States::new(store, key).unwrap().tenant("ann").unwrap();
+        let place = KeptPlace::new(Arc::new(tenant), "01".repeat(16).parse().unwrap());
+        let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+        ok(&kept.execute("x = 1").await.unwrap());
+        let ran = kept.execute("[ask('a'), ask('b')]").await.unwrap();
+        assert_eq!(ok(&ran), "['answer to a', 'answer to b']", "part {refused}");
+        kept.destroy().await;
+        let (kept, calls) = open(&place, BackendKind::Subprocess, some).await;
+        let run = |kept: Arc<Kept>| async move { kept.execute("x = 2\nask('a?')").await };
+        assert_eq!(ends_while_it_waits(kept, &calls, run).await.code(), "destroyed");
+        let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+        assert_eq!(kept.pending().is_some(), refused == 3, "part {refused}"); // begin, notes, call
+        if refused < 3 {
+            let next = kept.execute("x").await.unwrap();
+            assert_eq!((ok(&next).as_str(), next.state.restored_to), ("1", Some(2)));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_resumption_has_interrupted_the_execution() {
+    let folder = TempDir::new().unwrap();
+    let place = KeptPlace::in_folder(folder.path()).unwrap();
+    let (kept, calls) = open(&place, BackendKind::Subprocess, some).await;
+    let run = |kept: Arc<Kept>| async move { kept.execute("x = 1\nask('x?')").await };
+    assert_eq!(ends_while_it_waits(kept, &calls, run).await.code(), "destroyed");
+    let (kept, calls) = open(&place, BackendKind::Subprocess, some).await;
+    tokio::select! {
+        ended = kept.resume(ResumeOptions::default()) => panic!("{ended:?}"),
+        () = is_asked(&calls) => {}
+    }
+    let again = kept.resume(ResumeOptions::default()).await.unwrap_err();
+    assert_eq!(again.code(), "invalid_option", "{again}");
+    let next = kept.execute("'x' in globals()").await.unwrap();
+    assert_eq!(ok(&next), "False");
+    let lost = next.state.lost.clone().unwrap_or_default();
+    assert!(
+        lost.iter().any(|lost| lost.reason.ends_with("it was stopped")),
+        "{lost:?}"
+    );
 }

@@ -79,18 +79,20 @@ struct Another(Child);
 
 impl Another {
     fn begin(folder: &Path, backend: BackendKind, code: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "child", "--nocapture", "--test-threads=1"])
-            .envs(CHILD.into_iter().zip([folder.to_str().unwrap(), backend.name(), code]))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut another = Self(
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--ignored", "--exact", "child", "--nocapture", "--test-threads=1"])
+                .envs(CHILD.into_iter().zip([folder.to_str().unwrap(), backend.name(), code]))
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap(),
+        );
+        let lines = BufReader::new(another.0.stdout.take().unwrap()).lines();
         let mut seen = Vec::new();
         for line in lines {
             let line = line.unwrap();
             if line.contains(WAITS) {
-                return Self(child);
+                return another;
             }
             seen.push(line);
         }
@@ -98,9 +100,15 @@ impl Another {
     }
 
     /// Kills the process with SIGKILL, and waits until it is gone.
-    fn kill(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
+    fn kill(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Another {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! A part is sealed under its number, its session and its owner. It names its journal, so parts of an earlier journal of the session count
 //! for nothing.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};

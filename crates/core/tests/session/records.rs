@@ -436,3 +436,102 @@ fn a_replay_with_another_answer_tells_the_first_difference() {
         "{difference}"
     );
 }
+
+/// A session whose driver keeps the states before executions by value.
+fn by_value() -> World {
+    let session = Session::new(limits(), vec!["ask".to_owned(), "look".to_owned()]);
+    World::with(limits(), session.with_records_by_value()).begun()
+}
+
+/// The record of an execution that has got one answer and waits for another, as the driver has it.
+fn record_by_value() -> Record<Bytes> {
+    let mut world = by_value();
+    world.execute("ask(ask())");
+    notes(&mut world, b"12");
+    world.calls("ask");
+    world.returns(world.under_way()[0], "first");
+    world.calls("look");
+    let (beginning, entries, broken) = written(&world).expect("there is a record");
+    assert_eq!((beginning.base, beginning.steps.len()), (0, 0), "of no checkpoint");
+    Record::written(beginning, entries, broken).expect("it is whole")
+}
+
+#[test]
+fn an_execution_goes_on_from_a_state_that_the_driver_has_put_into_the_guest() {
+    let mut world = by_value();
+    world.feed(Input::Recorded(Box::new(record_by_value())));
+    let refused = world.execute("x");
+    assert_eq!(world.code_of(refused), "execution_pending");
+    let resumed = world.command(Command::Resume(Vec::new()));
+    assert_eq!(recalled(&world), Some(&b"12"[..]));
+    let call = world.calls("ask");
+    assert_eq!(world.reply(call), Some((ReplyStatus::Ok, "first")));
+    world.calls("look");
+    world.returns(world.under_way()[0], "second");
+    world.ends_well(&["context"]);
+    assert_eq!(world.execution(resumed).outcome, Outcome::Ok);
+    assert!(
+        matches!(world.noted[..], [RecordChange::Add(4, Entry::Answer { call: 2, .. })]),
+        "{:?}",
+        world.noted
+    );
+    assert!(
+        world.session.replayed(1).is_err(),
+        "nothing here has the state before it"
+    );
+}
+
+#[test]
+fn a_difference_from_a_record_by_value_ends_the_guest_and_leaves_the_record_to_the_driver() {
+    let mut world = by_value();
+    world.feed(Input::Recorded(Box::new(record_by_value())));
+    let resumed = world.command(Command::Resume(Vec::new()));
+    world.calls("look");
+    assert_eq!(world.code_of(resumed), "journal_differs");
+    assert!(world.session.pending().is_none() && world.guest.is_none());
+    assert_eq!(world.noted, []);
+}
+
+#[test]
+fn a_state_that_is_gone_with_its_guest_cannot_be_resumed_from() {
+    let mut world = by_value();
+    world.feed(Input::Recorded(Box::new(record_by_value())));
+    assert!(world.session.pending().is_some());
+    world.feed(guest_lost(sandglass_core::Error::GuestLost("it crashed".to_owned())));
+    assert!(world.session.pending().is_none());
+    assert_eq!(world.noted, [], "the driver still has the record");
+    let resumed = world.command(Command::Resume(Vec::new()));
+    assert_eq!(world.code_of(resumed), "invalid_option");
+    if world.guest.is_some() {
+        world.boot();
+    }
+    world.feed(Input::Recorded(Box::new(record_by_value())));
+    assert!(world.session.pending().is_none(), "another guest has another state");
+}
+
+#[test]
+fn an_execution_after_a_state_that_the_driver_does_not_have_says_so() {
+    let mut world = by_value();
+    world.feed(Input::Unkept("it is too large".to_owned()));
+    world.execute("ask()");
+    world.calls("ask");
+    let (_, entries, broken) = written(&world).expect("there is a record");
+    assert_eq!((entries.len(), broken.as_deref()), (0, Some("it is too large")));
+    world.returns(world.under_way()[0], "first");
+    world.ends_well(&["context"]);
+    world.noted.clear();
+    world.execute("ask()");
+    world.calls("ask");
+    let (_, entries, broken) = written(&world).expect("there is a record");
+    assert_eq!((entries.len(), broken), (1, None), "only the next one");
+}
+
+#[test]
+fn the_record_by_value_of_an_execution_whose_guest_crashed_is_removed() {
+    let mut world = by_value();
+    world.execute("ask()");
+    world.calls("ask");
+    assert!(written(&world).is_some());
+    world.feed(guest_lost(sandglass_core::Error::GuestLost("it crashed".to_owned())));
+    assert!(written(&world).is_none());
+}

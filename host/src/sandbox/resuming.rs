@@ -1,9 +1,9 @@
 //! Executions of an earlier process that a sandbox goes on with.
 
 use sandglass_core::Error;
-use sandglass_core::session::{Command, Input};
+use sandglass_core::session::{Command, Input, Reply};
 
-use super::{ExecuteOptions, Execution, Sandbox};
+use super::{ExecuteOptions, Execution, Sandbox, finished, no_execution};
 use crate::driver::journal::Written;
 use crate::value::Value;
 
@@ -34,6 +34,10 @@ impl Sandbox {
         };
         let answers = answers.into_iter().map(encode).collect::<Result<_, Error>>()?;
         self.driver.recorded(journal);
-        self.run(Command::Resume(answers), options).await
+        let (watch, value) = self.watch(options);
+        match self.driver.submit(Command::Resume(answers), watch).await? {
+            Reply::Execution(run, last) => Ok(finished(*run, last.as_ref(), value)),
+            _ => Err(no_execution()),
+        }
     }
 }

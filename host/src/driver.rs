@@ -94,6 +94,8 @@ enum Message {
     Line(u32, u32, oneshot::Sender<Option<String>>),
     Stats(oneshot::Sender<Stats>),
     Past(oneshot::Sender<Past<Payload>>),
+    /// Asks whether the guest is the session's first one.
+    IsFirst(oneshot::Sender<bool>),
     /// Variables of the session's past that could not be opened.
     Lost(Vec<LostVariable>),
     /// The journal of an execution of an earlier process. The guest has the state before it.
@@ -192,6 +194,13 @@ impl Driver {
         let (answer, answered) = oneshot::channel();
         let _ = self.messages.send(Message::Stats(answer));
         answered.await.map_err(|_| Error::Destroyed)
+    }
+
+    /// Returns true if the guest is the session's first one.
+    pub(crate) async fn has_first_guest(&self) -> bool {
+        let (answer, answered) = oneshot::channel();
+        let _ = self.messages.send(Message::IsFirst(answer));
+        answered.await.unwrap_or_default()
     }
 
     /// The session's past, for a later session.

@@ -27,83 +27,34 @@
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
-use std::path::Path;
+mod place;
+mod stage;
+
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sandglass_core::execution::{LostVariable, StateReport, StateStatus};
 use sandglass_core::{Error, Profile};
-use sandglass_states::{FolderStore, JournalId, MasterKey, Part, Saved, SessionId, StateError, States, Tenant};
+use sandglass_states::{SessionId, StateError, Tenant};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+pub use self::place::KeptPlace;
+use self::place::read;
+use self::stage::Stage;
 use crate::callbacks::arguments;
-use crate::driver::journal::{JournalPlace, Written, call_id};
+use crate::driver::journal::{Written, call_id};
 use crate::launcher::BackendKind;
-use crate::sandbox::{ExecuteOptions, Execution, Sandbox, SandboxBuilder, Spent, Suspended};
+use crate::sandbox::{ExecuteOptions, Execution, Sandbox, SandboxBuilder};
 use crate::value::Value;
 
 /// The most bytes of a kept sandbox's variables, contexts and files.
 pub const MOST_BYTES: u64 = 256 << 20;
-/// The most bytes of a journal. The core bounds its calls and answers to 64 MiB, and its notes to 3 MiB.
-const MOST_JOURNAL_BYTES: u64 = 128 << 20;
-/// The name of the key's file in a folder.
-const KEY_FILE: &str = "key";
-
 /// The number of states after which objects of earlier ones are removed, if nobody else does that.
 const COLLECTED_AFTER: u32 = 32;
 /// The age from which objects are removed that nobody needs.
 const COLLECTED_AGE: Duration = Duration::from_secs(60);
-
-/// The place of a kept sandbox: a session of a tenant of a store. One sandbox at a time may be open there.
-#[derive(Debug, Clone)]
-pub struct KeptPlace {
-    journal: JournalPlace,
-    /// True if the sandbox removes what it needs no more, because nobody else does.
-    collects: bool,
-}
-
-impl KeptPlace {
-    /// A session in a store. The caller [collects](Tenant::collect) what its tenant needs no more.
-    pub fn new(tenant: Arc<Tenant>, session: SessionId) -> Self {
-        let journal = JournalPlace { tenant, session };
-        Self {
-            journal,
-            collects: false,
-        }
-    }
-
-    /// A folder of its own, which is made if it is missing. What is in it is encrypted with the key in its file `key`.
-    ///
-    /// # Errors
-    /// [`Error::BackendUnavailable`] when the folder cannot be used, or another process has it open.
-    pub fn in_folder(path: impl AsRef<Path>) -> Result<Self, Error> {
-        let path = path.as_ref();
-        let open = || {
-            let store = FolderStore::open(path)?;
-            let key = MasterKey::from_file_or_new(&store.path().join(KEY_FILE))?;
-            States::new(Arc::new(store), key)?.tenant("")
-        };
-        let tenant = Arc::new(open().map_err(unavailable)?);
-        let session = "0".repeat(32).parse().map_err(unavailable)?;
-        let place = Self::new(tenant, session);
-        Ok(Self {
-            collects: true,
-            ..place
-        })
-    }
-
-    /// Runs work that blocks on the store.
-    async fn work<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Tenant, SessionId) -> Result<T, StateError> + Send + 'static,
-    ) -> Result<T, Error> {
-        let JournalPlace { tenant, session } = self.journal.clone();
-        let worked = tokio::task::spawn_blocking(move || work(&tenant, session)).await;
-        worked.map_err(unavailable)?.map_err(unavailable)
-    }
-}
 
 /// An execution that was under way when the process of the sandbox ended.
 #[derive(Debug, Clone, PartialEq)]
@@ -166,19 +117,11 @@ struct Inside {
     stage: Stage,
     /// The reason for which the store does not have exactly the present state. `None` if it does.
     unkept: Option<String>,
-    /// The sandbox in which the pending execution goes on.
-    resuming: Option<Sandbox>,
+    /// A sandbox that may write to the store, and that is not the one of the stage: the pending execution goes on in it, or it ends.
+    other: Option<Sandbox>,
     /// True once the user has the sandbox itself, and may change its state at any time.
     is_shared: bool,
-}
-
-#[derive(Debug)]
-enum Stage {
-    /// The state is in the store only.
-    Stored(Box<Suspended>),
-    /// An execution is pending after the state in the store.
-    Pending(Box<Suspended>, Box<Written>),
-    Open(Sandbox),
+    is_destroyed: bool,
 }
 
 impl Kept {
@@ -228,8 +171,9 @@ impl Kept {
             inside: Mutex::new(Inside {
                 unkept: matches!(stage, Stage::Open(_)).then(|| "it was not written yet".to_owned()),
                 stage,
-                resuming: None,
+                other: None,
                 is_shared: false,
+                is_destroyed: false,
             }),
         })
     }
@@ -260,12 +204,12 @@ impl Kept {
     }
 
     /// The sandbox, for all but executions. Once it was asked for, the state is written again before each execution. Code that is executed
-    /// there has no journal that could be resumed.
+    /// there has no journal that could be resumed. If its guest is lost, the sandbox is destroyed: ask for the next one then.
     ///
     /// # Errors
     /// [`Error::ExecutionPending`], or those of the guest's start.
     pub async fn sandbox(&self) -> Result<Sandbox, Error> {
-        let _turn = self.turn.lock().await;
+        let _turn = self.turn().await?;
         let sandbox = self.opened().await?;
         self.inside().is_shared = true;
         Ok(sandbox)
@@ -285,16 +229,13 @@ impl Kept {
     /// # Errors
     /// [`Error::ExecutionPending`], and those of [`Sandbox::execute_with`].
     pub async fn execute_with(&self, code: impl Into<String>, options: ExecuteOptions) -> Result<Execution, Error> {
-        let _turn = self.turn.lock().await;
-        let sandbox = self.opened().await?;
-        let is_kept = {
-            let inside = self.inside();
-            !inside.is_shared && inside.unkept.is_none()
-        };
-        if !is_kept {
-            self.write(&sandbox).await;
+        let _turn = self.turn().await?;
+        let mut sandbox = self.opened().await?;
+        if self.is_changed() && !self.write(&sandbox).await {
+            self.lost(&sandbox).await?;
+            sandbox = self.opened().await?;
         }
-        let marked = self.place.work(Tenant::mark_awake).await;
+        let marked = self.work(Tenant::mark_awake).await;
         let unkept = marked
             .err()
             .map(|error| format!("the store could not be written ({error})"))
@@ -303,8 +244,15 @@ impl Kept {
             sandbox.unkept(format!("the state before it is not kept: {why}"));
         }
         self.inside().unkept = Some("an execution after it was interrupted".to_owned());
-        let execution = sandbox.execute_with(code, options).await?;
-        self.ended(&sandbox, execution).await
+        match sandbox.execute_with(code, options).await {
+            Ok(execution) => self.ended(&sandbox, execution).await,
+            Err(error) => {
+                if !sandbox.has_first_guest().await {
+                    let _ = self.lost(&sandbox).await; // the next call tries again
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Goes on with the pending execution. Output and displays come from the beginning.
@@ -313,13 +261,7 @@ impl Kept {
     /// [`Error::InvalidOption`] when none is pending, or an answer is given to no call that waits; [`Error::JournalDiffers`] when the code
     /// goes another way than its journal says. After any error, the execution is still pending.
     pub async fn resume(&self, options: ResumeOptions) -> Result<Execution, Error> {
-        let _turn = self.turn.lock().await;
-        let left = self.inside().resuming.take();
-        if let Some(sandbox) = left {
-            // An earlier call was dropped. It has interrupted the execution, and noted that.
-            sandbox.destroy().await;
-            self.read_again().await?;
-        }
+        let _turn = self.turn().await?;
         let (suspended, journal) = match &self.inside().stage {
             Stage::Pending(suspended, journal) => (suspended.clone(), journal.clone()),
             _ => return Err(nothing_pending("resume")),
@@ -333,30 +275,33 @@ impl Kept {
         });
         let answers = answers.collect::<Result<_, Error>>()?;
         let sandbox = built(&suspended.begin(self.builder.clone())).await?;
-        self.inside().resuming = Some(sandbox.clone());
+        {
+            let mut inside = self.inside();
+            inside.other = Some(sandbox.clone());
+            inside.unkept = Some("an execution after it was interrupted".to_owned());
+        }
         let resumed = async {
             let lost = sandbox.take_up(&suspended, MOST_BYTES).await?;
             if let Some(LostVariable { name, reason }) = lost.first() {
                 let why = format!("the state before the pending execution cannot be made again: {name} ({reason})");
                 return Err(Error::NoCheckpoint(why));
             }
-            self.place.work(Tenant::mark_awake).await?;
+            self.work(Tenant::mark_awake).await?;
             sandbox.resume(*journal, answers, execute).await
         };
         let resumed = resumed.await;
-        self.inside().resuming = None;
         match resumed {
             Ok(execution) => {
                 {
                     let mut inside = self.inside();
                     inside.stage = Stage::Open(sandbox.clone());
                     inside.unkept = Some("it was not written yet".to_owned());
+                    inside.other = None;
                 }
                 self.ended(&sandbox, execution).await
             }
             Err(error) => {
-                sandbox.destroy().await;
-                self.read_again().await?;
+                let _ = self.lost(&sandbox).await; // the next call tries again
                 Err(error)
             }
         }
@@ -367,12 +312,12 @@ impl Kept {
     /// # Errors
     /// [`Error::InvalidOption`] when none is pending; [`Error::BackendUnavailable`] when the store cannot be written.
     pub async fn discard(&self) -> Result<(), Error> {
-        let _turn = self.turn.lock().await;
+        let _turn = self.turn().await?;
         let suspended = match &self.inside().stage {
             Stage::Pending(suspended, _) => suspended.clone(),
             _ => return Err(nothing_pending("discard")),
         };
-        self.place.work(Tenant::remove_journal).await?;
+        self.work(Tenant::remove_journal).await?;
         self.inside().stage = Stage::Stored(suspended);
         Ok(())
     }
@@ -380,32 +325,75 @@ impl Kept {
     /// Ends the guest, also while code runs: then its execution is pending in the next sandbox of this place. A process that ends in good
     /// order calls this first. If it drops the future of an execution instead, that interrupts the code.
     pub async fn destroy(&self) {
-        let sandbox = {
-            let inside = self.inside();
-            match (&inside.stage, &inside.resuming) {
-                (Stage::Open(sandbox), _) | (_, Some(sandbox)) => sandbox.clone(),
-                _ => return,
-            }
+        let (open, other) = {
+            let mut inside = self.inside();
+            inside.is_destroyed = true;
+            let open = match &inside.stage {
+                Stage::Open(sandbox) => Some(sandbox.clone()),
+                _ => None,
+            };
+            (open, inside.other.clone())
         };
-        sandbox.destroy().await;
+        for sandbox in open.into_iter().chain(other) {
+            sandbox.destroy().await;
+        }
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The sandbox, whose guest has the stored state.
+    /// Runs work that blocks on the store, unless the user has ended the sandbox: then the store belongs to the next one.
+    async fn work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Tenant, SessionId) -> Result<T, StateError> + Send + 'static,
+    ) -> Result<T, Error> {
+        match self.inside().is_destroyed {
+            true => Err(Error::Destroyed),
+            false => Ok(()),
+        }?;
+        self.place.work(work).await
+    }
+
+    /// Waits until nobody uses the sandbox, and an earlier one is gone that a dropped future has left. Then the stage is known.
+    async fn turn(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
+        let turn = self.turn.lock().await;
+        let other = {
+            let inside = self.inside();
+            if inside.is_destroyed {
+                return Err(Error::Destroyed);
+            }
+            inside.other.clone()
+        };
+        if let Some(other) = other {
+            self.leave(&other).await;
+        }
+        self.read_again_if_unread().await?;
+        Ok(turn)
+    }
+
+    /// The sandbox, whose first guest has the stored state.
     async fn opened(&self) -> Result<Sandbox, Error> {
+        let open = match &self.inside().stage {
+            Stage::Open(sandbox) => Some(sandbox.clone()),
+            _ => None,
+        };
+        if let Some(sandbox) = open {
+            if sandbox.has_first_guest().await {
+                return Ok(sandbox);
+            }
+            self.lost(&sandbox).await?;
+        }
         let suspended = match &self.inside().stage {
-            Stage::Open(sandbox) => return Ok(sandbox.clone()),
             Stage::Stored(suspended) => suspended.clone(),
             Stage::Pending(_, journal) => {
                 let execution = journal.record.execution();
                 return Err(Error::ExecutionPending(format!(
-                    "execution {execution} was under way when the last process ended; nothing was done. Call resume() to go on with it, or \
-                     discard() to give it up"
+                    "execution {execution} was under way when its process or its sandbox ended; nothing was done. Call resume() to go on with \
+                     it, or discard() to give it up"
                 )));
             }
+            Stage::Open(_) | Stage::Unread { .. } => return Err(unavailable("its state is not known")),
         };
         let sandbox = built(&suspended.begin(self.builder.clone())).await?;
         let lost = match sandbox.take_up(&suspended, MOST_BYTES).await {
@@ -415,16 +403,35 @@ impl Kept {
                 return Err(error);
             }
         };
-        let mut inside = self.inside();
-        inside.stage = Stage::Open(sandbox.clone());
-        inside.unkept = inexact(&lost);
+        let is_destroyed = {
+            let mut inside = self.inside();
+            inside.stage = Stage::Open(sandbox.clone());
+            inside.unkept = inexact(&lost);
+            inside.is_destroyed
+        };
+        if is_destroyed {
+            sandbox.destroy().await;
+            return Err(Error::Destroyed);
+        }
         Ok(sandbox)
     }
 
-    /// Writes the state of the sandbox, and removes the journal of the execution before it.
-    async fn write(&self, sandbox: &Sandbox) {
+    /// Returns true if the store may not have the present state.
+    fn is_changed(&self) -> bool {
+        let inside = self.inside();
+        inside.is_shared || inside.unkept.is_some()
+    }
+
+    /// Writes the state of the sandbox, and removes the journal of the execution before it. Returns false, and writes nothing, if the guest
+    /// with the state is gone.
+    async fn write(&self, sandbox: &Sandbox) -> bool {
+        let suspended = sandbox.suspend(MOST_BYTES).await;
+        let is_lost = suspended.as_ref().is_ok_and(|suspended| suspended.past.is_lost());
+        if is_lost || !sandbox.has_first_guest().await {
+            return false;
+        }
         let written = async {
-            let suspended = sandbox.suspend(MOST_BYTES).await?;
+            let suspended = suspended?;
             let lost = inexact(&suspended.lost);
             let saved = suspended.into_saved(json!(self.settings))?;
             let writes = self.writes.fetch_add(1, Ordering::Relaxed);
@@ -437,78 +444,88 @@ impl Kept {
                     false => Ok(()),
                 }
             };
-            self.place.work(write).await.map(|()| lost)
+            self.work(write).await.map(|()| lost)
         };
         let unkept = written.await.unwrap_or_else(|error| {
             tracing::warn!(%error, "the state of a kept sandbox could not be written");
             Some(error.to_string())
         });
         self.inside().unkept = unkept;
+        true
     }
 
     /// Keeps what an execution has left.
     async fn ended(&self, sandbox: &Sandbox, mut execution: Execution) -> Result<Execution, Error> {
-        if execution.state.status != StateStatus::Lost {
-            self.write(sandbox).await;
+        let was_lost = execution.state.status == StateStatus::Lost;
+        if !was_lost && self.write(sandbox).await {
             return Ok(execution);
         }
         // The guest is gone with its state. That of the store takes its place.
-        sandbox.destroy().await;
-        let stored = |tenant: &Tenant, session| {
-            tenant.remove_journal(session)?;
-            tenant.read(session, MOST_BYTES)
+        self.leave(sandbox).await;
+        self.work(Tenant::remove_journal).await?;
+        self.read_again(false).await?; // this execution tells it
+        let lost = execution.run.state.lost.take().unwrap_or_default();
+        let reason = match lost.first() {
+            Some(lost) if was_lost => lost.reason.clone(),
+            _ => "the guest ended while its state was written".to_owned(),
         };
-        if let Some(saved) = self.place.work(stored).await? {
-            let lost = execution.run.state.lost.take().unwrap_or_default();
-            let reason = lost.first().map(|lost| lost.reason.clone()).unwrap_or_default();
-            execution.run.state = StateReport::restored(saved.execution, [], &reason);
-            self.inside().stage = Stage::of(saved, false, None)?;
-        }
+        execution.run.state = match &self.inside().stage {
+            Stage::Stored(suspended) => StateReport::restored(suspended.past.execution(), [], &reason),
+            _ if was_lost => StateReport::lost(lost.into_iter().map(|lost| lost.name), &reason),
+            _ => StateReport::lost([], &reason),
+        };
         Ok(execution)
     }
 
-    /// Takes the stage from the store again, whose journal may have grown.
-    async fn read_again(&self) -> Result<(), Error> {
-        let found = self.place.work(read).await?;
+    /// Ends a sandbox whose state is gone, or that was destroyed. The state of the store takes its place, and the next execution tells it.
+    async fn lost(&self, sandbox: &Sandbox) -> Result<(), Error> {
+        self.leave(sandbox).await;
+        self.read_again_if_unread().await
+    }
+
+    /// Ends a sandbox whose state is gone, and knows no other state.
+    async fn leave(&self, sandbox: &Sandbox) {
+        {
+            let mut inside = self.inside();
+            let is_left = match inside.stage {
+                Stage::Unread { is_left } => is_left,
+                _ => inside.is_shared || inside.unkept.is_some(),
+            };
+            inside.stage = Stage::Unread { is_left };
+            inside.other = Some(sandbox.clone());
+            inside.is_shared = false;
+        }
+        sandbox.destroy().await;
+        self.inside().other = None;
+    }
+
+    async fn read_again_if_unread(&self) -> Result<(), Error> {
+        let is_left = match self.inside().stage {
+            Stage::Unread { is_left } => is_left,
+            _ => return Ok(()),
+        };
+        self.read_again(is_left).await
+    }
+
+    /// Takes the stage from the store. `is_left`: the next execution tells that a sandbox has gone on from it, and that this is lost.
+    async fn read_again(&self, is_left: bool) -> Result<(), Error> {
+        let found = self.work(read).await?;
         if let Some((saved, _, journal)) = found {
-            self.inside().stage = Stage::of(saved, false, journal)?;
+            self.inside().stage = Stage::of(saved, is_left, journal)?;
+            return Ok(());
         }
-        Ok(())
-    }
-}
-
-impl Stage {
-    /// The stage of a stored state. `is_left`: a sandbox went on from the state, and its effects are lost unless they are in the journal.
-    fn of(saved: Saved, is_left: bool, journal: Option<Parts>) -> Result<Self, Error> {
-        let journal = journal.map(|(id, parts)| Written::read(id, parts)).transpose();
-        let journal = journal.map_err(unavailable)?;
-        let next = saved.execution.saturating_add(1);
-        let suspended = Suspended::from_saved(saved, Spent::default()).map_err(unavailable)?;
-        let mut suspended = Box::new(suspended);
-        match journal.filter(|journal| journal.record.execution() == next) {
-            Some(journal) => match journal.record.broken() {
-                None => return Ok(Self::Pending(suspended, Box::new(journal))),
-                Some(why) => suspended.lost.push(LostVariable {
-                    name: format!("execution {next}"),
-                    reason: format!("it was under way when the process ended, and cannot be resumed: {why}"),
-                }),
-            },
-            None if is_left => suspended.past.is_returned_to(),
-            None => {}
+        let sandbox = built(&self.builder).await?;
+        let mut inside = self.inside();
+        inside.stage = Stage::Open(sandbox);
+        inside.unkept = Some("it was not written yet".to_owned());
+        match is_left {
+            true => Err(Error::GuestLost(
+                "the guest ended, and the store has no state; nothing was done. The next call begins with no variables"
+                    .to_owned(),
+            )),
+            false => Ok(()),
         }
-        Ok(Self::Stored(suspended))
     }
-}
-
-/// A journal as it is stored.
-type Parts = (JournalId, Vec<Part>);
-
-/// Reads the state of a session, whether a sandbox went on from it, and its journal.
-fn read(tenant: &Tenant, session: SessionId) -> Result<Option<(Saved, bool, Option<Parts>)>, StateError> {
-    let saved = tenant.read(session, MOST_BYTES)?;
-    let is_left = tenant.head(session)?.is_some_and(|head| head.awake);
-    let journal = tenant.journal(session, MOST_JOURNAL_BYTES)?;
-    Ok(saved.map(|saved| (saved, is_left, journal)))
 }
 
 /// A sandbox whose guests can be recorded.

@@ -421,6 +421,11 @@ impl<B: Body> Session<B> {
         self.interpreter.guest == Guest::Destroyed
     }
 
+    /// Returns true if the guest is the first one. Another one does not have what the driver has put into the first.
+    pub fn has_first_guest(&self) -> bool {
+        self.interpreter.has_first_guest()
+    }
+
     /// Returns true if packages were installed.
     pub fn has_packages(&self) -> bool {
         !self.interpreter.packages.is_empty()

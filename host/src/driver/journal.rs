@@ -96,8 +96,9 @@ impl Journal {
         }
     }
 
-    /// Goes on with a journal that has so many parts.
-    pub(super) fn resume(&mut self, id: JournalId, parts: u32) {
+    /// Goes on with a journal whose parts were written at these times.
+    pub(super) fn resume(&mut self, id: JournalId, times: &[u64]) {
+        let parts = u32::try_from(times.len()).unwrap_or(u32::MAX);
         (self.id, self.next, self.has_failed) = (Some(id), parts, false);
     }
 

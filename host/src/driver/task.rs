@@ -183,10 +183,10 @@ impl SandboxTask {
             Message::Predictions(answer) => drop(answer.send(self.session.predictions())),
             Message::Stats(answer) => drop(answer.send(self.session.stats())),
             Message::Past(answer) => drop(answer.send(self.session.past())),
+            Message::IsFirst(answer) => drop(answer.send(self.session.has_first_guest())),
             Message::Lost(lost) => self.session.add_lost(lost),
             Message::Recorded(journal) => {
-                self.journal
-                    .resume(journal.id, u32::try_from(journal.times.len()).unwrap_or(u32::MAX));
+                self.journal.resume(journal.id, &journal.times);
                 self.tell(Input::Recorded(Box::new(journal.record)));
             }
             Message::Destroy(gone) => {

@@ -13,6 +13,11 @@ impl Sandbox {
         self.driver.tell(Input::Unkept(why));
     }
 
+    /// Returns true if the guest is the first one, which has the state that it was given. A destroyed sandbox has none.
+    pub(crate) async fn has_first_guest(&self) -> bool {
+        self.driver.has_first_guest().await
+    }
+
     /// Goes on with an execution by its journal. The guest must have the state before it. Calls whose answers are given, by their places among
     /// the calls, are not made again.
     ///

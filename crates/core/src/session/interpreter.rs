@@ -363,6 +363,15 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
+    pub(super) fn has_first_guest(&self) -> bool {
+        let begun = match self.guest {
+            Guest::Up | Guest::Booting(_) => 1,
+            Guest::Down => 0,
+            Guest::Destroyed => return false,
+        };
+        self.stats.guests == begun
+    }
+
     pub(super) fn end_guest(&mut self, next: Guest) {
         self.abort_calls();
         if next != Guest::Destroyed {

@@ -109,7 +109,7 @@ impl<B: Body> Interpreter<B> {
     /// Makes an execution pending whose state before it the driver has put into the guest, by value. The guest must be the first one: in a
     /// later one this state is gone.
     pub(super) fn recorded(&mut self, record: Record<B>) {
-        if record.is_by_value() && self.guest == Guest::Up && self.stats.guests == 1 {
+        if record.is_by_value() && self.guest == Guest::Up && self.has_first_guest() {
             self.last_execution = self.last_execution.max(record.execution());
             self.pending = Some(record.rewound(Strictness::Resume));
         }

@@ -535,3 +535,32 @@ fn the_record_by_value_of_an_execution_whose_guest_crashed_is_removed() {
     world.feed(guest_lost(sandglass_core::Error::GuestLost("it crashed".to_owned())));
     assert!(written(&world).is_none());
 }
+
+#[test]
+fn a_difference_from_a_journal_that_the_guest_was_not_given_is_a_violation() {
+    for mut world in [by_value(), ready()] {
+        let ticket = world.execute("x");
+        let exchange = world.exchange();
+        world.event(Event::Differs {
+            exchange,
+            what: "nothing".to_owned(),
+        });
+        assert_eq!(world.execution(ticket).outcome, Outcome::Crashed);
+        assert!(world.session.pending().is_none());
+    }
+}
+
+#[test]
+fn a_session_knows_whether_its_guest_is_the_first() {
+    let mut world = by_value();
+    assert!(world.session.has_first_guest());
+    world.feed(guest_lost(sandglass_core::Error::GuestLost("it crashed".to_owned())));
+    assert!(!world.session.has_first_guest());
+    world.execute("x");
+    if world.guest.is_some() {
+        world.boot();
+    }
+    assert!(!world.session.has_first_guest());
+    world.feed(Input::Destroy);
+    assert!(!world.session.has_first_guest());
+}

@@ -16,6 +16,8 @@ use sandglass_states::{Listed, MasterKey, MemoryStore, Name, Place, StateError, 
 use tempfile::TempDir;
 use tokio::sync::watch;
 
+mod lost;
+
 const BACKENDS: [BackendKind; 2] = [BackendKind::Bubblewrap, BackendKind::Subprocess];
 /// The environment variables of a child: the folder, the backend and the code.
 const CHILD: [&str; 3] = ["KEPT_TEST_FOLDER", "KEPT_TEST_BACKEND", "KEPT_TEST_CODE"];

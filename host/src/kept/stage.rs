@@ -1,0 +1,45 @@
+//! The stage of a kept sandbox: the place of its present state.
+
+use sandglass_core::Error;
+use sandglass_core::execution::LostVariable;
+use sandglass_states::Saved;
+
+use super::place::Parts;
+use super::unavailable;
+use crate::driver::journal::Written;
+use crate::sandbox::{Sandbox, Spent, Suspended};
+
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// The state is in the store, which was not read yet. `is_left`: a sandbox went on from it, and nobody was told that this is lost.
+    Unread { is_left: bool },
+    /// The state is in the store only.
+    Stored(Box<Suspended>),
+    /// An execution is pending after the state in the store.
+    Pending(Box<Suspended>, Box<Written>),
+    /// The state is in the first guest of the sandbox. Later guests do not have it.
+    Open(Sandbox),
+}
+
+impl Stage {
+    /// The stage of a stored state. `is_left`: a sandbox went on from the state, and its effects are lost unless they are in the journal.
+    pub(super) fn of(saved: Saved, is_left: bool, journal: Option<Parts>) -> Result<Self, Error> {
+        let journal = journal.map(|(id, parts)| Written::read(id, parts)).transpose();
+        let journal = journal.map_err(unavailable)?;
+        let next = saved.execution.saturating_add(1);
+        let suspended = Suspended::from_saved(saved, Spent::default()).map_err(unavailable)?;
+        let mut suspended = Box::new(suspended);
+        match journal.filter(|journal| journal.record.execution() == next) {
+            Some(journal) => match journal.record.broken() {
+                None => return Ok(Self::Pending(suspended, Box::new(journal))),
+                Some(why) => suspended.lost.push(LostVariable {
+                    name: format!("execution {next}"),
+                    reason: format!("it was under way when the process ended, and cannot be resumed: {why}"),
+                }),
+            },
+            None if is_left => suspended.past.is_returned_to(),
+            None => {}
+        }
+        Ok(Self::Stored(suspended))
+    }
+}

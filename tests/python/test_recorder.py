@@ -35,8 +35,10 @@ class Recorded(Host):
         others, bodies_of_others = [], []
         for event in events:
             kind = event["type"]
-            has_body = kind in ("hostCall", "display", "noted") or (
-                kind == "executed" and bool(event["execution"]["final"])
+            has_body = (
+                kind in ("hostCall", "display", "noted")
+                or (kind == "executed" and bool(event["execution"]["final"]))
+                or (kind == "value" and event["encoding"] is not None)
             )
             body = bodies.pop(0) if has_body else None
             if kind == "noted":
@@ -65,7 +67,7 @@ def twice(folder: Path, code: str) -> tuple[Recorded, Execution, Recorded, Execu
 
 
 #: The kinds of notes that each execution has which calls the host.
-GENERATOR, CALLS = 8, 7
+MODULES, GENERATOR, CALLS = 10, 8, 7
 
 
 def kinds(notes: bytes) -> set[int]:
@@ -109,7 +111,7 @@ def test_another_guest_gets_the_noted_answers(source: str, tmp_path: Path) -> No
     assert seen.report["ended"] == "ok", seen.traceback
     assert seen.stdout == again.stdout != ""
     assert seen.calls == again.calls
-    asked = kinds(first.notes) - {GENERATOR, CALLS}
+    asked = kinds(first.notes) - {MODULES, GENERATOR, CALLS}
     assert bool(asked) == (source != "random")
 
 
@@ -118,6 +120,40 @@ def test_the_generator_of_numpy_is_the_same(tmp_path: Path) -> None:
     code = "import numpy as np\ntold = repr([np.random.rand(), np.random.default_rng().random()])\nfetch_page(told)"
     _, seen, second, again = twice(tmp_path, code)
     assert (second.differs, seen.calls) == ("", again.calls)
+
+
+@pytest.mark.parametrize(
+    ("before", "code"),
+    [
+        ("import numpy as np", "told = repr([np.random.rand(), np.arange(3)])"),
+        ("import numpy as np\na = np.arange(3)", "told = repr([np.random.rand(), a])"),
+        ("import json", "import numpy as np\ntold = repr(np.random.default_rng().random())"),
+        (
+            "def work():\n    import multiprocessing.process\nwork()",
+            "import os, multiprocessing.process\ntold = repr(os.urandom(4))",
+        ),
+    ],
+)
+def test_modules_of_earlier_executions_are_there(before: str, code: str, tmp_path: Path) -> None:
+    """A portable state has the modules that variables name. The others are imported before the code runs again."""
+    if "numpy" in before + code:
+        pytest.importorskip("numpy")
+    code += "\nfetch_page(told)"
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    with Recorded(tmp_path / "first") as first:
+        first.record(before)
+        event, body = first.ask("captureState", maxBytes=1 << 20, portable=True)
+        assert event["type"] == "value"
+        lost = int.from_bytes(body[:4], "little")
+        seen = first.record(code)
+    assert (first.broken, seen.report["ended"]) == ("", "ok"), seen.traceback
+    with Recorded(tmp_path / "second") as second:
+        opened, _ = second.ask("openState", body[4 + lost :], maxBytes=1 << 20)
+        assert opened["type"] == "done", opened
+        again = second.record(code, first.notes)
+    assert (second.differs, second.broken) == ("", "")
+    assert [call[1][0] for call in again.calls] == [call[1][0] for call in seen.calls] != []
 
 
 def test_code_goes_on_where_the_notes_end(tmp_path: Path) -> None:
@@ -226,4 +262,4 @@ def test_variables_may_hold_the_functions(tmp_path: Path) -> None:
         host.ok("import time\nfrom os import urandom\nfrom datetime import datetime\nnow = time.monotonic")
         event, body = host.ask("captureState", maxBytes=1 << 20, portable=True)
         assert event["type"] == "value"
-        assert int.from_bytes(body[:4], "little") == 0, "nothing is lost"
+        assert body[: 4 + len("[]")] == b"\x02\0\0\0[]", "nothing is lost"

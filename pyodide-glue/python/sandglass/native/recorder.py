@@ -24,6 +24,7 @@ import time
 from _thread import get_ident
 from functools import wraps
 from gc import get_referents
+from importlib import import_module
 from os import environ, getcwd
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -50,6 +51,7 @@ _KINDS = {
     "calls": (7, "calls the host"),
     "generator": (8, "begins with random numbers"),
     "process": (9, "asks for the number of a process"),
+    "modules": (10, "begins with other modules"),
 }
 _NAMES = dict(_KINDS.values())
 #: Functions of `time` without arguments. Each returns a float, or an int.
@@ -93,6 +95,7 @@ class Recorder:
         self._fresh = bytearray()
         self._is_on = False
         self._cwd, self._environ = "", {}  # type: str, dict[str, str]
+        self._own_modules: frozenset[str] = frozenset()
 
     # ---- one execution ----
 
@@ -108,10 +111,11 @@ class Recorder:
             self.end("environment variables were changed before it, which no state holds")
         elif sys.modules.get("random") is not random:
             self.end("the module random was replaced before it")
+        self._import_others()
         self._generator(random.getstate, random.setstate)
-        numbers = sys.modules.get("numpy.random")
-        if numbers is not None:
-            self._numpy_generator(numbers)
+        is_noted = self._at < len(self._noted)
+        if self._noted[self._at] == _KINDS["generator"][0] if is_noted else "numpy.random" in sys.modules:
+            self._numpy_generator(sys.modules.get("numpy.random"))
 
     def end(self, why: str) -> None:
         """Notes that the execution cannot be repeated."""
@@ -240,6 +244,30 @@ class Recorder:
         self._add("random", drawn)
         return drawn
 
+    def _import_others(self) -> None:
+        """Imports what was imported when the execution first began: an import may draw random bytes.
+
+        A state has only the modules that variables name. Those of the working folder are left out: they are user code.
+        """
+        content = self._next("modules")
+        if content is None:
+            self._add("modules", "\n".join(filter(self._is_other, list(sys.modules))).encode())
+            return
+        self._is_on = False  # the imports are no part of the execution
+        for name in content.decode(errors="replace").split("\n"):
+            if name and name not in sys.modules:
+                try:
+                    import_module(name)
+                except Exception:  # code has made it, or its import depends on something else
+                    continue
+        self._is_on = True
+
+    def _is_other(self, name: str) -> bool:
+        if name in self._own_modules or name.partition(".")[0] == "sandglass":
+            return False
+        origin = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
+        return isinstance(origin, str) and not origin.startswith(f"{self._cwd}/")
+
     def _generator(self, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
         """Gives the module `random` the state that it had when the execution first began: no state has it."""
         content = self._next("generator", _GENERATOR.size)
@@ -276,6 +304,7 @@ class Recorder:
         Call before any user code.
         """
         self._cwd, self._environ = getcwd(), dict(environ)
+        self._own_modules = frozenset(sys.modules)
         replaced: dict[int, tuple[Any, Any]] = {}
 
         def replace(module: Any, name: str, by: Callable[[Any], Any]) -> None:

@@ -237,6 +237,24 @@ def test_a_state_that_no_state_holds_is_named(change: str, why: str, tmp_path: P
         assert host.broken == f"{why}, which no state holds"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "import os\nos.mkdir('d')\nos.chdir('d')\nos.rmdir('../d')",
+        "import random\nrandom.getstate = lambda: 1 / 0",
+        "import random\ndel random.setstate",
+        "import sys, types\nclass Odd(types.ModuleType):\n    @property\n    def __spec__(self): return 1 / 0\n"
+        "sys.modules['odd'] = Odd('odd')",
+    ],
+)
+def test_code_that_breaks_the_beginning_of_a_record_only_ends_it(change: str, tmp_path: Path) -> None:
+    with Recorded(tmp_path) as host:
+        assert host.record(change).report["ended"] == "ok"
+        assert host.broken == ""
+        seen = host.record("print('it runs')")
+        assert (seen.stdout, host.broken.partition(":")[0]) == ("it runs\n", "the record could not begin")
+
+
 @pytest.mark.parametrize("damage", ["cut", "kind", "length"])
 def test_damaged_notes_are_another_way(damage: str, tmp_path: Path) -> None:
     code = "import os\nos.urandom(4)\nfetch_page(1)"

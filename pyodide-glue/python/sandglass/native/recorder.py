@@ -105,6 +105,12 @@ class Recorder:
         self._noted, self._at, self._total = memoryview(noted), 0, len(noted)
         self._fresh.clear()
         self._is_on = True
+        try:
+            self._begin()
+        except Exception as error:  # code may have removed the working folder, or replaced anything of Python's
+            self.end(f"the record could not begin: {type(error).__name__[:100]}")
+
+    def _begin(self) -> None:
         if getcwd() != self._cwd:
             self.end("it began in another folder than the working folder, which no state holds")
         elif dict(environ) != self._environ:

@@ -204,7 +204,7 @@ impl Kept {
     }
 
     /// The sandbox, for all but executions. Once it was asked for, the state is written again before each execution. Code that is executed
-    /// there has no journal that could be resumed. If its guest is lost, the sandbox is destroyed: ask for the next one then.
+    /// there has no journal, and cannot be resumed. If its guest is lost, the sandbox is destroyed: ask for the next one then.
     ///
     /// # Errors
     /// [`Error::ExecutionPending`], or those of the guest's start.
@@ -212,6 +212,9 @@ impl Kept {
         let _turn = self.turn().await?;
         let sandbox = self.opened().await?;
         self.inside().is_shared = true;
+        if let Err(error) = self.work(Tenant::mark_awake).await {
+            tracing::warn!(%error, "a later process will not hear that changes of the sandbox were lost");
+        }
         Ok(sandbox)
     }
 
@@ -240,9 +243,8 @@ impl Kept {
             .err()
             .map(|error| format!("the store could not be written ({error})"))
             .or_else(|| self.inside().unkept.clone());
-        if let Some(why) = unkept {
-            sandbox.unkept(format!("the state before it is not kept: {why}"));
-        }
+        let kept = unkept.map_or(Ok(()), |why| Err(format!("the state before it is not kept: {why}")));
+        sandbox.kept(kept);
         self.inside().unkept = Some("an execution after it was interrupted".to_owned());
         match sandbox.execute_with(code, options).await {
             Ok(execution) => self.ended(&sandbox, execution).await,

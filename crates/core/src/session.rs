@@ -240,11 +240,11 @@ pub enum Input<B> {
     Conversation(String),
     /// The guests of shadows take more memory than the machine has for them.
     MemoryIsShort,
-    /// The driver has put the state before this execution of an earlier session into the guest. The execution is pending now. Only for
-    /// sessions that [record by value](Session::with_records_by_value).
+    /// The driver has put the state before this execution of an earlier session into the guest. The execution is pending now.
     Recorded(Box<Record<B>>),
-    /// The driver does not have the present state, because of this. The next execution cannot be resumed.
-    Unkept(String),
+    /// The driver has the present state by value ([`VariableCommand::Capture`]), or has not, because of this. If the next job is an
+    /// execution, it is recorded for the driver; without the state, it cannot be resumed. Only the first guest's state counts.
+    StateKept(Result<(), String>),
     /// A paused guest is gone, and the checkpoint with this number with it. The text is the reason.
     CheckpointGone(u32, String),
     /// The time of [`Session::wake_at`] has come.
@@ -468,7 +468,7 @@ impl<B: Body> Session<B> {
             Input::Conversation(text) => self.shadows.converse(now, &text),
             Input::MemoryIsShort => self.shadows.memory_is_short(),
             Input::Recorded(record) => interpreter.recorded(*record),
-            Input::Unkept(why) => interpreter.unkept = Some(why),
+            Input::StateKept(kept) => interpreter.state_kept(kept),
             Input::CheckpointGone(checkpoint, why) => interpreter.checkpoint_gone(checkpoint, &why),
             Input::Tick => {}
         }

@@ -388,10 +388,6 @@ impl SandboxBuilder {
         } else {
             session
         };
-        let session = match self.callbacks.journal {
-            Some(_) => session.with_records_by_value(),
-            None => session,
-        };
         let session = match checkpoints {
             0 => session,
             most => session.with_paused_guests(most as usize),

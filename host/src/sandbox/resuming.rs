@@ -8,9 +8,9 @@ use crate::driver::journal::Written;
 use crate::value::Value;
 
 impl Sandbox {
-    /// Tells that no store has the present state, because of `why`. So the next execution cannot be resumed.
-    pub(crate) fn unkept(&self, why: String) {
-        self.driver.tell(Input::Unkept(why));
+    /// Tells that a store has the present state, or has not, because of the error. If an execution is next, it goes into the journal.
+    pub(crate) fn kept(&self, kept: Result<(), String>) {
+        self.driver.tell(Input::StateKept(kept));
     }
 
     /// Returns true if the guest is the first one, which has the state that it was given. A destroyed sandbox has none.

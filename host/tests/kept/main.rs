@@ -16,6 +16,7 @@ use sandglass_states::{Listed, MasterKey, MemoryStore, Name, Place, StateError, 
 use tempfile::TempDir;
 use tokio::sync::watch;
 
+mod apart;
 mod lost;
 
 const BACKENDS: [BackendKind; 2] = [BackendKind::Bubblewrap, BackendKind::Subprocess];

@@ -110,10 +110,8 @@ pub(super) struct Interpreter<B> {
     pub(super) packages: Vec<Package<B>>,
     /// True if executions are recorded.
     pub(super) records: bool,
-    /// True if executions are recorded, and the driver keeps the states before them.
-    pub(super) records_by_value: bool,
-    /// The reason for which the driver does not have the present state.
-    pub(super) unkept: Option<String>,
+    /// Whether the driver has the present state by value, if it keeps the next execution.
+    pub(super) state_kept: Option<Result<(), String>>,
     /// The execution of an earlier session that was not finished.
     pub(super) pending: Option<Record<B>>,
     /// The base of the record of an ended execution that the driver has.
@@ -154,8 +152,7 @@ impl<B: Body> Interpreter<B> {
             pings: None,
             packages: Vec::new(),
             records: false,
-            records_by_value: false,
-            unkept: None,
+            state_kept: None,
             pending: None,
             told_record: None,
             ended_records: VecDeque::new(),
@@ -377,6 +374,7 @@ impl<B: Body> Interpreter<B> {
         if next != Guest::Destroyed {
             self.drop_told_record();
             self.forget_pending();
+            self.state_kept = None;
         }
         self.notes.push_back(Note::Ended);
         if matches!(self.guest, Guest::Booting(_) | Guest::Up) {

@@ -28,14 +28,6 @@ impl<B: Body> Session<B> {
         self
     }
 
-    /// Records executions as [`Session::with_records`] does, for a driver that keeps the state before each of them by value
-    /// ([`VariableCommand::Capture`](super::VariableCommand::Capture)). If it cannot, it says so by [`Input::Unkept`](super::Input::Unkept).
-    #[must_use]
-    pub fn with_records_by_value(mut self) -> Self {
-        self.interpreter.records_by_value = true;
-        self
-    }
-
     /// Makes the recorded execution of an earlier session pending. If it cannot be resumed, the next execution tells why.
     #[must_use]
     pub fn with_pending(mut self, record: Record<B>, strictness: Strictness) -> Self {
@@ -115,6 +107,12 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
+    /// Hears that the driver has the present state by value, or has not. That of a later guest is another one.
+    pub(super) fn state_kept(&mut self, kept: Result<(), String>) {
+        self.state_kept =
+            Some(kept).filter(|_| self.guest == Guest::Up && self.has_first_guest() && self.exchange.is_none());
+    }
+
     /// Forgets the pending execution if the state before it was in the guest that has ended. The driver still has both.
     pub(super) fn forget_pending(&mut self) {
         self.pending.take_if(|record| record.is_by_value());
@@ -126,21 +124,21 @@ impl<B: Body> Interpreter<B> {
 
     /// The record of a job that begins, if it is recorded. `is_begun`: a guest runs it already.
     pub(super) fn record_of(&mut self, job: &Job<B>, is_begun: bool) -> Option<Record<B>> {
+        let kept = self.state_kept.take(); // any job may change the state
         let Job::Execute(execution) = job else { return None };
         if execution.resumes {
             self.checkpoints.frozen = false;
             return self.pending.take();
         }
-        if is_begun || !(self.records || self.records_by_value) {
+        if is_begun || !(self.records || kept.is_some()) {
             return None;
         }
         let origin = match &self.checkpoints.before {
-            _ if self.records_by_value => Some((BY_VALUE, Vec::new())),
+            _ if kept.is_some() => Some((BY_VALUE, Vec::new())),
             Some(Origin::Saved(number, steps)) => Some((*number, steps.to_repeat())),
             _ => None,
         };
         let is_saved = origin.is_some();
-        let unkept = self.unkept.take();
         let (base, steps) = origin.unwrap_or_default();
         let mut record = Record::new(Beginning {
             execution: execution.id,
@@ -153,7 +151,7 @@ impl<B: Body> Interpreter<B> {
         if !is_saved {
             record.end("the state before it was not saved");
         }
-        if let Some(why) = unkept {
+        if let Some(Err(why)) = kept {
             record.end(&why);
         }
         Some(record)

@@ -7,7 +7,7 @@ use sandglass_core::session::{
     Beginning, Command, Entry, Input, Kept, Record, RecordChange, Reply, Session, StateCommand, Strictness,
 };
 
-use crate::world::{Bytes, World, guest_lost, limits, ok, text};
+use crate::world::{Bytes, World, assign, guest_lost, limits, ok, text};
 
 fn saved() -> Limits {
     Limits {
@@ -440,7 +440,9 @@ fn a_replay_with_another_answer_tells_the_first_difference() {
 /// A session whose driver keeps the states before executions by value.
 fn by_value() -> World {
     let session = Session::new(limits(), vec!["ask".to_owned(), "look".to_owned()]);
-    World::with(limits(), session.with_records_by_value()).begun()
+    let mut world = World::with(limits(), session).begun();
+    world.feed(Input::StateKept(Ok(())));
+    world
 }
 
 /// The record of an execution that has got one answer and waits for another, as the driver has it.
@@ -512,7 +514,7 @@ fn a_state_that_is_gone_with_its_guest_cannot_be_resumed_from() {
 #[test]
 fn an_execution_after_a_state_that_the_driver_does_not_have_says_so() {
     let mut world = by_value();
-    world.feed(Input::Unkept("it is too large".to_owned()));
+    world.feed(Input::StateKept(Err("it is too large".to_owned())));
     world.execute("ask()");
     world.calls("ask");
     let (_, entries, broken) = written(&world).expect("there is a record");
@@ -520,6 +522,7 @@ fn an_execution_after_a_state_that_the_driver_does_not_have_says_so() {
     world.returns(world.under_way()[0], "first");
     world.ends_well(&["context"]);
     world.noted.clear();
+    world.feed(Input::StateKept(Ok(())));
     world.execute("ask()");
     world.calls("ask");
     let (_, entries, broken) = written(&world).expect("there is a record");
@@ -563,4 +566,38 @@ fn a_session_knows_whether_its_guest_is_the_first() {
     assert!(!world.session.has_first_guest());
     world.feed(Input::Destroy);
     assert!(!world.session.has_first_guest());
+}
+
+/// Only the execution after a state that the driver has can be resumed from there.
+#[test]
+fn what_the_driver_does_not_keep_has_no_record() {
+    let mut world = by_value();
+    for _ in 0..2 {
+        world.execute("ask()");
+        world.calls("ask");
+        world.returns(world.under_way()[0], "first");
+        world.ends_well(&["context"]);
+    }
+    let begun = |change: &&RecordChange<Bytes>| matches!(change, RecordChange::Begin(_));
+    assert_eq!(world.noted.iter().filter(begun).count(), 1, "only the first one");
+
+    world.noted.clear();
+    world.feed(Input::StateKept(Ok(())));
+    world.command(assign("x", "1"));
+    world.done();
+    world.execute("ask()");
+    world.calls("ask");
+    assert_eq!(world.noted, [], "another job has changed the state");
+
+    world.returns(world.under_way()[0], "first");
+    world.ends_well(&["context"]);
+    world.feed(Input::StateKept(Ok(())));
+    world.feed(guest_lost(sandglass_core::Error::GuestLost("it crashed".to_owned())));
+    world.execute("ask()");
+    if world.guest.is_some() {
+        world.boot();
+    }
+    world.feed(Input::StateKept(Ok(())));
+    world.calls("ask");
+    assert_eq!(world.noted, [], "another guest has another state");
 }

@@ -41,10 +41,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 pub use self::place::KeptPlace;
-use self::place::read;
+use self::place::{Works, read};
 use self::stage::Stage;
 use crate::callbacks::arguments;
-use crate::driver::journal::{Written, call_id};
+use crate::driver::journal::{JournalPlace, Lease, Written, call_id};
 use crate::launcher::BackendKind;
 use crate::sandbox::{ExecuteOptions, Execution, Sandbox, SandboxBuilder};
 use crate::value::Value;
@@ -96,6 +96,7 @@ pub struct ResumeOptions {
 pub struct Kept {
     builder: SandboxBuilder,
     place: KeptPlace,
+    works: Works,
     settings: StoredSettings,
     /// Held by whoever uses the sandbox.
     turn: tokio::sync::Mutex<()>,
@@ -121,7 +122,8 @@ struct Inside {
     other: Option<Sandbox>,
     /// True once the user has the sandbox itself, and may change its state at any time.
     is_shared: bool,
-    is_destroyed: bool,
+    /// The right to use the place. `None` once the user has ended the sandbox.
+    lease: Option<Lease>,
 }
 
 impl Kept {
@@ -139,7 +141,9 @@ impl Kept {
         if builder.given_workspace().is_some() {
             return refused("a folder of the host cannot be given back as it was before an execution");
         }
-        let found = place.work(read).await?;
+        let lease = place.lease()?;
+        let works = Works::default();
+        let found = works.run(|| Ok(place.journal(lease.clone())), read).await?;
         let profile = builder.its_profile();
         let (settings, stage) = match found {
             Some((saved, is_left, journal)) => {
@@ -157,14 +161,21 @@ impl Kept {
                 (StoredSettings { hash_seed, profile }, None)
             }
         };
-        let builder = builder.journal(place.journal.clone(), settings.hash_seed);
         let stage = match stage {
             Some(stage) => stage,
-            None => Stage::Open(built(&builder).await?),
+            None => Stage::Open(
+                built(
+                    builder
+                        .clone()
+                        .journal(place.journal(lease.clone()), settings.hash_seed),
+                )
+                .await?,
+            ),
         };
         Ok(Self {
             builder,
             place,
+            works,
             settings,
             turn: tokio::sync::Mutex::default(),
             writes: AtomicU32::new(0),
@@ -173,7 +184,7 @@ impl Kept {
                 stage,
                 other: None,
                 is_shared: false,
-                is_destroyed: false,
+                lease: Some(lease),
             }),
         })
     }
@@ -276,7 +287,7 @@ impl Kept {
             Ok((waits.ok_or_else(problem)?.call, value))
         });
         let answers = answers.collect::<Result<_, Error>>()?;
-        let sandbox = built(&suspended.begin(self.builder.clone())).await?;
+        let sandbox = built(suspended.begin(self.builder()?)).await?;
         {
             let mut inside = self.inside();
             inside.other = Some(sandbox.clone());
@@ -327,9 +338,10 @@ impl Kept {
     /// Ends the guest, also while code runs: then its execution is pending in the next sandbox of this place. A process that ends in good
     /// order calls this first. If it drops the future of an execution instead, that interrupts the code.
     pub async fn destroy(&self) {
+        let lease;
         let (open, other) = {
             let mut inside = self.inside();
-            inside.is_destroyed = true;
+            lease = inside.lease.take();
             let open = match &inside.stage {
                 Stage::Open(sandbox) => Some(sandbox.clone()),
                 _ => None,
@@ -339,6 +351,8 @@ impl Kept {
         for sandbox in open.into_iter().chain(other) {
             sandbox.destroy().await;
         }
+        self.works.ended().await;
+        drop(lease); // now the place may be opened again
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
@@ -350,11 +364,17 @@ impl Kept {
         &self,
         work: impl FnOnce(&Tenant, SessionId) -> Result<T, StateError> + Send + 'static,
     ) -> Result<T, Error> {
-        match self.inside().is_destroyed {
-            true => Err(Error::Destroyed),
-            false => Ok(()),
-        }?;
-        self.place.work(work).await
+        self.works.run(|| self.journal(), work).await
+    }
+
+    /// The place of the journal, unless the user has ended the sandbox.
+    fn journal(&self) -> Result<JournalPlace, Error> {
+        let lease = self.inside().lease.clone().ok_or(Error::Destroyed)?;
+        Ok(self.place.journal(lease))
+    }
+
+    fn builder(&self) -> Result<SandboxBuilder, Error> {
+        Ok(self.builder.clone().journal(self.journal()?, self.settings.hash_seed))
     }
 
     /// Waits until nobody uses the sandbox, and an earlier one is gone that a dropped future has left. Then the stage is known.
@@ -362,7 +382,7 @@ impl Kept {
         let turn = self.turn.lock().await;
         let other = {
             let inside = self.inside();
-            if inside.is_destroyed {
+            if inside.lease.is_none() {
                 return Err(Error::Destroyed);
             }
             inside.other.clone()
@@ -397,7 +417,7 @@ impl Kept {
             }
             Stage::Open(_) | Stage::Unread { .. } => return Err(unavailable("its state is not known")),
         };
-        let sandbox = built(&suspended.begin(self.builder.clone())).await?;
+        let sandbox = built(suspended.begin(self.builder()?)).await?;
         let lost = match sandbox.take_up(&suspended, MOST_BYTES).await {
             Ok(lost) => lost,
             Err(error) => {
@@ -409,7 +429,7 @@ impl Kept {
             let mut inside = self.inside();
             inside.stage = Stage::Open(sandbox.clone());
             inside.unkept = inexact(&lost);
-            inside.is_destroyed
+            inside.lease.is_none()
         };
         if is_destroyed {
             sandbox.destroy().await;
@@ -516,7 +536,7 @@ impl Kept {
             self.inside().stage = Stage::of(saved, is_left, journal)?;
             return Ok(());
         }
-        let sandbox = built(&self.builder).await?;
+        let sandbox = built(self.builder()?).await?;
         let mut inside = self.inside();
         inside.stage = Stage::Open(sandbox);
         inside.unkept = Some("it was not written yet".to_owned());
@@ -531,8 +551,8 @@ impl Kept {
 }
 
 /// A sandbox whose guests can be recorded.
-async fn built(builder: &SandboxBuilder) -> Result<Sandbox, Error> {
-    let sandbox = builder.clone().build().await?;
+async fn built(builder: SandboxBuilder) -> Result<Sandbox, Error> {
+    let sandbox = builder.build().await?;
     match sandbox.capabilities().backend {
         BackendKind::Bubblewrap | BackendKind::Subprocess => Ok(sandbox),
         other => Err(Error::invalid(

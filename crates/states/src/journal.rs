@@ -125,6 +125,17 @@ impl Tenant {
         Ok(())
     }
 
+    /// Removes this journal of a session. A later one in its place stays.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn remove_one_journal(&self, session: SessionId, journal: JournalId) -> Result<(), StateError> {
+        match self.part(session, 0)? {
+            Some(first) if first.journal == journal => self.remove_journal(session),
+            _ => Ok(()),
+        }
+    }
+
     /// The numbers of a session's parts, in order.
     pub(crate) fn part_numbers(&self, session: SessionId) -> Result<Vec<u32>, StateError> {
         let listed = self.store().list(Place::Journal(self.id(), session))?;

@@ -594,6 +594,19 @@ fn parts_of_another_journal_count_for_nothing() {
 }
 
 #[test]
+fn a_late_writer_removes_its_own_journal_only() {
+    let (_, ann) = in_memory();
+    let [old, new] = [(); 2].map(|()| JournalId::random().unwrap());
+    part(&ann, old, 0, "begins", None);
+    part(&ann, new, 0, "begins again", None);
+    ann.remove_one_journal(session(1), old).unwrap();
+    assert_eq!(texts(&ann).unwrap(), [("begins again".to_owned(), None)]);
+    ann.remove_one_journal(session(1), new).unwrap();
+    assert_eq!(texts(&ann), None);
+    ann.remove_one_journal(session(1), new).unwrap();
+}
+
+#[test]
 fn a_journal_without_a_part_in_between_is_damaged() {
     let (store, ann) = in_memory();
     let journal = JournalId::random().unwrap();

@@ -18,7 +18,12 @@ use crate::value::Payload;
 pub(crate) struct JournalPlace {
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) session: SessionId,
+    /// Keeps others away from the place, as long as anybody may write to it.
+    pub(crate) lease: Lease,
 }
+
+/// The right to use a place.
+pub(crate) type Lease = Arc<tokio::sync::OwnedMutexGuard<()>>;
 
 /// The text of a part.
 #[derive(Debug, Serialize, Deserialize)]
@@ -166,7 +171,7 @@ impl Journal {
         while self.writing.is_empty()
             && let Some(change) = self.waiting.pop_front()
         {
-            let Some(JournalPlace { tenant, session }) = self.place.clone() else {
+            let Some(JournalPlace { tenant, session, .. }) = self.place.clone() else {
                 return;
             };
             let begins = matches!(change, RecordChange::Begin(_));
@@ -184,7 +189,7 @@ impl Journal {
                     RecordChange::Begin(beginning) => Text::Begin(beginning),
                     RecordChange::Add(_, entry) => Text::Entry(entry.map(|Payload(bytes)| body = Some(bytes))),
                     RecordChange::Break(why) => Text::Broken(why),
-                    RecordChange::End => return tenant.remove_journal(session),
+                    RecordChange::End => return id.map_or(Ok(()), |id| tenant.remove_one_journal(session, id)),
                 };
                 let text = serde_json::to_string(&text)
                     .map_err(|error| StateError::io("a journal cannot be described", std::io::Error::other(error)))?;

@@ -88,7 +88,7 @@ impl SandboxTask {
         max_value_bytes: f64,
         launcher: Arc<dyn Launcher>,
         functions: Functions,
-        callbacks: Callbacks,
+        mut callbacks: Callbacks,
         messages: mpsc::WeakUnboundedSender<Message>,
         info: Arc<Mutex<GuestInfo>>,
     ) -> Self {
@@ -99,7 +99,7 @@ impl SandboxTask {
         )]
         let max_value_bytes = max_value_bytes as usize;
         let paused = PausedGuests::new(session.limits().checkpoints);
-        let journal = Journal::new(callbacks.journal.clone());
+        let journal = Journal::new(callbacks.journal.take());
         Self {
             session,
             max_value_bytes,

@@ -3,11 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use tokio::sync::{Mutex, watch};
+
 use sandglass_core::Error;
 use sandglass_states::{FolderStore, JournalId, MasterKey, Part, Saved, SessionId, StateError, States, Tenant};
 
 use super::{MOST_BYTES, unavailable};
-use crate::driver::journal::JournalPlace;
+use crate::driver::journal::{JournalPlace, Lease};
 
 /// The most bytes of a journal. The core bounds its calls and answers to 64 MiB, and its notes to 3 MiB.
 const MOST_JOURNAL_BYTES: u64 = 128 << 20;
@@ -17,7 +19,10 @@ const KEY_FILE: &str = "key";
 /// The place of a kept sandbox: a session of a tenant of a store. One sandbox at a time may be open there.
 #[derive(Debug, Clone)]
 pub struct KeptPlace {
-    pub(super) journal: JournalPlace,
+    tenant: Arc<Tenant>,
+    session: SessionId,
+    /// Held by the sandbox that is open, and by all that may still write for it.
+    open: Arc<Mutex<()>>,
     /// True if the sandbox removes what it needs no more, because nobody else does.
     pub(super) collects: bool,
 }
@@ -25,9 +30,10 @@ pub struct KeptPlace {
 impl KeptPlace {
     /// A session in a store. The caller [collects](Tenant::collect) what its tenant needs no more.
     pub fn new(tenant: Arc<Tenant>, session: SessionId) -> Self {
-        let journal = JournalPlace { tenant, session };
         Self {
-            journal,
+            tenant,
+            session,
+            open: Arc::default(),
             collects: false,
         }
     }
@@ -52,14 +58,61 @@ impl KeptPlace {
         })
     }
 
-    /// Runs work that blocks on the store.
-    pub(super) async fn work<T: Send + 'static>(
+    /// Takes the place for a sandbox. All clones of the place share it.
+    pub(super) fn lease(&self) -> Result<Lease, Error> {
+        let lease = Arc::clone(&self.open).try_lock_owned();
+        let lease = lease.map_err(|_| unavailable("it is open already: call destroy() of that one first"))?;
+        Ok(Arc::new(lease))
+    }
+
+    /// The place of the journal.
+    pub(super) fn journal(&self, lease: Lease) -> JournalPlace {
+        JournalPlace {
+            tenant: Arc::clone(&self.tenant),
+            session: self.session,
+            lease,
+        }
+    }
+}
+
+/// Work on the store, one after the other. It goes on if the future is dropped that waits for it, and later work waits for it then.
+#[derive(Debug, Default)]
+pub(super) struct Works {
+    order: Arc<Mutex<()>>,
+    is_working: Arc<watch::Sender<bool>>,
+}
+
+/// Tells the end of work when it is dropped.
+struct Working(Arc<watch::Sender<bool>>);
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        self.0.send_replace(false);
+    }
+}
+
+impl Works {
+    /// Runs work that blocks on the store. `place` is asked for when the work begins.
+    pub(super) async fn run<T: Send + 'static>(
         &self,
+        place: impl FnOnce() -> Result<JournalPlace, Error>,
         work: impl FnOnce(&Tenant, SessionId) -> Result<T, StateError> + Send + 'static,
     ) -> Result<T, Error> {
-        let JournalPlace { tenant, session } = self.journal.clone();
-        let worked = tokio::task::spawn_blocking(move || work(&tenant, session)).await;
-        worked.map_err(unavailable)?.map_err(unavailable)
+        let turn = Arc::clone(&self.order).lock_owned().await;
+        self.is_working.send_replace(true);
+        let working = Working(Arc::clone(&self.is_working));
+        let JournalPlace { tenant, session, lease } = place()?;
+        let worked = tokio::task::spawn_blocking(move || {
+            let worked = work(&tenant, session);
+            drop((working, lease, turn));
+            worked
+        });
+        worked.await.map_err(unavailable)?.map_err(unavailable)
+    }
+
+    /// Waits until no work is under way.
+    pub(super) async fn ended(&self) {
+        let _ = self.is_working.subscribe().wait_for(|is_working| !is_working).await;
     }
 }
 

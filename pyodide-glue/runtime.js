@@ -373,7 +373,7 @@ function createCalls(calls, module, bridge) {
     setVariable: waiting("set_variable"),
     /** @type {() => Promise<Answer>} */
     listVariables: waiting("list_variables"),
-    /** Writes the variables as bytes for another guest. @type {(maxBytes: number, portable: boolean) => Promise<Answer>} */
+    /** Writes the variables as bytes for another guest. @type {(maxBytes: number, portable: boolean, direct: boolean) => Promise<Answer>} */
     captureState: waiting("capture_state"),
     /** Takes variables of `captureState`. @type {(body: Uint8Array, maxBytes: number) => Promise<Answer>} */
     openState: waiting("open_state"),

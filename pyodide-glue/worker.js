@@ -12,7 +12,7 @@ import { lockDown, silence } from "./lockdown.js";
 import { loadRuntime } from "./runtime.js";
 import { createDetector } from "./nondeterminism.js";
 
-/** @import { Event, Request, Step } from "../pkg/sandglass.js" */
+/** @import { Encoding, Event, Request, Step } from "../pkg/sandglass.js" */
 /** @import { Post } from "./bridge.js" */
 /** @import { Parts } from "./start-worker.js" */
 
@@ -26,6 +26,8 @@ const JAVASCRIPT = /\b(js\b|pyodide)/; // not `json`
 const EVENT_LOOP = /\bpyodide\b/;
 const SMALL_BODY = 100_000;
 const PIECE = 1 << 20;
+/** The most bytes of a buffer that leaves whole. Half of what a process's pipe takes in one message. */
+const MAX_MOVED_BYTES = 1 << 27;
 /** Bytes of a file that Python decodes in one step. */
 const FILE_PIECE = 4 << 20;
 /** The most bytes of bodies that wait for the next message. */
@@ -60,11 +62,16 @@ self.onmessage = async ({ data }) => {
   /** The bodies of the held events. @type {Uint8Array[]} */
   let bodies = [];
   let heldBytes = 0;
-  /** Posts an event. A long value is sent in pieces, which the page takes one at a time. @type {Post} */
+  /**
+   * Posts an event. A long value is sent in pieces, which the page takes one at a time. Bytes with a buffer of their own are
+   * moved instead, which takes no time.
+   * @type {Post}
+   */
   const post = (event, body, hold) => {
     if (event?.type === "hostCall") detector.end(); // a call goes on only after the code is asked for
     let bytes = body && plainBytes(body);
-    if (bytes && bytes.length > PIECE && (event?.type === "value" || event?.type === "executed")) {
+    const isValue = event?.type === "value" || event?.type === "executed";
+    if (bytes && bytes.length > PIECE && isValue && !isMoved(event, bytes)) {
       post(null); // a piece is posted by itself
       let start = 0;
       while (bytes.length - start > PIECE) {
@@ -227,7 +234,7 @@ function createHandler(
       : request.type === "getVariable"
         ? python.getVariable(request.name)
         : request.type === "captureState"
-          ? python.captureState(request.maxBytes, request.portable)
+          ? python.captureState(request.maxBytes, request.portable, request.direct)
           : request.type === "openState"
             ? python.openState(body, request.maxBytes)
             : python.listVariables());
@@ -413,6 +420,13 @@ function markOf(report, probe) {
   for (let at = 0; at < report.length; at++) mark = (imul(mark, 31) + report.charCodeAt(at)) >>> 0;
   return mark;
 }
+
+/**
+ * Returns true when a long body leaves whole.
+ * @param {{ encoding: Encoding }} event @param {Uint8Array} bytes
+ */
+const isMoved = ({ encoding }, bytes) =>
+  encoding === "bytes" && bytes.length === bytes.buffer.byteLength && bytes.length <= MAX_MOVED_BYTES;
 
 /** Joins the pieces of a body. @param {Uint8Array[]} pieces */
 function join(pieces) {

@@ -38,7 +38,7 @@ import { findProcess } from "./processes.mjs";
 /** @import { Running } from "./bench/rlm/contestants.mjs" */
 /** @import { Row } from "./bench/rlm/measure.mjs" */
 /** @import { Behaviour } from "./bench/rlm/model.mjs" */
-/** @import { Facts } from "./bench/rlm/report.mjs" */
+/** @import { Facts, Limits } from "./bench/rlm/report.mjs" */
 
 const { values } = parseArgs({
   allowNegative: true,
@@ -52,7 +52,8 @@ const { values } = parseArgs({
     sizes: { type: "string" },
     kinds: { type: "string" },
     contestants: { type: "string" },
-    faults: { type: "string", default: Object.keys(FAULTS).join(",") },
+    /** All of them by default, in a quick run two. */
+    faults: { type: "string" },
     limits: { type: "boolean", default: true },
     out: { type: "string" },
     /** Tokens that the model writes per second. Large models write 30 to 100. */
@@ -76,13 +77,18 @@ const seeds = Number(values.seeds ?? (quick ? 1 : isSmall ? 2 : isAhead ? 0 : 20
 const sizes = list(values.sizes ?? (isSmall ? "13" : quick ? "13,16" : "13,16,20")).map((power) => 2 ** Number(power));
 const kinds = list(values.kinds ?? (isSmall ? SMALL : KINDS.join(",")));
 const withLimits = values.limits && !isSmall && !isAhead;
-const faults = real || isSmall || isAhead ? [] : /** @type {(keyof typeof FAULTS)[]} */ (list(values.faults));
+const faults =
+  real || isSmall || isAhead
+    ? []
+    : /** @type {(keyof typeof FAULTS)[]} */ (
+        list(values.faults ?? (quick ? "busy,cut" : Object.keys(FAULTS).join(",")))
+      );
 const names = { model: values.model, subModel: values["sub-model"] };
 /** A fast model, so that much of the time is the contestants'. @type {Behaviour} */
 const STANDARD = { firstToken: 150, readsPerSecond: 100_000, writesPerSecond: Number(values.writes), errorRate: 0.02 };
 const FAULT_RATE = 0.25;
 /** The number of seeds with faults and limits. */
-const faultSeeds = full ? seeds : Math.min(quick ? 1 : 8, seeds);
+const faultSeeds = full ? seeds : Math.min(quick ? 1 : 4, seeds);
 /** A large model's speed, which talks on behind its code, and whose code now and then ends in the middle: for calls ahead. @type {Behaviour} */
 const SLOW_WRITER = { ...STANDARD, writesPerSecond: 50, talks: true, brokenRate: 0.1 };
 /** The numbers of its seeds: those that all of ours meet, and those that one meets alone, to count what is in vain. */
@@ -90,16 +96,19 @@ const slowSeeds = isAhead ? { all: 5, ahead: 15 } : { all: 0, ahead: 0 };
 /** Code that asks about so many texts at once as every contestant does by default, and the seeds of these runs. @type {Behaviour} */
 const EQUAL = { ...STANDARD, atOnce: 8 };
 const equalSeeds = quick || isSmall || isAhead ? 0 : Math.min(4, seeds);
-/** Limits that a count of 2^15 tokens does not fit into. */
-const LIMITS = { calls: 10, seconds: 2 };
+/** Limits that a count of 2^15 tokens does not fit into. @type {Limits} */
+const LIMITS = { calls: 10, seconds: 2, allTokens: 20_000 };
 /** Seconds after which a run is ended. */
 const TIMEOUT = quick ? 60 : 300;
 
 const began = performance.now();
 const usual = Object.entries(CONTESTANTS).filter(
-  ([name, { plain }]) => (!isSmall || plain !== false) && (!isAhead || name.startsWith("sandglass")),
+  ([name, { plain }]) => ((!isSmall && !quick) || plain !== false) && (!isAhead || name.startsWith("sandglass")),
 );
-const { here, notes } = await prepare(values.contestants ? list(values.contestants) : usual.map(([name]) => name));
+const { here, notes } = await prepare(
+  values.contestants ? list(values.contestants) : usual.map(([name]) => name),
+  quick,
+);
 /** Those that have started. @type {string[]} */
 const contestants = [];
 const form = isSmall ? "small" : isAhead ? "ahead" : quick ? "quick" : isLong ? "long" : "some";
@@ -160,6 +169,7 @@ try {
   }
   for (let seed = 201; seed <= (withLimits ? 200 : 0) + faultSeeds; seed++) {
     await compare("limit of calls", "count", seed, 2 ** 15, STANDARD, { calls: LIMITS.calls });
+    await compare("limit of tokens", "count", seed, 2 ** 15, STANDARD, { allTokens: LIMITS.allTokens });
     await compare(
       "limit of time",
       "count",
@@ -249,7 +259,7 @@ async function begin(name) {
 /**
  * Gives all contestants the same task, one after the other, in an order by chance.
  * @param {string} scenario @param {string} kind @param {number} seed @param {number} tokens @param {Behaviour} behaviour
- * @param {{ calls?: number, seconds?: number }} [limits]
+ * @param {Partial<Limits>} [limits]
  */
 async function compare(scenario, kind, seed, tokens, behaviour, limits = {}) {
   const task = makeTask(kind, seed, tokens);
@@ -261,7 +271,8 @@ async function compare(scenario, kind, seed, tokens, behaviour, limits = {}) {
     const own = started.get(name);
     if (!contestant || !own) continue;
     if (!takesPart(name, contestant, scenario)) continue;
-    if ((limits.calls && !contestant.calls) || (limits.seconds && !contestant.seconds)) continue;
+    const kinds = /** @type {(keyof Limits)[]} */ (Object.keys(limits));
+    if (kinds.some((kind) => !contestant[kind])) continue;
     const { running, seen } = own;
     const how = {
       name,

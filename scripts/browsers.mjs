@@ -20,7 +20,7 @@ const PROGRAMS = {
 };
 
 // Nothing in the background may load the machine or reach the network while a test or a benchmark runs.
-// webdriver.json holds the same list for wasm-pack.
+// webdriver.json holds the same list for wasm-bindgen's test runner.
 const CHROMIUM_ARGS = [
   "--disable-gpu",
   "--disable-quic",
@@ -62,10 +62,11 @@ export function find(program) {
 /**
  * Starts a headless browser with a profile of its own, which is deleted when it closes.
  * @param {"chromium" | "firefox"} name
- * @param {{ headless?: boolean, args?: string[], prefs?: Record<string, unknown>, env?: Record<string, string> }} [options]
+ * @param {{ headless?: boolean, args?: string[], prefs?: Record<string, unknown>, env?: Record<string, string>, network?: boolean }} [options]
+ *   without `network`, nobody is told of requests and frames, and pages run at the speed that they have for users
  * @returns {Promise<import("puppeteer-core").Browser>}
  */
-export async function launch(name, { headless = true, args = [], prefs = {}, env = {} } = {}) {
+export async function launch(name, { headless = true, args = [], prefs = {}, env = {}, network = true } = {}) {
   if (name !== "chromium" && name !== "firefox") throw new Error(`unknown browser "${name}": chromium or firefox`);
   const executablePath = find(name);
   if (!executablePath) {
@@ -78,6 +79,7 @@ export async function launch(name, { headless = true, args = [], prefs = {}, env
     headless,
     defaultViewport: { width: 1280, height: 800 },
     protocolTimeout: 3_600_000,
+    networkEnabled: network,
     env: { ...process.env, ...env },
   };
   if (name === "firefox") {

@@ -15,6 +15,8 @@ import { assemble } from "./wat.mjs";
 
 const dev = process.argv.includes("--dev");
 const dist = join(root, "dist");
+/** The supervisor's target. */
+const WASM = "wasm32-unknown-unknown";
 /** Versions of the npm packages whose code is in dist/, by name, for `LICENSES/README.md`. @type {Map<string, string>} */
 const carried = new Map([["pyodide", await version("pyodide")]]);
 /** The files that guests are made of, in dist/, by their names in pyodide-glue/assets.js. */
@@ -46,22 +48,33 @@ if (
   process.exitCode = 1;
 
 async function supervisor() {
-  const command = ["wasm-pack", "build", ".", "--target", "web", "--out-dir", "pkg", "--no-pack"];
+  const cargo = ["cargo", "build", "--lib", "-p", "sandglass-browser", "--target", WASM];
+  // Settings of cargo may name another folder, so cargo is told, too.
+  const target = process.env.CARGO_TARGET_DIR || join(root, "target");
+  const compiled = join(target, WASM, dev ? "debug" : "release", "sandglass.wasm");
+  const pkg = join(root, "pkg");
+  // The page passes the module's address (`pyodide-glue/assets.js`). A second one in the generated code would be copied by bundlers, too.
+  const bindgen = ["wasm-bindgen", compiled, "--out-dir", pkg, "--target", "web", "--omit-default-module-path"];
   // Panics name files of crates. Without this, the names would begin with the builder's own folder.
   const crates = join(process.env.CARGO_HOME ?? join(homedir(), ".cargo"), "registry/src/");
-  const { ok, output } = await run([...command, dev ? "--dev" : "--release"], {
-    log: join(root, ".setup/logs/wasm-pack.log"),
-    env: dev ? {} : { CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS: `--remap-path-prefix=${crates}=` },
-  });
-  if (!ok) {
-    const lines = output.trimEnd().split("\n");
-    // The compiler's first error says most, so later errors must not push it out of sight.
-    const first = lines.findIndex((line) => /^(error|Error)/.test(line));
-    throw new Error((first < 0 ? lines.slice(-40) : lines.slice(first, first + 40)).join("\n"));
-  }
-  await copyFile(join(root, "pkg/sandglass_bg.wasm"), join(dist, "supervisor.wasm"));
-  // wasm-pack's .gitignore would keep pkg/ out of the npm package.
-  await rm(join(root, "pkg/.gitignore"), { force: true });
+  const flags = { CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS: `--remap-path-prefix=${crates}=` };
+  const module = join(pkg, "sandglass_bg.wasm");
+  const env = { CARGO_TARGET_DIR: target, ...(dev ? {} : flags) };
+  await supervisorStep("cargo", [...cargo, ...(dev ? [] : ["--release"])], env);
+  await rm(pkg, { recursive: true, force: true });
+  await supervisorStep("wasm-bindgen", [...bindgen, ...(dev ? ["--debug"] : [])]);
+  if (!dev) await supervisorStep("wasm-opt", ["wasm-opt", module, "-o", module, "-O"]);
+  await copyFile(module, join(dist, "supervisor.wasm"));
+}
+
+/** Runs a step of the supervisor's build. Throws its first error. @param {string} name @param {string[]} command @param {Record<string, string>} [env] */
+async function supervisorStep(name, command, env = {}) {
+  const { ok, output } = await run(command, { log: join(root, `.setup/logs/${name}.log`), env });
+  if (ok) return;
+  const lines = output.trimEnd().split("\n");
+  // The compiler's first error says most, so later errors must not push it out of sight.
+  const first = lines.findIndex((line) => /^(error|Error)/.test(line));
+  throw new Error((first < 0 ? lines.slice(-40) : lines.slice(first, first + 40)).join("\n"));
 }
 
 // Makes the guest's code and files, and dist/assets.js, which lists them for pyodide-glue/index.js.

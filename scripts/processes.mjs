@@ -43,10 +43,23 @@ export function megabytes(root) {
   return kilobytes / 1000;
 }
 
-/** The memory (MB) of a process and its descendants that no file backs. It costs less to read than `megabytes`, which walks all pages. @param {number | undefined} root */
-export function ownMegabytes(root) {
+/** The ids of all processes whose control group's path has one of these words. @param {string[]} words */
+export function inGroups(words) {
+  const ids = words.length > 0 ? readdirSync("/proc").filter((entry) => /^\d+$/.test(entry)) : [];
+  return ids.map(Number).filter((id) => {
+    try {
+      const group = readFileSync(`/proc/${id}/cgroup`, "utf8");
+      return words.some((word) => group.includes(word));
+    } catch {
+      return false; // it has ended meanwhile
+    }
+  });
+}
+
+/** The memory (MB) of processes that no file backs. It costs less to read than `megabytes`, which walks all pages. @param {number[]} ids */
+export function ownMegabytes(ids) {
   let kilobytes = 0;
-  for (const { id } of family(root)) {
+  for (const id of ids) {
     try {
       kilobytes += Number(/^RssAnon:\s+(\d+)/m.exec(readFileSync(`/proc/${id}/status`, "utf8"))?.[1] ?? 0);
     } catch {

@@ -41,6 +41,8 @@ const PYTHON_FOLDERS = [
   "tests/mcp",
   "examples/python",
   "scripts/bench/rlm",
+  "scripts/bench/forks",
+  "scripts/bench/states",
 ];
 /** Generations of ipykernel, made by scripts/setup. */
 const JUPYTERS = ["6", "7"];

@@ -79,7 +79,7 @@ pub(super) fn as_bytes(value: &JsValue) -> Option<Uint8Array> {
 /// Converts a body into a JavaScript value; a missing variable is `undefined`.
 pub(super) fn decode(value: &Encoded<JsBody>) -> Result<JsValue, Error> {
     let data = match &value.body {
-        JsBody::Bytes(data) => data,
+        JsBody::Bytes(data) | JsBody::Owned(data) => data,
         JsBody::Text(text) if value.encoding == Encoding::Text => return Ok(text.into()),
         JsBody::Text(_) | JsBody::Checkpoint(_) => {
             let what = "the value is not written as it says";
@@ -118,8 +118,8 @@ pub(super) fn is_tuple(value: &Encoded<JsBody>) -> bool {
 /// Converts a rich output into `{ mime, data }`.
 pub(super) fn display(mime: &str, body: &JsBody) -> JsValue {
     let data = match body {
-        JsBody::Bytes(data) if mime_kind(mime) == Some(Mime::Binary) => base64(data).into(),
-        JsBody::Bytes(data) => decode_text(data),
+        JsBody::Bytes(data) | JsBody::Owned(data) if mime_kind(mime) == Some(Mime::Binary) => base64(data).into(),
+        JsBody::Bytes(data) | JsBody::Owned(data) => decode_text(data),
         JsBody::Text(text) if mime_kind(mime) == Some(Mime::Text) => text.into(),
         // Our guests never send this. The data become empty, so that an image's data are always base64.
         JsBody::Text(_) | JsBody::Blob(_) | JsBody::Checkpoint(_) => JsValue::from_str(""),

@@ -263,7 +263,7 @@ struct Carried {
 impl Carried {
     /// Reads the state of a sandbox. Nothing else may be asked of it meanwhile.
     async fn of(driver: &Driver) -> Result<Self, Error> {
-        let (lost, state) = parts(&driver.answer_to(capture(driver)).await?)?;
+        let (lost, state) = parts(&driver.answer_to(capture(driver, true)).await?)?;
         let mut carried = Self {
             state,
             files: Vec::new(),
@@ -374,7 +374,7 @@ impl Carried {
             }
             driver.answer_to(Command::File(FileCommand::Remove(path))).await?;
         }
-        let opened = driver.answer_to(open(driver, JsBody::Bytes(self.state))).await?;
+        let opened = driver.answer_to(open(driver, JsBody::Owned(self.state))).await?;
         for lost in lost(&opened)? {
             if !all.iter().any(|known| known.name == lost.name) {
                 all.push(lost);

@@ -32,6 +32,8 @@ pub(super) enum JsBody {
     Text(JsString),
     /// Bytes.
     Bytes(Uint8Array),
+    /// Bytes that nobody uses once they were sent. Their buffer is moved to a guest of the page. Only bodies to a guest have this form.
+    Owned(Uint8Array),
     /// A checkpoint or a file. The browser holds its bytes outside of the page's memory, and it is sent as it is.
     Blob(Blob),
     /// A checkpoint on a server. It is never sent.
@@ -42,7 +44,7 @@ impl Body for JsBody {
     fn size(&self) -> usize {
         match self {
             Self::Text(text) => text.length() as usize,
-            Self::Bytes(data) => data.length() as usize,
+            Self::Bytes(data) | Self::Owned(data) => data.length() as usize,
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
             Self::Blob(blob) => blob.size() as usize,
             Self::Checkpoint(_) => 0,
@@ -68,7 +70,7 @@ impl Body for JsBody {
     fn first(&self, most: usize) -> Vec<u8> {
         let most = u32::try_from(most).unwrap_or(u32::MAX);
         match self {
-            Self::Bytes(data) => data.subarray(0, most.min(data.length())).to_vec(),
+            Self::Bytes(data) | Self::Owned(data) => data.subarray(0, most.min(data.length())).to_vec(),
             Self::Text(text) => String::from(text.slice(0, most)).into_bytes(),
             Self::Blob(_) | Self::Checkpoint(_) => Vec::new(),
         }
@@ -80,7 +82,7 @@ impl JsBody {
     pub(super) fn to_value(&self) -> JsValue {
         match self {
             Self::Text(text) => text.into(),
-            Self::Bytes(bytes) => bytes.into(),
+            Self::Bytes(bytes) | Self::Owned(bytes) => bytes.into(),
             Self::Blob(blob) => blob.into(),
             Self::Checkpoint(_) => JsValue::UNDEFINED, // sessions on servers are not kept
         }
@@ -101,7 +103,7 @@ impl JsBody {
     fn bytes(&self) -> Option<Uint8Array> {
         match self {
             Self::Text(text) => Some(bytes(&wtf8_from_utf16(&text.iter().collect::<Vec<u16>>()))),
-            Self::Bytes(data) => Some(data.clone()),
+            Self::Bytes(data) | Self::Owned(data) => Some(data.clone()),
             Self::Blob(_) | Self::Checkpoint(_) => None,
         }
     }
@@ -110,7 +112,7 @@ impl JsBody {
     fn length(&self) -> u32 {
         match self {
             Self::Text(text) => text.length(),
-            Self::Bytes(data) => data.length(),
+            Self::Bytes(data) | Self::Owned(data) => data.length(),
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
@@ -176,7 +178,7 @@ impl Cutter {
     /// Cuts the piece of `body` that begins at `start`, except of a file.
     fn piece(&self, body: &JsBody, start: u32) -> Piece {
         match body {
-            JsBody::Bytes(data) => {
+            JsBody::Bytes(data) | JsBody::Owned(data) => {
                 let next = data.length().min(start.saturating_add(PIECE));
                 Piece {
                     bytes: data.slice(start, next),
@@ -233,6 +235,16 @@ fn pair_boundary(text: &JsString, end: u32) -> u32 {
     let last = text.char_code_at(end.saturating_sub(1));
     let parts_a_pair = end < text.length() && (f64::from(0xD800)..f64::from(0xDC00)).contains(&last);
     if parts_a_pair { end - 1 } else { end.min(text.length()) }
+}
+
+/// The piece that begins at `start`, without a copy: the frame that it goes into is one.
+fn view(data: &Uint8Array, start: u32) -> Piece {
+    let next = data.length().min(start.saturating_add(PIECE));
+    Piece {
+        bytes: data.subarray(start, next),
+        next,
+        owned: false,
+    }
 }
 
 /// Reads the piece of a file that begins at `start`.
@@ -370,6 +382,12 @@ impl Outbox {
                         start = 0;
                         continue;
                     }
+                },
+                (JsBody::Bytes(data) | JsBody::Owned(data), Way::Socket(_)) => view(data, start),
+                (JsBody::Owned(data), Way::Port(_)) => Piece {
+                    bytes: data.clone(),
+                    next: data.length(),
+                    owned: true,
                 },
                 _ => self.cutter.piece(&body, start),
             };

@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 
+use gloo_timers::callback::Timeout;
 use js_sys::{ArrayBuffer, JsString};
 use serde::Deserialize;
 use wasm_bindgen::prelude::*;
@@ -31,6 +32,8 @@ use connect::Opened;
 const MAX_NOTICE: u32 = 1 << 16;
 /// The bytes of output after which the guest is told that they were taken.
 const MOST_UNTOLD: f64 = 256.0 * 1024.0;
+/// The time for which the answer of a server is waited for that nobody needs any more, in milliseconds.
+const ANSWER_MS: u32 = 5_000;
 
 /// The address of a server, and the key to it.
 #[derive(Debug, Clone)]
@@ -124,13 +127,19 @@ struct Seat {
     has_booted: Cell<bool>,
 }
 
+/// A session that is being asked for.
+struct Opening {
+    request: AbortController,
+    is_over: Rc<Cell<bool>>,
+}
+
 /// A guest on a server. Dropping it ends it.
 #[must_use = "dropping a guest ends it"]
 pub(super) struct RemoteGuest {
     seat: Rc<Seat>,
     server: Rc<Server>,
     /// Ends the attempt to reach the server.
-    opening: Option<AbortController>,
+    opening: Option<Opening>,
     /// Bytes of output that were taken, and that the guest has not been told of.
     untold: Cell<f64>,
 }
@@ -234,12 +243,19 @@ impl Server {
         }
     }
 
-    fn open(self: &Rc<Self>, seat: &Rc<Seat>) -> Option<AbortController> {
-        let opening = AbortController::new().ok();
-        let signal = opening.as_ref().map(AbortController::signal);
+    fn open(self: &Rc<Self>, seat: &Rc<Seat>) -> Option<Opening> {
+        let request = AbortController::new().ok();
+        let signal = request.as_ref().map(AbortController::signal);
         let (server, seat) = (self.clone(), Rc::downgrade(seat));
+        let is_over = Rc::new(Cell::new(false));
+        let opening = request.map(|request| Opening {
+            request,
+            is_over: is_over.clone(),
+        });
         spawn_local(async move {
-            let opened = connect::open(&server.backend, &server.wanted, signal.as_ref()).await;
+            let is_wanted = || seat.strong_count() > 0;
+            let opened = connect::open(&server.backend, &server.wanted, signal.as_ref(), is_wanted).await;
+            is_over.set(true);
             // If the caller has given up meanwhile, dropping the socket closes it.
             let Some(seat) = seat.upgrade() else { return };
             match opened {
@@ -420,8 +436,12 @@ impl RemoteGuest {
 
 impl Drop for RemoteGuest {
     fn drop(&mut self) {
-        if let Some(opening) = &self.opening {
-            opening.abort();
+        // A session that the server has made by now is given back when its name comes, which needs the answer. A server that stands still
+        // is not waited for.
+        if let Some(Opening { request, is_over }) = self.opening.take()
+            && !is_over.get()
+        {
+            Timeout::new(ANSWER_MS, move || request.abort()).forget();
         }
         let line = self.server.line.borrow().clone();
         let Some(line) = line.filter(|line| std::ptr::eq(line.seat.borrow().as_ptr(), Rc::as_ptr(&self.seat))) else {

@@ -48,7 +48,8 @@ impl Sandbox {
     /// `not_serializable` when the state takes more than `maxValueSize`.
     #[wasm_bindgen(js_name = captureState)]
     pub fn capture_state(&self) -> CapturedPromise {
-        let captured = |driver: &Rc<Driver>| Ok(driver.submit_for(capture(driver), Watch::default(), show_captured));
+        let captured =
+            |driver: &Rc<Driver>| Ok(driver.submit_for(capture(driver, false), Watch::default(), show_captured));
         self.current.call(captured).unchecked_into()
     }
 
@@ -68,13 +69,14 @@ impl Sandbox {
     }
 }
 
-/// The command that writes the variables of a sandbox.
-pub(super) fn capture(driver: &Driver) -> Command<JsBody> {
+/// The command that writes the variables of a sandbox. A `direct` state goes straight to another guest.
+pub(super) fn capture(driver: &Driver, direct: bool) -> Command<JsBody> {
     let most = driver.options().limits.max_value_bytes;
     let max_bytes = (most - 2.0 * f64::from(MAX_HEAD_BYTES)).max(most / 2.0);
     Command::Variable(VariableCommand::Capture {
         max_bytes,
         portable: true,
+        direct,
     })
 }
 
@@ -98,6 +100,7 @@ fn state_of(state: &JsValue, most: f64) -> Result<JsBody, Error> {
 
 fn show_captured(_: &Driver, reply: Reply<JsBody>, _: &Array) -> Result<JsValue, Error> {
     let (lost, state) = parts(&reply)?;
+    let state = state.slice(0, state.length()); // a buffer with nothing else in it
     Ok(object(&[("state", &state), ("lost", &shown(&lost))]).into())
 }
 
@@ -124,7 +127,7 @@ pub(super) fn lost(reply: &Reply<JsBody>) -> Result<Vec<LostVariable>, Error> {
     }
 }
 
-/// Reads the answer to [`capture`]: the variables that are not in the state, and the state.
+/// Reads the answer to [`capture`]: the variables that are not in the state, and the state, whose buffer is that of the answer.
 pub(super) fn parts(reply: &Reply<JsBody>) -> Result<(Vec<LostVariable>, Uint8Array), Error> {
     split(reply).ok_or_else(|| Error::Protocol("a state whose missing variables cannot be read".to_owned()))
 }
@@ -148,5 +151,5 @@ fn split(reply: &Reply<JsBody>) -> Option<(Vec<LostVariable>, Uint8Array)> {
         return None;
     }
     let lost = named.into_iter().map(|(name, reason)| LostVariable { name, reason });
-    Some((lost.collect(), body.slice(start, body.length())))
+    Some((lost.collect(), body.subarray(start, body.length())))
 }

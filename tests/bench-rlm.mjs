@@ -256,17 +256,21 @@ await test("tables and picture name all contestants", () => {
     revision: "abc1234",
     notes: ["A note."],
   };
-  const has = (/** @type {string} */ name) => (name === "a" ? { seconds: true } : {});
+  const has = (/** @type {string} */ name) => (name === "a" ? { seconds: true, allTokens: true } : {});
   const equal = rows.map((one) => ({ ...one, scenario: "equal", wall: 3 }));
-  const page = pageTables([...rows, ...equal, faulty], facts, { calls: 10, seconds: 2 }, has, run);
+  const spent = { ...rows[0], scenario: "limit of tokens", rootTokens: 1200, subTokens: 34, contestant: "a" };
+  const limits = { calls: 10, seconds: 2, allTokens: 1000 };
+  const page = pageTables([...rows, ...equal, faulty, spent], facts, limits, has, run);
   for (const part of [
     ...["2 January 2026", "abc1234", "A note.", "Left processes or files behind: nobody."],
     "1 runs of each",
     "| the b | 3.0 | 1.5 | 1.50 | 1 |",
-    "| the b | 100 % | 2.0 | 1.5 | 0.50 (0.50) |",
+    "| the b 1 | 100 % | 2.0 | 1.5 | 0.50 (0.50) |",
     "| the b | 2 | 250 | 0.20 | 4 | 5 |",
     "| 0 | 1 | – | 7 |",
-    "| the a | 100 %, 1.5 s | no such limit | – |",
+    "| the a | 100 %, 1.5 s |",
+    "tokens, of 1,000",
+    "| the a | no such limit | 1,234; a right answer | – |",
   ])
     ok(page.includes(part), `${part} is not in\n${page}`);
   const named = [

@@ -1,5 +1,5 @@
 //! Tests of the browser's front door that need Rust only, in a real browser: options, and values as bytes.
-//! `wasm-pack test --headless --chrome -- --test web`
+//! `npm test -- --only "rust in chromium"`
 #![cfg(target_arch = "wasm32")]
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 

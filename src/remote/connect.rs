@@ -44,14 +44,23 @@ enum Words {
     Object { message: String },
 }
 
-/// Asks for a session, and opens its channel.
-pub(super) async fn open(backend: &Backend, wanted: &str, signal: Option<&AbortSignal>) -> Result<Opened, Error> {
+/// Asks for a session, and opens its channel. A session that nobody wants by then is given back.
+pub(super) async fn open(
+    backend: &Backend,
+    wanted: &str,
+    signal: Option<&AbortSignal>,
+    is_wanted: impl Fn() -> bool,
+) -> Result<Opened, Error> {
     let Session { id, backend: name } = create(backend, wanted, signal).await?;
     let isolation = BACKENDS.into_iter().find(|known| *known == name);
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
     let (Some(isolation), true, 1..=200) = (isolation, id.bytes().all(is_plain), id.len()) else {
         return Err(stranger(backend, "its answer is not one that this release knows"));
     };
+    if !is_wanted() {
+        give_back(backend, &id);
+        return Err(Error::Destroyed);
+    }
     let socket = channel(backend, &id).await?;
     Ok(Opened { socket, isolation })
 }
@@ -117,7 +126,7 @@ async fn channel(backend: &Backend, id: &str) -> Result<Socket, Error> {
     })
 }
 
-/// Ends a session whose channel could not be opened. The server may not hear this.
+/// Ends a session whose channel could not be opened, or that nobody wants. The server may not hear this.
 fn give_back(backend: &Backend, id: &str) {
     let init = object(&[
         ("method", &"DELETE".into()),

@@ -99,7 +99,7 @@ impl Repl {
                 fits(text.length() as usize)?;
                 exact("the answer", &text).map(Value::String)
             }
-            JsBody::Bytes(bytes) => {
+            JsBody::Bytes(bytes) | JsBody::Owned(bytes) => {
                 fits(bytes.length() as usize)?;
                 to_json(encoded.encoding, &bytes.to_vec())
             }

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "pyodide-glue" / "python"))
 
 from sandglass.runtime import values
 from sandglass.runtime.runtime import Runtime
+from sandglass.state.portable import generators
 from sandglass.state.state import State
 
 if TYPE_CHECKING:
@@ -247,6 +248,7 @@ class Guest:
 def guest() -> Iterator[Guest]:
     guest = Guest()
     guest.runtime.configure(CONFIG)
+    generators.begin()  # as guests do
     recursion_limit, modules, builtin_names = sys.getrecursionlimit(), dict(sys.modules), dict(vars(builtins))
     yield guest
     sys.setrecursionlimit(recursion_limit)

@@ -690,6 +690,12 @@ KINDS: dict[str, tuple[str, str, str]] = {
         PYTHON,
         "assert v.mask.tolist() == [False, True]",
     ),
+    "matrix": ("import numpy as np\nv = np.matrix([[1, 2]])", PYTHON, "assert type(v) is np.matrix and v[0, 1] == 2"),
+    "array of a cell's class": (
+        "import numpy as np\nclass K(np.ndarray): __slots__ = 'x', '__dict__'\nv = np.arange(3).view(K)\nv.x, v.y = 1, [v]",
+        PYTHON,
+        "assert type(v) is K and v.tolist() == [0, 1, 2] and v.x == 1 and v.y[0] is v",
+    ),
     "sparse array": ("import pandas as pd\nv = pd.arrays.SparseArray([0, 0, 1])", PYTHON, "assert v.sum() == 1"),
     "StringIO": ("import io\nv = io.StringIO('abc')\nv.read(1)", PYTHON, "assert v.read() == 'bc'"),
     "TypeVar": ("from typing import TypeVar\nv = TypeVar('v', bound=int)", PYTHON, "assert v.__bound__ is int"),
@@ -724,6 +730,11 @@ KINDS: dict[str, tuple[str, str, str]] = {
         "import sys\nv = [type(sys.stdout), iter(())]",
         PYTHON,
         "import sys\nassert v[0] is type(sys.stdout)",
+    ),
+    "global generator of random": (
+        "import random\nrandom.seed(5)\nrandom.gauss(0, 1)\nv = random.Random()\nv.setstate(random.getstate())",
+        ANY,
+        "import random\nassert [random.gauss(0, 1), random.random()] == [v.gauss(0, 1), v.random()]",
     ),
     # --- NumPy and pandas, other than by equality
     "NumPy Generator": (

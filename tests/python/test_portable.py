@@ -116,6 +116,21 @@ def test_memory_of_others_is_named_and_that_of_arrays_is_shared_in_a_pickle(gues
     third.ok("a[2] = 7\nassert v[1] == late[0] == 7 and next(more) is late")
 
 
+def test_an_array_of_another_class_that_shares_memory_is_named(guest: Guest) -> None:
+    guest.ok(
+        "import numpy as np\nclass K(np.ndarray): pass\na = np.arange(4)\nmatrix = a.view(np.matrix)\nmasked = np.ma.array(a)\n"
+        "own = np.ndarray.__new__(K, 2)\nview = np.asarray(own)\nalone = np.arange(3).view(K)\ns = np.zeros(2, [('o', 'O')])\nt = s[1:]"
+    )
+    state = write(guest)
+    lost = dict(head_of(state)["lost"])
+    assert set(lost) == {"matrix", "masked", "view", "t"}, lost
+    assert "a matrix that shares its memory with another array" in lost["matrix"]
+    assert way_of(state)["a"] == "any" and way_of(state)["alone"] == way_of(state)["own"] == "python"
+    other = fresh()
+    assert read(other, state) == []
+    other.ok("assert type(alone) is type(own) is K and a.tolist() == [0, 1, 2, 3] and s['o'][0] == 0")
+
+
 def test_a_class_with_hooks_is_asked_only_if_nothing_else_is_left(guest: Guest) -> None:
     guest.ok(
         """import threading
@@ -280,6 +295,41 @@ def test_a_guest_writes_and_opens_both_kinds_of_states(guest: Guest) -> None:
         other.ok("assert x == [1]")
 
 
+def test_a_state_that_goes_straight_to_another_guest_has_quick_checksums(guest: Guest) -> None:
+    guest.ok("big = bytes(range(256)) * 1000; text = 'é' * 100_000; pairs = [(1, 'a')]; g = (i for i in 'ab')")
+    with installed(guest.runtime):
+        kept, _ = split_state(guest.state.capture(1 << 20, portable=True))
+        direct, lost = split_state(guest.state.capture(1 << 20, portable=True, direct=True))
+    assert [name for name, _ in lost] == ["g"]
+    assert layout.split(kept, 1 << 20)[1] == layout.split(direct, 1 << 20)[1]
+    assert {*head_of(kept)["objects"][0]} == {"bytes", "sha256"} and {*head_of(direct)["objects"][0]} == {
+        "bytes",
+        "crc32",
+    }
+    other = fresh()
+    assert read(other, direct) == []
+    other.ok("assert big == bytes(range(256)) * 1000 and text == 'é' * 100_000 and pairs == [(1, 'a')]")
+    _, objects = layout.split(direct, 1 << 20)
+    at = len(direct) - sum(map(len, objects))
+    for piece in objects:
+        at += len(piece)
+        damaged = direct[: at - 1] + bytes([direct[at - 1] ^ 1]) + direct[at:]
+        with pytest.raises(ValueError, match="another checksum"):
+            layout.split(damaged, 1 << 20)
+
+
+@pytest.mark.parametrize("sums", [{}, {"crc32": "00000000"}, {"sha256": 0}, {"sha256": None, "crc32": 0}])
+def test_an_object_without_its_checksum_is_refused(guest: Guest, sums: dict[str, Any]) -> None:
+    guest.ok("x = [1]")
+    head, (graph_of_x,) = layout.split(write(guest), 1 << 20)
+    head["objects"] = [{"bytes": len(graph_of_x), **sums}]
+    packed = json.dumps(head).encode()
+    size = len(packed).to_bytes(4, "little")
+    state = layout.MAGIC + (1).to_bytes(4, "little") + size + sha256(packed).digest() + packed + graph_of_x
+    with pytest.raises(ValueError, match="checksum"):
+        layout.split(state, 1 << 20)
+
+
 # --- Random graphs ----------------------------------------------------------------------------------------------------
 
 
@@ -366,7 +416,7 @@ def test_random_graphs_are_the_same_elsewhere(seed: int) -> None:
 
 
 def forge(head: dict[str, Any], objects: list[bytes]) -> bytes:
-    return layout.join({**head, "objects": []}, objects, 1 << 40)
+    return b"".join(layout.lay_out({**head, "objects": []}, objects, 1 << 40))
 
 
 def state_of(nodes: list[Any], variables: dict[str, Any] | None = None, buffers: tuple[bytes, ...] = ()) -> bytes:

@@ -161,6 +161,7 @@ impl Usage {
         self.input_tokens + self.output_tokens
     }
 
+    /// Adds another use.
     pub(crate) fn add(&mut self, more: &Self) {
         // Callbacks report these numbers. A negative one or NaN must not make room in the budget.
         let amount = |value: f64| if value > 0.0 { value.min(MOST) } else { 0.0 };
@@ -173,6 +174,8 @@ impl Usage {
 
 /// The greatest amount. Floats are exact for whole numbers up to here.
 const MOST: f64 = 9_007_199_254_740_991.0;
+/// The bytes of a token in most languages' text, roughly.
+const BYTES_PER_TOKEN: f64 = 4.0;
 
 /// A node in a tree of budgets. Clones share the node.
 #[derive(Clone)]
@@ -183,7 +186,15 @@ struct Node {
     began_at: f64,
     depth: f64,
     parent: Option<Budget>,
-    spent: Mutex<Usage>,
+    spent: Mutex<Spent>,
+}
+
+/// The use of a node so far.
+#[derive(Default)]
+struct Spent {
+    usage: Usage,
+    /// The number of calls that have reported their use.
+    reports: f64,
 }
 
 impl Budget {
@@ -203,13 +214,12 @@ impl Budget {
     }
 
     fn node(limits: BudgetLimits, began_at: f64, depth: f64, parent: Option<Self>) -> Self {
-        let spent = Mutex::default();
         Self(Arc::new(Node {
             limits,
             began_at,
             depth,
             parent,
-            spent,
+            spent: Mutex::default(),
         }))
     }
 
@@ -225,7 +235,7 @@ impl Budget {
 
     /// The use of this budget and all parts of it.
     pub fn spent(&self) -> Usage {
-        *self.lock()
+        self.lock().usage
     }
 
     /// Counts one call of a model in this budget and all above it, or in none of them.
@@ -246,16 +256,16 @@ impl Budget {
         // Another thread may use up a budget meanwhile. Then the calls that were counted so far are given back.
         for budget in self.chain() {
             let mut spent = budget.lock();
-            let made = spent.calls;
+            let made = spent.usage.calls;
             match budget.0.limits.max_calls {
                 Some(most) if made + more > most => {
                     drop(spent);
                     for counted in self.chain().take_while(|counted| !Arc::ptr_eq(&counted.0, &budget.0)) {
-                        counted.lock().calls -= more;
+                        counted.lock().usage.calls -= more;
                     }
                     return Err(Exhausted::Calls { made, more, most });
                 }
-                _ => spent.calls += more,
+                _ => spent.usage.calls += more,
             }
         }
         Ok(())
@@ -268,11 +278,11 @@ impl Budget {
     pub fn admit_here(&self, now: f64) -> Result<(), Exhausted> {
         self.go_on(now)?;
         let mut spent = self.lock();
-        let made = spent.calls;
+        let made = spent.usage.calls;
         match self.0.limits.max_calls {
             Some(most) if made + 1.0 > most => Err(Exhausted::Calls { made, more: 1.0, most }),
             _ => {
-                spent.calls += 1.0;
+                spent.usage.calls += 1.0;
                 Ok(())
             }
         }
@@ -288,11 +298,43 @@ impl Budget {
             .map_or(Ok(()), Err)
     }
 
-    /// Adds a call's use. The tokens of one call may pass the limit; the next call is refused.
+    /// Adds a call's use. Tokens and cost of one call may pass the limit; the next call is refused.
     pub fn charge(&self, usage: &Usage) {
         for budget in self.chain() {
-            budget.lock().add(usage);
+            let mut spent = budget.lock();
+            spent.usage.add(usage);
+            if usage.tokens() > 0.0 || usage.cost > 0.0 {
+                spent.reports += 1.0;
+            }
         }
+    }
+
+    /// The use that is expected of a call whose prompt has this size. Four bytes of the prompt are a token. Reply and cost are the means
+    /// of the calls so far, and zero before the first has ended. Nothing is refused because of it.
+    pub fn expected(&self, prompt_bytes: usize) -> Usage {
+        let mean = self.chain().find_map(|budget| {
+            let Spent { usage, reports } = &*budget.lock();
+            (*reports > 0.0).then(|| (usage.output_tokens / reports, usage.cost / reports))
+        });
+        let (output_tokens, cost) = mean.unwrap_or_default();
+        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+        let input_tokens = prompt_bytes as f64 / BYTES_PER_TOKEN;
+        Usage {
+            calls: 1.0,
+            input_tokens,
+            output_tokens,
+            cost,
+        }
+    }
+
+    /// Returns true if so many tokens are left, and so much of the cost.
+    pub fn has_room(&self, expected: &Usage) -> bool {
+        let fits = |most: Option<f64>, used: f64, more: f64| most.is_none_or(|most| used + more <= most);
+        self.chain().all(|budget| {
+            let (limits, spent) = (budget.0.limits, budget.spent());
+            fits(limits.max_tokens, spent.tokens(), expected.tokens())
+                && fits(limits.max_cost, spent.cost, expected.cost)
+        })
     }
 
     /// Checks that a level below is allowed.
@@ -358,7 +400,7 @@ impl Budget {
         std::iter::successors(Some(self), |budget| budget.0.parent.as_ref())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Usage> {
+    fn lock(&self) -> MutexGuard<'_, Spent> {
         // A panic in another thread cannot leave half-written numbers, so a poisoned lock is safe to use.
         self.0.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -477,6 +519,36 @@ mod tests {
         assert_eq!(budget.admit(1_499.0), Ok(()));
         assert_eq!(budget.admit(1_500.0), Err(Exhausted::Time(1_000.0)));
         assert_eq!(budget.expires_at(), Some(1_500.0));
+    }
+
+    #[test]
+    fn calls_are_expected_to_use_what_their_prompts_and_the_replies_so_far_say() {
+        let all = BudgetLimits {
+            max_tokens: Some(100.0),
+            max_cost: Some(4.0),
+            ..BudgetLimits::default()
+        };
+        let root = Budget::new(all, 0.0);
+        assert_eq!((root.expected(80).tokens(), root.expected(80).cost), (20.0, 0.0));
+        for output_tokens in [4.0, 8.0] {
+            root.charge(&Usage {
+                input_tokens: 14.0,
+                output_tokens,
+                cost: 1.5,
+                ..Usage::default()
+            });
+            root.charge(&Usage::default());
+        }
+        let scope = root.scope(BudgetLimits::default(), 0.0);
+        assert_eq!((scope.expected(80).tokens(), scope.expected(80).cost), (26.0, 1.5));
+        let room = |input_tokens, cost| {
+            scope.has_room(&Usage {
+                input_tokens,
+                cost,
+                ..Usage::default()
+            })
+        };
+        assert_eq!([room(60.0, 1.0), room(61.0, 0.0), room(0.0, 1.5)], [true, false, false]);
     }
 
     #[test]

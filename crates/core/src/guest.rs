@@ -83,6 +83,7 @@ pub const FILES: &[(&str, &str)] = &[
     file!("state/portable/codecs.py"),
     file!("state/portable/frames.py"),
     file!("state/portable/functions.py"),
+    file!("state/portable/generators.py"),
     file!("state/portable/graph.py"),
     file!("state/portable/layout.py"),
     file!("state/portable/libraries.py"),

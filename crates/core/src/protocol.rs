@@ -160,12 +160,13 @@ pub enum Request {
         timeout_ms: f64,
     },
     /// Writes the user's variables for another guest: an LZ4 frame of a cloudpickle, or a `portable` state (`docs/checkpoint-format.md`).
-    /// Answered by `Value`, `Bytes`, or by `Refused`. Before the state, the body has the names and reasons of variables that the state
-    /// lacks.
+    /// A `direct` one goes straight to another guest and is not kept: it has quick checksums. Answered by `Value`, `Bytes`, or by
+    /// `Refused`. Before the state, the body has the names and reasons of variables that the state lacks.
     CaptureState {
         exchange: u32,
         max_bytes: f64,
         portable: bool,
+        direct: bool,
         timeout_ms: f64,
     },
     /// Writes a file, a pickle, about a cell that is about to run (`path` is `input`) or has run (`output`). The body is JSON with the

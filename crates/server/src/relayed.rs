@@ -79,9 +79,6 @@ impl Running {
     /// The next event of the guest. Can be dropped and called again.
     pub async fn next(&mut self, socket_is_free: bool) -> FromGuest {
         loop {
-            if self.writer.outbox.is_empty() {
-                self.untaken = (0, Vec::new());
-            }
             let ended = self.exited.as_ref().map(|(_, at)| *at).or(self.gone);
             let last_frames = ended.map(|at| at + LAST_FRAMES);
             tokio::select! {
@@ -92,10 +89,17 @@ impl Running {
                     Err(error) => FromGuest::Broken(error.to_string()),
                 },
                 written = self.writer.outbox.write_more(&self.writer.stream) => match written {
-                    Ok(()) => return FromGuest::Took,
+                    Ok(()) => {
+                        // Before the news, because the relay then asks whether the guest takes more. Nothing else would have it ask again.
+                        if self.writer.outbox.is_empty() {
+                            self.untaken = (0, Vec::new());
+                        }
+                        return FromGuest::Took;
+                    }
                     // The guest's earlier output must still be read.
                     Err(_) => {
                         self.writer.outbox = Outbox::new(0);
+                        self.untaken = (0, Vec::new());
                         self.process.kill();
                     }
                 },

@@ -78,7 +78,11 @@ impl Sandbox {
     async fn capture(&self, max_bytes: u64, portable: bool) -> Result<Captured, Error> {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let max_bytes = max_bytes as f64;
-        let capture = VariableCommand::Capture { max_bytes, portable };
+        let capture = VariableCommand::Capture {
+            max_bytes,
+            portable,
+            direct: false,
+        };
         Captured::read(self.value(Command::Variable(capture)).await?.body.0)
     }
 }

@@ -228,6 +228,30 @@ os._exit(1)";
     assert_eq!(sandbox.undo().await, Ok(4));
 }
 
+/// Tries to open the memory of the process that stands over the guest.
+const ABOVE: &str = "
+import os
+above = os.getppid()
+try:
+    open(f'/proc/{above}/mem', 'r+b').close()
+    print('opened')
+except PermissionError:
+    print('refused to', above > 0)";
+
+/// Checks that a guest cannot write into the process that stands over it, because code there would outlive the guest. A guest that is the
+/// host's root user can, so the sandbox is of a backend whose guests are other users.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_cannot_change_the_process_over_it() {
+    let sandbox = sandbox(BackendKind::Bubblewrap).await;
+    assert_eq!(prints(&sandbox, ABOVE).await, "refused to True\n");
+    sandbox.undo().await.unwrap();
+    assert_eq!(
+        prints(&sandbox, ABOVE).await,
+        "refused to True\n",
+        "nor can one that came back"
+    );
+}
+
 async fn a_fork_bomb_ends_and_the_state_comes_back(kind: BackendKind) {
     let resources = Resources {
         pids: 64,

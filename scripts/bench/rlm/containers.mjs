@@ -1,8 +1,9 @@
 // The container of `rlms` in Docker: its image, and its end.
-import { execFileSync } from "node:child_process";
+import { execFile, execFileSync } from "node:child_process";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { promisify } from "node:util";
 import { mustRun, root } from "../../project.mjs";
 
 /** The image of rlms' own default. */
@@ -50,6 +51,14 @@ export async function findImage(python) {
     if (container) docker("rm", "-f", container);
     rmSync(packages, { recursive: true, force: true });
   }
+}
+
+/** The ids of the containers that run now. @returns {Promise<string[]>} */
+export async function findContainers() {
+  const command = ["ps", "-q", "--no-trunc", "--filter", `ancestor=${process.env.RLMS_IMAGE ?? USUAL}`];
+  return promisify(execFile)("docker", command)
+    .then(({ stdout }) => stdout.split("\n").filter(Boolean))
+    .catch(() => []);
 }
 
 /** Removes containers that a controller has left, and returns their number. */

@@ -6,21 +6,23 @@ import { createInterface } from "node:readline";
 import { launch } from "../../browsers.mjs";
 import { root } from "../../project.mjs";
 import { serve } from "../../serve.mjs";
-import { endContainers } from "./containers.mjs";
+import { endContainers, findContainers } from "./containers.mjs";
 
 /**
  * A task for a contestant. A limit that it does not have is not given to it.
- * @typedef {{ task: string, file: string, url: string, model: string, subModel: string, code: string[], calls?: number, seconds?: number }} Order
+ * @typedef {{ task: string, file: string, url: string, model: string, subModel: string, code: string[], calls?: number, seconds?: number, allTokens?: number }} Order  `allTokens`: the most tokens of all models together
  * @typedef {{ answer?: string, error?: string, ahead?: { begun: number, used: number } }} Outcome  `ahead`: calls that began ahead
  * @typedef {object} Running  a started contestant
  * @property {string} version
  * @property {(order: Order) => Promise<Outcome>} ask
  * @property {() => (number | undefined)} process  the process whose family is its own
+ * @property {() => Promise<string[]>} [containers]  the ids of containers that run for it
  * @property {() => Promise<number | void>} end  resolves to the number of containers that it has left
  * @typedef {object} Contestant
  * @property {keyof typeof import("./policies.mjs").CONVENTIONS} convention
  * @property {"all calls" | "sub-calls"} [calls]  the limit that `calls` sets
  * @property {boolean} [seconds]  has a limit of time
+ * @property {boolean} [allTokens]  has a limit of tokens
  * @property {boolean} [isPage]  asks the model from a page
  * @property {boolean} [plain]  false: a form of another contestant, which takes part in few scenarios
  * @property {boolean} [faults]  false: takes no part in faults and limits, because its client is that of another contestant
@@ -41,7 +43,8 @@ export const CONTESTANTS = {
     start: python("map-reduce"),
   },
   "sandglass-host": {
-    ...{ title: "`sandglass-host rlm`", convention: "sandglass", calls: "all calls", seconds: true },
+    ...{ title: "`sandglass-host rlm`", convention: "sandglass" },
+    ...{ calls: "all calls", seconds: true, allTokens: true },
     isolation: "namespaces, seccomp, Landlock",
     start: (scratch) => host(scratch, false),
   },
@@ -51,7 +54,8 @@ export const CONTESTANTS = {
     start: (scratch) => host(scratch, true),
   },
   "sandglass-browser": {
-    ...{ title: "`runRlm` in Chromium", convention: "sandglass", calls: "all calls", seconds: true },
+    ...{ title: "`runRlm` in Chromium", convention: "sandglass" },
+    ...{ calls: "all calls", seconds: true, allTokens: true },
     isPage: true,
     isolation: "WebAssembly in a worker of an opaque origin",
     start: (scratch) => browser(scratch, false),
@@ -62,7 +66,10 @@ export const CONTESTANTS = {
     isolation: "WebAssembly in a worker of an opaque origin",
     start: (scratch) => browser(scratch, true),
   },
-  rlms: { title: "`rlms`", convention: "rlms", seconds: true, isolation: "none", start: python("rlms") },
+  rlms: {
+    ...{ title: "`rlms`", convention: "rlms", seconds: true, allTokens: true, isolation: "none" },
+    start: python("rlms"),
+  },
   "rlms-docker": {
     ...{ title: "`rlms` in Docker", convention: "rlms", seconds: true, isolation: "a container", faults: false },
     start: python("rlms-docker"),
@@ -117,6 +124,7 @@ function python(name) {
         return next();
       },
       process: () => child.pid,
+      ...(name === "rlms-docker" && { containers: findContainers }),
       async end() {
         child.stdin.end();
         const timer = setTimeout(() => child.kill("SIGKILL"), 5000);
@@ -136,9 +144,10 @@ async function host(scratch, callsAhead) {
   let child;
   return {
     version: await output(program, ["--version"]).then((text) => text.trim().split(" ").at(-1) ?? ""),
-    async ask({ task, file, url, model, subModel, calls, seconds }) {
+    async ask({ task, file, url, model, subModel, calls, seconds, allTokens }) {
       const limits = [
         ...(calls ? ["--budget-calls", `${calls}`] : []),
+        ...(allTokens ? ["--budget-tokens", `${allTokens}`] : []),
         ...(seconds ? ["--budget-time", `${seconds}`] : []),
         ...(callsAhead ? ["--ahead-calls"] : []),
       ];
@@ -189,7 +198,7 @@ async function browser(scratch, callsAhead) {
   const files = mkdtempSync(join(scratch, "files-"));
   return {
     version: `${JSON.parse(readFileSync(join(root, "package.json"), "utf8")).version}, ${await chromium.version()}`,
-    async ask({ task, file, url, model, subModel, calls, seconds }) {
+    async ask({ task, file, url, model, subModel, calls, seconds, allTokens }) {
       const copy = join(files, "context.txt");
       writeFileSync(copy, readFileSync(file));
       const path = `/data/${copy.slice(scratch.length + 1)}`;
@@ -202,7 +211,7 @@ async function browser(scratch, callsAhead) {
             context,
             model: { ...endpoint, model: order.model },
             subModel: { ...endpoint, model: order.subModel },
-            ...(order.budget && { budget: order.budget }),
+            ...(Object.keys(order.budget).length > 0 && { budget: order.budget }),
             aheadCalls: order.callsAhead,
           });
           const count = (/** @type {string} */ type, /** @type {string} */ key) =>
@@ -215,10 +224,11 @@ async function browser(scratch, callsAhead) {
         },
         {
           ...{ task, path, url, model, subModel, callsAhead },
-          budget:
-            calls || seconds
-              ? { ...(calls && { maxCalls: calls }), ...(seconds && { maxTime: seconds * 1000 }) }
-              : null,
+          budget: {
+            ...(calls && { maxCalls: calls }),
+            ...(seconds && { maxTime: seconds * 1000 }),
+            ...(allTokens && { maxTokens: allTokens }),
+          },
         },
       );
     },

@@ -1,6 +1,6 @@
 // One run of one contestant, and what is measured of it.
 import { CONVENTIONS, codeOf } from "./policies.mjs";
-import { family, ownMegabytes } from "../../processes.mjs";
+import { family, inGroups, ownMegabytes } from "../../processes.mjs";
 
 /** @import { Contestant, Order, Outcome, Running } from "./contestants.mjs" */
 /** @import { Behaviour, Call } from "./model.mjs" */
@@ -39,7 +39,7 @@ const SAMPLE_MS = 250;
 /**
  * Runs a task. `hasFailed`: the contestant gave no outcome at all, and has to be started again.
  * @param {{ name: string, contestant: Contestant, running: Running, task: Task, file: string, behaviour: Behaviour, scenario: string,
- *   model: Awaited<ReturnType<typeof import("./model.mjs").startModel>>, limits?: Pick<Order, "calls" | "seconds">, names: { model: string, subModel: string },
+ *   model: Awaited<ReturnType<typeof import("./model.mjs").startModel>>, limits?: Pick<Order, "calls" | "seconds" | "allTokens">, names: { model: string, subModel: string },
  *   timeout: number, seen: Map<number, string> }} how  `seen`: the processes of the contestant, filled in
  * @returns {Promise<{ row: Row, calls: Call[], hasFailed: boolean }>} times of `calls` count from the run's beginning
  */
@@ -60,9 +60,16 @@ export async function measure({
   const run = model.begin({ task, convention: contestant.convention, behaviour });
   const code = codeOf(task.turns, CONVENTIONS[contestant.convention], behaviour.atOnce);
   let memory = 0;
+  /** @type {string[]} */
+  let containers = [];
+  let isAsking = false;
   const sample = () => {
-    memory = Math.max(memory, ownMegabytes(running.process()));
-    for (const { id, started } of family(running.process())) seen.set(id, started);
+    const own = family(running.process());
+    for (const { id, started } of own) seen.set(id, started);
+    memory = Math.max(memory, ownMegabytes([...own.map(({ id }) => id), ...inGroups(containers)]));
+    if (containers.length > 0 || isAsking || !running.containers) return;
+    isAsking = true; // once: the question takes a moment of the processor
+    void running.containers().then((ids) => ([containers, isAsking] = [ids, false]));
   };
   const begin = performance.now();
   const sampling = setInterval(sample, SAMPLE_MS);

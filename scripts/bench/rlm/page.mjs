@@ -1,10 +1,10 @@
 // The part of BENCHMARKS.md that a run of `npm run bench:rlm -- --write` makes.
 import { quantile } from "../quantile.mjs";
 import { answeredByAll, markdown, mean, memoryOf, overhead, percent, spread, sum } from "./report.mjs";
-import { CONTAINER, standing } from "./standing.mjs";
+import { FLOOR, standing } from "./standing.mjs";
 
 /** @import { Row } from "./measure.mjs" */
-/** @import { Facts } from "./report.mjs" */
+/** @import { Facts, Has, Limits } from "./report.mjs" */
 
 /** What a table says of its run. @typedef {{ date: Date, machine: string, load: number, spent: number, revision: string, notes: string[] }} About */
 
@@ -51,9 +51,7 @@ const runOf = ({ date, machine, load, spent, revision }) =>
 const dayOf = (date) => date.toLocaleDateString("en-GB", { day: "numeric", month: "long", year: "numeric" });
 
 /**
- * @param {Row[]} rows @param {Facts[]} facts @param {{ calls: number, seconds: number }} limits
- * @param {(name: string) => { calls?: string, seconds?: boolean }} has  the limits that a contestant has
- * @param {About} about
+ * @param {Row[]} rows @param {Facts[]} facts @param {Limits} limits @param {Has} has @param {About} about
  */
 export function pageTables(rows, facts, limits, has, about) {
   const standard = rows.filter(({ scenario }) => scenario === "standard");
@@ -77,7 +75,8 @@ export function pageTables(rows, facts, limits, has, about) {
   ];
   if (hasSome("equal")) parts.push(equal(rows, plain));
   const tried = plain.filter((fact) => fact.faults);
-  if (hasSome("fault") || hasSome("limit")) parts.push(troubles(rows, tried, limits, has));
+  if (hasSome("fault")) parts.push(troubles(rows, tried));
+  if (hasSome("limit")) parts.push(limited(rows, tried, limits, has));
   parts.push(standing(rows, facts));
   return `${parts.join("\n\n")}\n`;
 }
@@ -88,12 +87,12 @@ const picture = () =>
 
 /** What a run takes. @param {Row[]} standard @param {Facts[]} facts */
 function times(standard, facts) {
-  const lines = facts.map(({ name, title, isolation }) => {
+  const lines = facts.map(({ name, title, isolation, version }) => {
     const own = standard.filter(({ contestant }) => contestant === name);
     const good = answeredByAll(standard).filter(({ contestant }) => contestant === name);
     const added = good.map(overhead);
     return [
-      title,
+      name.startsWith("sandglass") ? title : `${title} ${name === FLOOR ? "with `openai` " : ""}${version}`,
       own.length ? percent(mean(own.map(({ score }) => score))) : "–",
       spread(good.map(({ wall }) => wall)),
       spread(good.map(({ model }) => model)),
@@ -119,7 +118,7 @@ function work(standard, facts) {
     const shown = { maximumFractionDigits: digits, minimumFractionDigits: digits };
     return some.length ? quantile(some, 0.5).toLocaleString("en", shown) : "–";
   };
-  const lines = facts.map(({ name, title, isolation }) => {
+  const lines = facts.map(({ name, title }) => {
     const own = standard.filter(({ contestant }) => contestant === name);
     const good = answeredByAll(standard).filter(({ contestant }) => contestant === name);
     const written = good.filter(({ turns }) => turns > 0);
@@ -137,7 +136,7 @@ function work(standard, facts) {
       middle(good.map(({ subTokens }) => subTokens)),
       ...[total("subCalls"), total("lost"), total("doubled")],
       total("begun") === "0" ? "–" : `${total("begun")}; ${total("wasted")}`,
-      memoryOf(own) + (isolation === CONTAINER ? " and the container" : ""),
+      memoryOf(own),
     ];
   });
   const head = [
@@ -236,38 +235,57 @@ function sizes(rows, facts) {
   );
 }
 
-/** Faults and limits. @param {Row[]} rows @param {Facts[]} facts @param {{ calls: number, seconds: number }} limits @param {(name: string) => { calls?: string, seconds?: boolean }} has */
-function troubles(rows, facts, limits, has) {
+/** The runs of a contestant in a scenario. @param {Row[]} rows @param {string} name @param {string} scenario */
+const runsOf = (rows, name, scenario) => rows.filter((row) => row.contestant === name && row.scenario === scenario);
+
+/** Faults. @param {Row[]} rows @param {Facts[]} facts */
+function troubles(rows, facts) {
   const faults = [
     ...new Set(rows.flatMap(({ scenario }) => (scenario.startsWith("fault ") ? [scenario.slice(6)] : []))),
   ];
-  const of = (/** @type {string} */ name, /** @type {string} */ scenario) =>
-    rows.filter((row) => row.contestant === name && row.scenario === scenario);
-  const fault = (/** @type {string} */ name, /** @type {string} */ kind) => {
-    const own = of(name, `fault ${kind}`);
+  const cell = (/** @type {string} */ name, /** @type {string} */ kind) => {
+    const own = runsOf(rows, name, `fault ${kind}`);
     const added = own.filter(({ error }) => error === undefined).map(overhead);
     if (own.length === 0) return "–";
     return `${percent(mean(own.map(({ score }) => score)))}${added.length ? `, ${spread(added)} s` : ""}`;
   };
+  const runs = runsOf(rows, facts[0]?.name ?? "", `fault ${faults[0]}`).length;
+  return markdown(
+    [`score of \`count\`, and time added (runs of each cell: ${runs})`, ...faults.map((kind) => `\`${kind}\``)],
+    facts.map(({ name, title }) => [title, ...faults.map((kind) => cell(name, kind))]),
+  );
+}
+
+/** Limits, what was used at each, and what became of the run. @param {Row[]} rows @param {Facts[]} facts @param {Limits} limits @param {Has} has */
+function limited(rows, facts, limits, has) {
+  /** @param {string} name @param {string} scenario @param {unknown} there @param {(row: Row) => number} used @param {number} [digits] */
+  const cell = (name, scenario, there, used, digits = 0) => {
+    const own = runsOf(rows, name, scenario);
+    if (!there) return "no such limit";
+    if (own.length === 0) return "–";
+    const amount = mean(own.map(used));
+    // It asked its model, and no sub-model.
+    if (amount === 0 && there === "sub-calls" && own.every(({ rootCalls }) => rootCalls > 0)) return REFUSED;
+    const shown = { maximumFractionDigits: digits, minimumFractionDigits: digits };
+    const unit = scenario === "limit of calls" ? ` ${there}` : "";
+    return `${amount.toLocaleString("en", shown)}${unit}; ${outcome(own)}`;
+  };
+  const runs = runsOf(rows, "sandglass-host", "limit of calls").length;
   return markdown(
     [
-      `score of \`count\`, and time added (runs of each cell: ${of(facts[0]?.name ?? "", `fault ${faults[0]}`).length})`,
-      ...faults.map((kind) => `\`${kind}\``),
-      ...[`calls made, of ${limits.calls} allowed`, `a limit of ${limits.seconds} s: ended after s`],
+      `used at a limit (means; runs of each cell: ${runs})`,
+      `calls, of ${limits.calls}`,
+      `tokens, of ${limits.allTokens.toLocaleString("en")}`,
+      `seconds, of ${limits.seconds}`,
     ],
     facts.map(({ name, title }) => {
-      const { calls, seconds } = has(name);
-      const limited = of(name, "limit of calls");
-      const made = limited.map((row) => row.subCalls + (calls === "all calls" ? row.rootCalls : 0));
-      const timed = of(name, "limit of time");
-      /** @param {boolean | string | undefined} there @param {Row[]} own @param {() => string} told */
-      const cell = (there, own, told) =>
-        !there ? "no such limit" : own.length === 0 ? "–" : `${told()}; ${outcome(own)}`;
+      const { calls, seconds, allTokens } = has(name);
+      const made = (/** @type {Row} */ row) => row.subCalls + (calls === "all calls" ? row.rootCalls : 0);
       return [
         title,
-        ...faults.map((kind) => fault(name, kind)),
-        mean(made) === 0 ? REFUSED : cell(calls, limited, () => `${mean(made).toFixed(0)} ${calls}`),
-        cell(seconds, timed, () => mean(timed.map(({ wall }) => wall)).toFixed(1)),
+        cell(name, "limit of calls", calls, made),
+        cell(name, "limit of tokens", allTokens, ({ rootTokens, subTokens }) => rootTokens + subTokens),
+        cell(name, "limit of time", seconds, ({ wall }) => wall, 1),
       ];
     }),
   );

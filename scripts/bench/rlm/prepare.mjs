@@ -7,25 +7,34 @@ import { mustRun, root, run } from "../../project.mjs";
 import { findImage } from "./containers.mjs";
 import { DENO_CACHE, RIVALS } from "./contestants.mjs";
 
+/** The release build without optimisations, in a folder of its own. */
+const UNOPTIMISED = {
+  CARGO_TARGET_DIR: join(root, "target/quick"),
+  ...{
+    CARGO_PROFILE_RELEASE_OPT_LEVEL: "0",
+    CARGO_PROFILE_RELEASE_LTO: "off",
+    CARGO_PROFILE_RELEASE_CODEGEN_UNITS: "16",
+  },
+};
+
 const logOf = (/** @type {string} */ name) => join(root, ".setup/logs", `bench-rlm-${name}.log`);
 
 /**
  * Returns those of the contestants that can take part, and what readers should know of the others and of replacements.
- * @param {string[]} wanted
+ * @param {string[]} wanted @param {boolean} quick  builds the program in less than half of the time, without optimisations
  */
-export async function prepare(wanted) {
-  // An older program may be there, which lacks options.
-  if (!process.env.SANDGLASS_HOST && wanted.some((name) => name.startsWith("sandglass-host"))) {
-    await mustRun(["cargo", "build", "--release", "-p", "sandglass-cli"], {
-      log: logOf("build"),
-      timeoutSeconds: 3600,
-    });
-  }
-  const isInPython = (/** @type {string} */ name) => !name.startsWith("sandglass");
-  const noPython = wanted.some(isInPython) ? await installRivals() : undefined;
-  const noGuests = wanted.some((name) => name.startsWith("sandglass-host")) ? await findGuests() : undefined;
+export async function prepare(wanted, quick) {
   /** @type {string[]} */
   const [here, notes] = [[], []];
+  const isInPython = (/** @type {string} */ name) => !name.startsWith("sandglass");
+  const needs = (/** @type {string} */ kind) => wanted.some((name) => name.startsWith(kind));
+  // Each of them waits much, for downloads or for a step that one processor takes.
+  const [noPython] = await Promise.all([
+    wanted.some(isInPython) ? installRivals() : undefined,
+    needs("sandglass-browser") && mustRun(["node", "scripts/build.mjs"], { log: logOf("page") }),
+    needs("sandglass-host") && buildProgram(quick, notes),
+  ]);
+  const noGuests = needs("sandglass-host") ? await findGuests() : undefined;
   for (const name of wanted) {
     const { problem, note } = await findOne(name, isInPython(name) ? noPython : noGuests);
     if (note) notes.push(note);
@@ -34,6 +43,18 @@ export async function prepare(wanted) {
   }
   for (const note of notes) console.log(note);
   return { here, notes };
+}
+
+/** Builds the program, unless another is named: an older one may be there, which lacks options. @param {boolean} quick @param {string[]} notes */
+async function buildProgram(quick, notes) {
+  if (process.env.SANDGLASS_HOST) return;
+  await mustRun(["cargo", "build", "--release", "-p", "sandglass-cli"], {
+    ...{ log: logOf("build"), timeoutSeconds: 3600 },
+    env: quick ? UNOPTIMISED : { CARGO_TARGET_DIR: join(root, "target") },
+  });
+  if (!quick) return;
+  process.env.SANDGLASS_HOST = join(UNOPTIMISED.CARGO_TARGET_DIR, "release/sandglass-host");
+  notes.push("`sandglass-host` was built without optimisations, because that takes less time.");
 }
 
 /** @typedef {{ problem?: string, note?: string }} Found */

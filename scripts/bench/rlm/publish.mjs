@@ -10,9 +10,9 @@ import { readmeLine } from "./standing.mjs";
 
 /** @import { Row } from "./measure.mjs" */
 /** @import { About } from "./page.mjs" */
-/** @import { Facts } from "./report.mjs" */
+/** @import { Facts, Limits } from "./report.mjs" */
 
-/** What a run has measured. @typedef {{ rows: Row[], facts: Facts[], about: About, limits: { calls: number, seconds: number }, form: string }} Measured */
+/** What a run has measured. @typedef {{ rows: Row[], facts: Facts[], about: About, limits: Limits, form: string }} Measured */
 
 /** The part of the page for a run. @param {Measured} run */
 export function pageOf({ rows, facts, about, limits, form }) {

@@ -5,6 +5,9 @@ import { quantile } from "../quantile.mjs";
 /** @import { Row } from "./measure.mjs" */
 /** @typedef {{ name: string, title: string, plain: boolean, faults: boolean, version: string, isolation: string, start: number, left: string }} Facts */
 
+/** Limits of a run. @typedef {{ calls: number, seconds: number, allTokens: number }} Limits  `allTokens`: of all models together */
+/** The limits that a contestant has. @typedef {(name: string) => { calls?: string, seconds?: boolean, allTokens?: boolean }} Has */
+
 /** @param {number[]} values */
 export const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 /** @param {number[]} values */
@@ -140,18 +143,25 @@ export function faultTable(rows, all) {
   );
 }
 
-/** Limits, and what came of them. @param {Row[]} rows @param {Facts[]} all @param {{ calls: number, seconds: number }} limits @param {(name: string) => { calls?: string, seconds?: boolean }} has */
+/** Limits, and what came of them. @param {Row[]} rows @param {Facts[]} all @param {Limits} limits @param {Has} has */
 export function limitTable(rows, all, limits, has) {
   const own = (/** @type {string} */ name, /** @type {string} */ scenario) =>
     rows.filter((row) => row.contestant === name && row.scenario === scenario);
   return markdown(
-    ["", `limit of ${limits.calls} calls: calls made`, `limit of ${limits.seconds} s: ended after, s`],
+    [
+      "",
+      `limit of ${limits.calls} calls: calls made`,
+      `limit of ${limits.allTokens} tokens: used`,
+      `limit of ${limits.seconds} s: ended after, s`,
+    ],
     all.map(({ name }) => {
-      const { calls, seconds } = has(name);
+      const { calls, seconds, allTokens } = has(name);
+      const used = own(name, "limit of tokens").map(({ rootTokens, subTokens }) => rootTokens + subTokens);
       const made = own(name, "limit of calls").map((row) => row.subCalls + (calls === "all calls" ? row.rootCalls : 0));
       return [
         name,
         calls ? `${spread(made, 0)} (${calls})` : "no such limit",
+        allTokens ? spread(used, 0) : "no such limit",
         seconds ? spread(own(name, "limit of time").map(({ wall }) => wall)) : "no such limit",
       ];
     }),

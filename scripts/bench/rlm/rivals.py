@@ -75,7 +75,7 @@ class Rlms:
             other_backend_kwargs=[{"model_name": order["subModel"], **endpoint}],
             environment=self.environment,
             environment_kwargs=self.environment_options,
-            **given(max_timeout=order.get("seconds")),
+            **given(max_timeout=order.get("seconds"), max_tokens=order.get("allTokens")),
         )
         return str(rlm.completion(order["context"], root_prompt=order["task"]).response)
 

@@ -8,9 +8,7 @@ import { answeredByAll, markdown, overhead } from "./report.mjs";
 
 const OURS = ["sandglass-host", "sandglass-browser"];
 /** The floor: no model writes its code, so it is compared with nobody. */
-const FLOOR = "map-reduce";
-/** The isolation of a rival whose memory is not all counted. */
-export const CONTAINER = "a container";
+export const FLOOR = "map-reduce";
 /** The share by which a figure may be larger and still be level. */
 const LEVEL = 0.05;
 
@@ -101,7 +99,7 @@ export function standing(rows, facts) {
       const its = of(own);
       if (its === undefined) return [];
       const better = rivals.flatMap((rival) => {
-        const value = name === "memory" && rival.isolation === CONTAINER ? undefined : of(rival.name);
+        const value = of(rival.name);
         return value !== undefined && value < its && its - value > LEVEL * Math.abs(its) ? [{ rival, value }] : [];
       });
       if (better.length === 0) return [];

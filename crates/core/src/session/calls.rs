@@ -89,6 +89,8 @@ pub(super) struct Running {
     pub(super) name: String,
     /// `None` while the call waits for approval, which may take any time.
     pub(super) expires_at: Option<f64>,
+    /// The use that is expected of a call of a model.
+    pub(super) expected: Usage,
 }
 
 impl<B> Default for Calls<B> {
@@ -129,6 +131,39 @@ impl<B> Calls<B> {
             total: 0,
         });
         progress.total += 1;
+    }
+}
+
+impl<B: Body> Calls<B> {
+    /// Takes the next call that may begin. Calls of `llm_query` keep their order. Others pass those that wait for tokens.
+    fn next_waiting(&mut self, now: f64) -> Option<Waiting<B>> {
+        let first = self.waiting.front()?;
+        if !self.is_held(first, now) {
+            return self.waiting.pop_front();
+        }
+        let free = self
+            .waiting
+            .iter()
+            .position(|waiting| waiting.call.name != QUERIES[0])?;
+        self.waiting.remove(free)
+    }
+
+    /// Returns true if a call has to wait because those that run are expected to use up the tokens or the cost that are left. Without such
+    /// a pause, a batch would pass the limit by all of its calls at once. Nobody waits for a child run, which spends as it goes, or for a
+    /// call that waits for approval, which may take long.
+    fn is_held(&self, Waiting { guest_call, call, .. }: &Waiting<B>, now: f64) -> bool {
+        let runs_already = self.begun.contains_key(guest_call);
+        if call.name != QUERIES[0] || runs_already || call.budget.go_on(now).is_err() {
+            return false;
+        }
+        let mut expected = call.budget.expected(call.args.body.size());
+        let mut is_alone = true;
+        let others = self.running.values().filter(|other| other.name == QUERIES[0]);
+        for other in others.filter(|other| other.expires_at.is_some()) {
+            is_alone = false;
+            expected.add(&other.expected);
+        }
+        !is_alone && !call.budget.has_room(&expected)
     }
 }
 
@@ -262,7 +297,7 @@ impl<B: Body> Exchange<B> {
                 guest_call,
                 is_counted,
                 call,
-            }) = calls.waiting.pop_front()
+            }) = calls.next_waiting(now)
         {
             calls.waiting_bytes = calls.waiting_bytes.saturating_sub(call.args.body.size());
             let budget = &call.budget;
@@ -290,6 +325,7 @@ impl<B: Body> Exchange<B> {
                 guest_call,
                 name: call.name.clone(),
                 expires_at: Some(expires_at),
+                expected: budget.expected(call.args.body.size()),
             };
             calls.running.insert(call.call, running);
             effects.push(Effect::Host(HostEffect::CallHost(call)));
@@ -316,10 +352,10 @@ impl<B: Body> Interpreter<B> {
 
     /// Notes that a running call begins or ends to wait for approval. Its `hostCallTimeout` begins when the approval is given.
     pub(super) fn call_waits(&mut self, now: f64, call: u32, waits: bool) {
-        if let Some(exchange) = &mut self.exchange
-            && let Some(running) = exchange.calls.running.get_mut(&call)
-        {
+        let Some(exchange) = &mut self.exchange else { return };
+        if let Some(running) = exchange.calls.running.get_mut(&call) {
             running.expires_at = (!waits).then_some(now + self.config.limits.host_call_timeout_ms);
+            exchange.start_calls(now, &self.config, &mut self.effects);
         }
     }
 

@@ -212,7 +212,14 @@ impl<B: Body> Shadows<B> {
             }
             let budget = interpreter.budget.clone();
             let is_full = shadow.begun.len() + self.calls.left.len() >= most as usize;
-            if is_full || self.calls.has_wasted(interpreter) || budget.admit(now).is_err() {
+            let under_way = shadow
+                .begun
+                .iter()
+                .chain(self.calls.left.iter().map(|left| &left.begun));
+            let mut expected = budget.expected(args.body.size());
+            under_way.for_each(|begun| expected.add(&budget.expected(begun.args.body.size())));
+            let has_room = budget.has_room(&expected);
+            if is_full || !has_room || self.calls.has_wasted(interpreter) || budget.admit(now).is_err() {
                 continue; // the code that comes makes the call, or is told why not
             }
             let call = self.calls.next();
@@ -330,6 +337,7 @@ impl<B: Body> Calls<B> {
                 guest_call: begun.guest_call,
                 name: call.name,
                 expires_at: Some(expires_at),
+                expected: call.budget.expected(begun.args.body.size()),
             };
             self.running.insert(begun.call, running);
         }

@@ -22,6 +22,8 @@ pub enum VariableCommand<B> {
         max_bytes: f64,
         /// Asks for a portable state instead of a pickle.
         portable: bool,
+        /// Asks for a portable state that goes straight to another guest.
+        direct: bool,
     },
 }
 
@@ -52,10 +54,15 @@ impl<B: Body> VariableCommand<B> {
                 };
                 return (request, Some(state.clone()));
             }
-            Self::Capture { max_bytes, portable } => Request::CaptureState {
+            Self::Capture {
+                max_bytes,
+                portable,
+                direct,
+            } => Request::CaptureState {
                 exchange,
                 max_bytes: *max_bytes,
                 portable: *portable,
+                direct: *direct,
                 timeout_ms,
             },
         };

@@ -5,7 +5,7 @@ use sandglass_core::budget::{BudgetLimits, Usage};
 use sandglass_core::deadline::StopReason;
 use sandglass_core::execution::Outcome;
 use sandglass_core::protocol::ReplyStatus;
-use sandglass_core::session::{Command, Execute, Input};
+use sandglass_core::session::{Command, Execute, Input, Ticket};
 
 use crate::stopping::stopped;
 use crate::world::{World, ok, raised};
@@ -156,6 +156,85 @@ fn what_a_guest_says_of_the_size_of_a_batch_gives_it_no_call_more() {
     }
     assert!(answered <= 4, "{answered}");
     assert!(world.session.budget().spent().calls <= 4.0);
+}
+
+/// Has the oldest call of a model use 20 tokens and return.
+fn answer(world: &mut World) {
+    let first = world.under_way()[0];
+    let usage = Usage {
+        output_tokens: 20.0,
+        ..Usage::default()
+    };
+    world.feed(Input::Used(first, usage));
+    world.returns(first, "an answer");
+}
+
+/// A session in which one call of a model runs, and two wait, because two at once would use more than the 40 tokens that are left.
+fn with_two_held() -> (World, Ticket, [u32; 3]) {
+    let mut world = World::ready_within(BudgetLimits {
+        max_tokens: Some(60.0),
+        ..BudgetLimits::default()
+    });
+    let ticket = world.execute("llm_query_batched(…)");
+    world.calls("llm_query");
+    answer(&mut world);
+    let numbers = [(); 3].map(|()| world.calls("llm_query"));
+    assert_eq!(world.under_way().len(), 1);
+    (world, ticket, numbers)
+}
+
+#[test]
+fn calls_of_a_batch_wait_while_those_that_run_are_expected_to_use_up_the_tokens() {
+    let (mut world, ticket, numbers) = with_two_held();
+    answer(&mut world);
+    assert_eq!(world.under_way().len(), 1, "one alone may pass the limit");
+    answer(&mut world);
+    let statuses = numbers.map(|number| world.reply(number).map(|(status, _)| status));
+    assert_eq!(
+        statuses,
+        [ReplyStatus::Ok, ReplyStatus::Ok, ReplyStatus::Limit].map(Some)
+    );
+    world.ends(ok());
+    assert_eq!(world.execution(ticket).usage.map(|usage| usage.tokens()), Some(60.0));
+}
+
+#[test]
+fn other_functions_and_child_runs_pass_a_call_that_waits_for_tokens() {
+    for name in ["ask", "rlm_query"] {
+        let (mut world, _, held) = with_two_held();
+        let number = world.calls(name);
+        let passed = *world.under_way().last().expect("it has begun");
+        world.returns(passed, "found");
+        assert_eq!(
+            world.reply(number).map(|(status, _)| status),
+            Some(ReplyStatus::Ok),
+            "{name}"
+        );
+        assert_eq!(world.reply(held[1]), None);
+        assert_eq!(world.under_way().len(), 1);
+    }
+}
+
+#[test]
+fn nobody_waits_for_the_tokens_of_a_call_that_waits_for_approval() {
+    let (mut world, ..) = with_two_held();
+    let first = world.under_way()[0];
+    world.feed(Input::NeedsApproval(first));
+    assert_eq!(world.under_way().len(), 2);
+}
+
+#[test]
+fn a_call_that_waits_for_tokens_is_refused_as_soon_as_none_are_left() {
+    let (mut world, _, held) = with_two_held();
+    let first = world.under_way()[0];
+    let usage = Usage {
+        output_tokens: 40.0,
+        ..Usage::default()
+    };
+    world.feed(Input::Used(first, usage));
+    world.returns(first, "an answer");
+    let why = "the budget of 60 tokens is used up (maxTokens)";
+    assert_eq!(world.reply(held[1]), Some((ReplyStatus::Limit, why)));
 }
 
 #[test]

@@ -341,6 +341,42 @@ async fn a_guest_of_a_channel_stays_when_its_page_is_cut_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_channel_is_read_again_when_the_guest_has_taken_much() {
+    let server = TestServer::start(&[]).await;
+    let id = server.session(json!({ "channel": true })).await;
+    let path = format!("/v1/sessions/{id}/channel");
+    let mut page = Client::begin(connect(&server, &path, sandglass_host::SUBPROTOCOL).await).await;
+    let boot = json!({ "type": "boot" }).to_string();
+    page.socket.send(Message::text(boot)).await.unwrap();
+    assert_eq!(page.next().await.unwrap()["type"], "booted");
+    // As much as the server holds for a guest, in one piece. The guest answers nothing to it.
+    let header = json!({ "type": "part", "encoding": "bytes" }).to_string();
+    let number = |number: usize| u32::try_from(number).unwrap().to_le_bytes();
+    let body = vec![0; 64 << 20];
+    let frame = [
+        &number(1)[..],
+        &number(header.len())[..],
+        header.as_bytes(),
+        &number(body.len())[..],
+        &body,
+    ];
+    page.socket.send(Message::binary(frame.concat())).await.unwrap();
+    // More may be sent once this was taken.
+    let taken = Control::Taken { taken: 2 }.text();
+    let is_told = async { while page.socket.next().await.unwrap().unwrap() != Message::text(taken.as_str()) {} };
+    tokio::time::timeout(LONG, is_told)
+        .await
+        .expect("the piece is not taken");
+    let pause = json!({ "type": "pause", "guest": 1, "checkpoint": 1 }).to_string();
+    page.socket.send(Message::text(pause)).await.unwrap();
+    // Pings come all the while.
+    let answer = tokio::time::timeout(LONG, page.next()).await;
+    let answer = answer.expect("the channel is not read").unwrap();
+    assert_eq!(answer["type"], "unpaused", "it keeps no checkpoints");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_large_value_comes_again_as_far_as_it_was_not_taken() {
     let server = TestServer::start(&[]).await;
     let (mut client, sandbox) = Client::with_sandbox(&server).await;

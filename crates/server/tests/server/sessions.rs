@@ -427,7 +427,7 @@ async fn idle_sessions_expire_and_busy_ones_do_not() {
         .await;
     assert_eq!(run["result"], "'awake'", "{run}");
     gone(pid).await;
-    assert_eq!(refusal(server.get(&format!("/v1/sessions/{idle}"))).await.0, 404);
+    assert_eq!(server.forgets(&idle).await, "session_not_found");
     eventually("the other expires as well", || async {
         answer(server.get("/v1/sessions")).await.1["sessions"] == json!([])
     })

@@ -238,8 +238,7 @@ async fn a_guest_that_writes_while_nobody_uses_it_is_ended() {
     let run = server.execute(&id, code).await;
     assert_eq!(run["outcome"], "ok", "{run}");
     gone(pid).await;
-    let session = refusal(server.get(&format!("/v1/sessions/{id}"))).await;
-    assert_eq!(session, (404, "session_not_found".to_owned()));
+    assert_eq!(server.forgets(&id).await, "session_not_found");
     server.stop().await;
 }
 

@@ -171,6 +171,16 @@ pub async fn gone(pid: i64) {
 pub type Channel = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 impl TestServer {
+    /// Waits until a session that the server ends is gone, which its guest is a moment earlier. Returns the error's code.
+    pub async fn forgets(&self, id: &str) -> String {
+        let path = format!("/v1/sessions/{id}");
+        eventually("the session is gone", || async {
+            answer(self.get(&path)).await.0 == StatusCode::NOT_FOUND
+        })
+        .await;
+        refusal(self.get(&path)).await.1
+    }
+
     /// The listening address.
     pub fn address(&self) -> &str {
         self.url.trim_start_matches("http://")

@@ -5,7 +5,6 @@ Imported inside Pyodide only.
 
 from __future__ import annotations
 
-import random
 import sys
 import time
 import zipimport
@@ -31,6 +30,7 @@ from sandglass.runtime.signals import reserve
 from sandglass.runtime.tracebacks import message_of
 from sandglass.runtime.values import BYTE_ORDER_MARK
 from sandglass.runtime.wire import VERSION as VERSION
+from sandglass.state.portable import generators
 from sandglass.state.state import State
 from sandglass.state.stateless import join_state
 
@@ -222,16 +222,16 @@ class Guest:
         """Loads variables that `save_state` saved. Returns those that could not be loaded, as in `find_foreign`."""
         return _named(self._state.load(state.to_bytes()))
 
-    def capture_state(self, max_bytes: float, portable: bool) -> Any:
+    def capture_state(self, max_bytes: float, portable: bool, direct: bool) -> Any:
         """Returns `["bytes", body]`, or `["refused", why]`; see `State.capture`."""
-        return _answer(lambda: ("bytes", self._state.capture(int(max_bytes), portable)))
+        return _answer(lambda: ("bytes", self._state.capture(int(max_bytes), portable, direct)))
 
     def open_state(self, body: Any, max_bytes: float) -> Any:
         """Returns `["none", b""]`, `["bytes", lost]`, or `["refused", why]`; see `State.open`."""
 
         def open_it() -> tuple[str, bytes] | None:
             lost = self._state.open(body.to_bytes(), int(max_bytes))
-            return ("bytes", join_state(b"", lost)) if lost else None
+            return ("bytes", join_state([], lost)) if lost else None
 
         return _answer(open_it)
 
@@ -316,5 +316,5 @@ def set_time_zone() -> None:
 def connect(js_bridge: Any) -> None:
     """Makes this interpreter a guest. `runtime.js` calls it once; `worker.js` configures the guest."""
     set_time_zone()
-    random.seed()  # all guests of a snapshot begin with the same random state
+    generators.begin()  # all guests of a snapshot begin with the same random state
     GUEST.connect(js_bridge)

@@ -248,6 +248,7 @@ class _Guest:
                         "exchange": 3,
                         "maxBytes": max_state_bytes,
                         "portable": False,
+                        "direct": False,
                         "timeoutMs": timeout_ms,
                     }
                 )

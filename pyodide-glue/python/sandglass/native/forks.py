@@ -48,7 +48,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sandglass.ahead.syscall_gate import SyscallGate, is_possible
 from sandglass.native.leftovers import PausedCopies, adopt_orphans
-from sandglass.native.paused import PID, Refused, answer, offsets_of, order_of, pause, pids_in, receive, refusal
+from sandglass.native.paused import (
+    PID,
+    Refused,
+    answer,
+    hide,
+    offsets_of,
+    order_of,
+    pause,
+    pids_in,
+    receive,
+    refusal,
+    show,
+)
 from sandglass.native.pipes import move_up
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 
@@ -278,15 +290,18 @@ def _try_out() -> bool:
 def stand_over() -> int:
     """Forks. The new process returns and becomes the guest; this one waits for the end of the guest and its copies.
 
-    Returns the descriptor on which the guest reports its copies.
+    Returns the descriptor on which the guest reports its copies. The guest cannot reach the memory of the process that
+    waits: code that it put there would outlive the guest.
     """
     adopt_orphans()
     told, tells = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    shown = hide()
     guest = os.fork()
     if guest:
         os.closerange(3, told)
         os.closerange(told + 1, 64)
         _wait_for(guest, told)
+    show(shown)
     close(told)
     return move_up(tells)
 

@@ -15,7 +15,6 @@ import _signal  # type: ignore[import-not-found]
 import _thread
 import os
 import posix
-import random
 import sys
 import warnings
 from _queue import SimpleQueue
@@ -49,6 +48,7 @@ from sandglass.runtime.runtime import Runtime
 from sandglass.runtime.signals import reserve
 from sandglass.runtime.tracebacks import message_of
 from sandglass.runtime.wire import VERSION
+from sandglass.state.portable import generators
 from sandglass.state.state import State
 from sandglass.state.stateless import join_state
 
@@ -133,7 +133,7 @@ class Guest:
 
     def serve(self) -> None:
         """Serves until the host closes the channel. Does not return."""
-        random.seed()
+        generators.begin()
         adopt_orphans()
         self._pipes.open()
         self._bridge.watch()
@@ -199,7 +199,7 @@ class Guest:
 
     def _init(self, request: InitRequest) -> None:
         if not self._is_begun and self._is_revived:
-            random.seed()  # guests that begin anew have random numbers of their own
+            generators.begin()  # guests that begin anew have random numbers of their own
         self._is_begun = True
         if request["version"] == VERSION and self._gate is None:  # a shadow is configured already
             try:
@@ -394,9 +394,9 @@ class Guest:
                 runtime.set_variable(request["name"], request["encoding"], body)
             case "openState":
                 lost = self._state.open(body, int(request["maxBytes"]))
-                return ("bytes", join_state(b"", lost)) if lost else None
+                return ("bytes", join_state([], lost)) if lost else None
             case "captureState":
-                return "bytes", self._state.capture(int(request["maxBytes"]), request["portable"])
+                return "bytes", self._state.capture(int(request["maxBytes"]), request["portable"], request["direct"])
             case "cellFile":
                 return "bytes", self._state.cell_file(request["path"], b"".join(bodies))
             case "writeFile" | "readFile" | "listFiles" | "removeFile" | "look":

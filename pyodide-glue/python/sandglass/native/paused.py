@@ -124,8 +124,7 @@ def pause(
     In a guest that a paused copy has made, returns the order for it. Call this while there is one thread only.
     """
     mask = pthread_sigmask(SIG_BLOCK, _ALL_SIGNALS)
-    dumpable = _prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0)
-    _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    shown = hide()
     made: int | dict[str, Any]
     try:
         made = _clone()
@@ -140,9 +139,24 @@ def pause(
             except BaseException:
                 kill(getpid(), SIGKILL)  # the host sees the closed socket
     finally:
-        _prctl(_PR_SET_DUMPABLE, max(dumpable, 0), 0, 0, 0)
+        show(shown)
         pthread_sigmask(SIG_SETMASK, mask)
     return made
+
+
+def hide() -> int:
+    """Keeps other processes without privileges from reading and changing the memory of this one, and of what it forks.
+
+    Returns what `show` needs to undo that.
+    """
+    shown = int(_prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0))
+    _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    return shown
+
+
+def show(shown: int) -> None:
+    """Takes back `hide`."""
+    _prctl(_PR_SET_DUMPABLE, max(shown, 0), 0, 0, 0)
 
 
 def _rest(control: Socket, channel: int, heirs: int, order: int) -> dict[str, Any]:

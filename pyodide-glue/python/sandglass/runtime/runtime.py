@@ -11,6 +11,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from gc import callbacks as gc_callbacks
+from gc import disable, enable, isenabled
 from operator import index
 from sys import getprofile, getrecursionlimit, gettrace, setrecursionlimit, stdlib_module_names
 from threading import TIMEOUT_MAX, get_ident
@@ -132,6 +133,7 @@ class Runtime:
         self._growing: compiling.Growing | None = None  # the cell whose text is still being written
         self._value: object = None  # the value of the expression that the cell ends with so far
         self._paused: tuple[int | None, Any] | None = None  # the state of a paused cell, to go on with
+        self._collects = True  # whether a paused cell had Python collect garbage
         self._error: BaseException | None = None
         self._described = False
         self._last = LastResult()
@@ -289,6 +291,8 @@ class Runtime:
                 if self.is_watched():
                     self.take_rest()  # the watching code would see the work in between
                 self._output.flush()
+                self._collects = isenabled()
+                disable()  # a finalizer would print to nobody until the next part
                 self._paused = self.pause()
                 return None
             if isinstance(self._error, Submitted):
@@ -305,8 +309,12 @@ class Runtime:
 
     def _go_on(self, filename: str, ahead: bool) -> None:
         paused, self._paused = self._paused, None
-        if paused is not None:
-            self.resume(paused)
+        try:
+            if paused is not None:
+                self.resume(paused)
+        finally:
+            if self._collects:
+                enable()
         self._loops.begin_cell()
         growing = self._growing
         if not ahead:

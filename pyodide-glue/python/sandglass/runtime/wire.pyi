@@ -182,6 +182,7 @@ class OpenStateRequest(TypedDict):
     type: Literal["openState"]
 
 class CaptureStateRequest(TypedDict):
+    direct: bool
     exchange: int
     maxBytes: float
     portable: bool

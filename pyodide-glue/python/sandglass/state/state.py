@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
 from sandglass.state import by_value, foreign, stateless
 from sandglass.state.cell_files import CellFiles
-from sandglass.state.portable.layout import MAGIC, describe
+from sandglass.state.portable.layout import MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -58,20 +58,21 @@ class State:
         finally:
             self._runtime.put_in_order()
 
-    def capture(self, max_bytes: int, portable: bool = False) -> bytes:
+    def capture(self, max_bytes: int, portable: bool = False, direct: bool = False) -> bytes:
         """Returns the user's variables, with the names and reasons of those left out before them.
 
-        A portable state is for any guest, and others are for the next stateless run. Raises ValueError when the
-        variables cannot be written. `stateless.split_state` takes the two parts apart.
+        A portable state is for any guest, and others are for the next stateless run. A `direct` one goes straight to
+        another guest, and is not kept. Raises ValueError when the variables cannot be written. `stateless.split_state`
+        takes the two parts apart.
         """
         namespace = self._runtime.namespace
         try:
             if portable:
-                from sandglass.state.portable.writing import write
+                from sandglass.state.portable.writing import write_pieces
 
-                state = write(namespace, self._runtime.sources, max_bytes)
-                return stateless.join_state(state, describe(state)["lost"])
-            return stateless.join_state(*stateless.capture_state(max_bytes, namespace))
+                return stateless.join_state(*write_pieces(namespace, self._runtime.sources, max_bytes, direct))
+            state, left_out = stateless.capture_state(max_bytes, namespace)
+            return stateless.join_state([state], left_out)
         finally:
             self._runtime.put_in_order()
 

@@ -102,11 +102,11 @@ def _reason_against(name: str, kind: type) -> str | None:
     return next((reason for left_out, reason in _LEFT_OUT.items() if issubclass(kind, left_out)), None)
 
 
-def join_state(state: bytes, left_out: Iterable[Sequence[str]]) -> bytes:
-    """A state with the `(name, reason)` of variables that it lacks before it: as JSON, after its length."""
+def join_state(pieces: Iterable[bytes], left_out: Iterable[Sequence[str]]) -> bytes:
+    """Joins the pieces of a state, after each `(name, reason)` of a variable that it lacks: JSON, after its length."""
     named = [(name[:_NAME_CHARS], reason) for name, reason in islice(left_out, _MOST_NAMED)]
     head = json.dumps(named, ensure_ascii=False).encode("utf-8", "replace")
-    return _HEAD.pack(len(head)) + head + state
+    return b"".join([_HEAD.pack(len(head)), head, *pieces])
 
 
 def split_state(body: bytes) -> tuple[bytes, list[tuple[str, str]]]:

@@ -6,6 +6,7 @@
 - `codecs.py`        how each type of the standard library goes; `names.py` what goes by its name
 - `functions.py`     functions as source;  `classes.py`, `made_classes.py` classes and their instances
 - `arrays.py`, `frames.py`    NumPy and pandas
+- `generators.py`    the global generators of random numbers, which are no variables
 - `pickles.py`       the last resort: a pickle for the same Python and packages
 """
 

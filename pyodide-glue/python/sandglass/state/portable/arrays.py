@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.values import type_name
 from sandglass.state.portable.codec import FINDERS, Codec, register
+from sandglass.state.portable.generators import FIELDS
 from sandglass.state.portable.graph import Cannot, Never
 
 if TYPE_CHECKING:
     from sandglass.state.portable.codec import Scope
 
 _np: Any = np
-_BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+_BASE: Any = _np.ndarray.base.__get__
 
 # --- dtypes -----------------------------------------------------------------------------------------------------------
 
@@ -66,8 +68,8 @@ DTYPE = register(None, Codec("numpy.dtype", _take_dtype, _dtype))
 def _owner(array: Any) -> Any:
     """Returns the object that has an array's memory."""
     owner = array
-    while type(owner) is np.ndarray and owner.base is not None:
-        owner = owner.base
+    while issubclass(type(owner), np.ndarray) and (base := _BASE(owner)) is not None:
+        owner = base
     return owner.obj if type(owner) is memoryview else owner
 
 
@@ -141,6 +143,19 @@ class _ArrayCodec(Codec):
 
 register(_np.ndarray, _ArrayCodec("numpy.array", _take_array, _make_array, _fill_array, needs=5))
 
+
+def _take_subclass(array: Any, scope: Scope) -> list[Any]:
+    """Refuses an array of another class. Its own hooks of pickle know nothing of memory that it shares."""
+    owner = _owner(array)
+    scope.share(owner, array)
+    what = f"a {type_name(array)}"
+    if id(owner) in scope.shared and owner is not array:
+        raise Never(f"{what} that shares its memory with another array")
+    raise Cannot(f"{what}, for which there is no portable form")
+
+
+_SUBCLASS = Codec("numpy.subclass", _take_subclass, _make_array, joins=True)
+
 # --- Scalars ----------------------------------------------------------------------------------------------------------
 
 
@@ -161,6 +176,8 @@ SCALAR = register(None, Codec("numpy.scalar", _take_scalar, _scalar))
 
 
 def _find(kind: type) -> Codec | None:
+    if issubclass(kind, np.ndarray):
+        return _SUBCLASS
     if issubclass(kind, np.dtype):
         return DTYPE
     if issubclass(kind, np.generic) and getattr(np, kind.__name__, None) is kind:
@@ -175,19 +192,33 @@ FINDERS.append(_find)
 
 def _take_bits(value: Any, _: Scope) -> list[Any]:
     name = type(value).__name__
-    if name not in _BIT_GENERATORS:
+    if name not in FIELDS:
         raise Cannot(f"a generator of the kind {name}")
     return [name, value.seed_seq, value.state]
 
 
 def _make_bits(parts: list[Any], _: Scope) -> Any:
     name, seed = parts
-    if name not in _BIT_GENERATORS:
+    if name not in FIELDS:
         raise ValueError(f"a generator of the kind {name}")
     made = getattr(np.random, name)(0 if seed is None else seed)
     if seed is None and name == "MT19937":
         made._legacy_seeding(0)  # a generator without a seed sequence, as RandomState makes it
     return made
+
+
+def _fill_bits(value: Any, parts: list[Any]) -> None:
+    name, _, state = parts
+    values = {**state, **state["state"]}
+    for field, what in FIELDS[name].items():
+        found = values[field]
+        if isinstance(what, int):
+            is_right = type(found) is int and 0 <= found <= what
+        else:
+            is_right = type(found) is np.ndarray and (found.dtype.kind, found.shape) == ("u", (int(what[:-1]),))
+        if not is_right:
+            raise ValueError(f"its state has a wrong {field}")
+    value.state = state
 
 
 def _take_seed(value: Any, _: Scope) -> list[Any]:
@@ -204,7 +235,7 @@ def _take_legacy(value: Any, _: Scope) -> list[Any]:
     return [value._bit_generator, state]
 
 
-for _name in _BIT_GENERATORS:
+for _name in FIELDS:
     if hasattr(np.random, _name):
         register(
             getattr(np.random, _name),
@@ -212,7 +243,7 @@ for _name in _BIT_GENERATORS:
                 "numpy.bits",
                 _take_bits,
                 _make_bits,
-                lambda value, parts, _: setattr(value, "state", parts[2]),
+                lambda value, parts, _: _fill_bits(value, parts),
                 needs=2,
             ),
         )

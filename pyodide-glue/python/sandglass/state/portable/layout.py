@@ -1,10 +1,15 @@
-"""The bytes of a portable state: magic, format, the head as JSON with its SHA-256, and the objects."""
+"""The bytes of a portable state: magic, format, the head as JSON with its SHA-256, and the objects.
+
+A *direct* state goes straight to another guest, and nobody keeps it. Its objects have a CRC-32 instead of a SHA-256,
+which would take most of a move's time in wasm. Both only find damage.
+"""
 
 # Decisions: docs/internals/saving-and-restoring.md.
 
 from __future__ import annotations
 
 import json
+from binascii import crc32
 from hashlib import sha256
 from struct import Struct
 from typing import Any
@@ -31,21 +36,26 @@ _HEAD = {
 }
 _VARIABLE = {"name": str, "type": str, "codec": str, "portability": str, "group": int, "reason": str}
 _GROUP = {"codec": str, "objects": list}
-_OBJECT = {"bytes": int, "sha256": str}
+_OBJECT = {"bytes": int}
+#: The optional key `generators` has the objects of the states of global generators of random numbers.
+_GENERATORS = {"objects": list}
 
 
 class TooLarge(ValueError):
     """The state takes more than the bytes that are allowed."""
 
 
-def join(head: dict[str, Any], objects: list[bytes], max_bytes: int) -> bytes:
-    """Puts a state together. `objects` of the head is added here."""
-    head["objects"] = [{"bytes": len(data), "sha256": sha256(data).hexdigest()} for data in objects]
+def lay_out(head: dict[str, Any], objects: list[bytes], max_bytes: int, is_direct: bool = False) -> list[bytes]:
+    """Returns the pieces of a state, which follow each other. `objects` of the head is added here."""
+    if is_direct:
+        head["objects"] = [{"bytes": len(data), "crc32": crc32(data)} for data in objects]
+    else:
+        head["objects"] = [{"bytes": len(data), "sha256": sha256(data).hexdigest()} for data in objects]
     packed = json.dumps(head, ensure_ascii=True, separators=(",", ":")).encode()
     total = len(MAGIC) + _PREFIX.size + len(packed) + sum(map(len, objects))
     if total > max_bytes or len(packed) > MAX_HEAD_BYTES:
         raise TooLarge(f"the variables take {total} bytes, more than {max_bytes}; keep large data in files")
-    return b"".join([MAGIC, _PREFIX.pack(FORMAT, len(packed), sha256(packed).digest()), packed, *objects])
+    return [MAGIC, _PREFIX.pack(FORMAT, len(packed), sha256(packed).digest()), packed, *objects]
 
 
 def describe(data: bytes | memoryview) -> dict[str, Any]:
@@ -65,13 +75,19 @@ def split(data: bytes | memoryview, max_bytes: int) -> tuple[dict[str, Any], lis
         if not start <= end <= len(view):
             raise refused("it ends too early")
         piece = view[start:end]
-        if sha256(piece).hexdigest() != entry["sha256"]:
+        if not _is_intact(piece, entry):
             raise refused("an object has another checksum than the head says")
         objects.append(piece)
         start = end
     if start != len(view):
         raise refused(f"{len(view) - start} bytes follow its last object")
     return head, objects
+
+
+def _is_intact(piece: memoryview, entry: dict[str, Any]) -> bool:
+    if "sha256" in entry:
+        return bool(sha256(piece).hexdigest() == entry["sha256"])
+    return bool(crc32(piece) == entry["crc32"])
 
 
 def _head(view: memoryview) -> tuple[dict[str, Any], int]:
@@ -99,7 +115,10 @@ def _head(view: memoryview) -> tuple[dict[str, Any], int]:
     for pair in head["lost"]:
         if type(pair) is not list or [type(part) for part in pair] != [str, str]:
             raise refused("an entry of `lost` is no pair of texts")
-    for group in head["groups"]:
+    generators = [head["generators"]] if "generators" in head else []
+    for entry in generators:
+        _check(entry, _GENERATORS, "`generators`")
+    for group in [*head["groups"], *generators]:
         if not all(_is_index(number, head["objects"]) for number in group["objects"]) or not group["objects"]:
             raise refused("a group names an object that does not exist")
     if len(head["variables"]) > MAX_VARIABLES or len(head["lost"]) > 2 * MAX_VARIABLES:
@@ -111,6 +130,8 @@ def _head(view: memoryview) -> tuple[dict[str, Any], int]:
         raise refused("a variable names a group that does not exist")
     if any(entry["bytes"] < 0 for entry in head["objects"]):
         raise refused("an object has a negative length")
+    if not all("sha256" in entry or "crc32" in entry for entry in head["objects"]):
+        raise refused("an object has no checksum")
     return head, start + size
 
 

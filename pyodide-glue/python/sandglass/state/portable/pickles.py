@@ -76,7 +76,11 @@ class _Saver(Saver):
         if issubclass(kind, (type, types.FunctionType)):
             self.modules.add(str(getattr(value, "__module__", None)).partition(".")[0])
         hook = judged[1]
-        return super().reducer_override(value) if hook is None else self._asked(value, kind, hook)
+        if hook is not None:
+            return self._asked(value, kind, hook)
+        if array is not None and issubclass(kind, array) and kind.__reduce__ is array.__reduce__:
+            return _reduced_array(value)
+        return super().reducer_override(value)
 
     def _judge(self, kind: type) -> str | None:
         """Returns the name of a hook that a cell gave to a class; None without one."""
@@ -149,6 +153,22 @@ def _fill_by(value: Any, state: tuple[str, list[Any]]) -> None:
     fill = BY_NAME[name].fill
     if fill is not None:
         fill(value, parts, _reading[-1])
+
+
+def _reduced_array(value: Any) -> Any:
+    """Adds the attributes of an array of a subclass, which NumPy leaves out."""
+    make, args, state = value.__reduce__()
+    return make, args, (state, object.__getstate__(value)), None, None, _fill_subclass
+
+
+def _fill_subclass(value: Any, state: tuple[Any, Any]) -> None:
+    content, attributes = state
+    value.__setstate__(content)
+    attributes, slots = attributes if type(attributes) is tuple else (attributes, None)
+    if attributes:
+        vars(value).update(attributes)
+    for name, part in (slots or {}).items():
+        object.__setattr__(value, name, part)
 
 
 class _Bounded(BytesIO):

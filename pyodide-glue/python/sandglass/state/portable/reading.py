@@ -17,7 +17,7 @@ from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (
 from sandglass.runtime.values import type_name
 from sandglass.state.by_value import without_collector
 from sandglass.state.pickling import reason_of
-from sandglass.state.portable import classes, codecs, names, pickles  # noqa: F401  (they register their codecs)
+from sandglass.state.portable import classes, codecs, generators, names, pickles  # noqa: F401  (they register codecs)
 from sandglass.state.portable.codec import BY_NAME, Scope
 from sandglass.state.portable.graph import Graph, Ref, spread
 from sandglass.state.portable.layout import refused, split
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 
 
 def read(data: bytes | memoryview, max_bytes: int, namespace: Namespace, sources: Sources) -> Reasons:
-    """Sets the variables of a state. Returns `(name, reason)` of each that cannot be had here.
+    """Sets the variables of a state, and the global generators. Returns `(name, reason)` of each that cannot be had.
 
-    Raises ValueError for anything that `write` cannot have made, or above `max_bytes`. Then no variable was set.
+    Raises ValueError for anything that `write` cannot have made, or above `max_bytes`. Then nothing was set.
     """
     head, objects = split(data, max_bytes)
+    states = generators.read(head, objects)
     scope = Scope(namespace, sources)
     scope.max_bytes = max_bytes
     members: list[list[str]] = [[] for _ in head["groups"]]
@@ -70,7 +71,7 @@ def read(data: bytes | memoryview, max_bytes: int, namespace: Namespace, sources
         if name in found and _is_free(name, namespace, lost):
             namespace.globals[name] = found[name]
     namespace.restore()
-    return lost
+    return lost + generators.put(states)
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from sandglass.runtime.pristine import BUILTINS as __builtins__
 from sandglass.runtime.values import type_name
 from sandglass.state.by_value import without_collector
 from sandglass.state.pickling import BASES, VARS, is_native
-from sandglass.state.portable import classes, codecs, names, pickles  # noqa: F401  (`codecs` registers its codecs)
-from sandglass.state.portable.codec import BY_TYPE, FINDERS, Scope
+from sandglass.state.portable import classes, codecs, generators, names, pickles  # noqa: F401  (`codecs` registers)
+from sandglass.state.portable.codec import BY_TYPE, FINDERS, Codec, Scope
 from sandglass.state.portable.functions import FUNCTION
 from sandglass.state.portable.graph import (
     MAX_NODES,
@@ -33,13 +33,12 @@ from sandglass.state.portable.graph import (
     reach,
     spread,
 )
-from sandglass.state.portable.layout import FORMAT, MAX_NAME_CHARS, MAX_REASON_CHARS, MAX_VARIABLES, TooLarge, join
+from sandglass.state.portable.layout import FORMAT, MAX_NAME_CHARS, MAX_REASON_CHARS, MAX_VARIABLES, TooLarge, lay_out
 from sandglass.state.portable.libraries import register_loaded
 
 if TYPE_CHECKING:
     from sandglass.runtime.namespace import Namespace
     from sandglass.runtime.sources import Sources
-    from sandglass.state.portable.codec import Codec
 
 _NO_PARTS = frozenset(map(id, (types.ModuleType, types.CodeType, types.FrameType, types.TracebackType)))
 
@@ -49,9 +48,16 @@ def write(namespace: Namespace, sources: Sources, max_bytes: int) -> bytes:
 
     Raises ValueError when they take more than `max_bytes`.
     """
+    return b"".join(write_pieces(namespace, sources, max_bytes)[0])
+
+
+def write_pieces(
+    namespace: Namespace, sources: Sources, max_bytes: int, is_direct: bool = False
+) -> tuple[list[bytes], list[tuple[str, str]]]:
+    """Returns the result of `write` in pieces, and each `(name, reason)` of its head."""
     register_loaded()
     with without_collector():
-        return _Writing(Scope(namespace, sources), max_bytes).run()
+        return _Writing(Scope(namespace, sources), max_bytes).run(is_direct)
 
 
 class _Writing:
@@ -69,8 +75,10 @@ class _Writing:
         self._never: dict[int, str] = {}
         self._lost: list[tuple[str, str]] = []
         self._beyond: set[int] = set()
+        #: The names of objects that each interpreter has of its own.
+        self._own = generators.names()
 
-    def run(self) -> bytes:
+    def run(self, is_direct: bool) -> tuple[list[bytes], list[tuple[str, str]]]:
         variables: dict[str, Any] = {}
         for name, value in self._scope.namespace.items():
             if len(name) > MAX_NAME_CHARS or len(variables) == MAX_VARIABLES:
@@ -84,7 +92,8 @@ class _Writing:
             spread(reasons, self._children)
         ways = self._ways(variables, roots)
         groups = self._groups(ways, roots)
-        return self._join(groups, ways, variables, roots)
+        head, objects = self._join(groups, ways, variables, roots)
+        return lay_out(head, objects, self._max_bytes, is_direct), head["lost"]
 
     # --- The graph ----------------------------------------------------------------------------------------------------
 
@@ -153,6 +162,8 @@ class _Writing:
         kind = type(value)
         if id(value) in self._scope.helpers:
             return names.HELPER
+        if id(value) in self._own:
+            return Codec("name", lambda value, _: self._own[id(value)], names.NAME.make)
         codec = BY_TYPE.get(id(kind))
         if codec is not None:
             return names.NAME if codec is names.METHOD and names.has_name(value) else codec
@@ -189,7 +200,7 @@ class _Writing:
             return [value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)]
         if issubclass(type(value), BaseException):
             classes.note_traceback(value, self._scope)
-        parts = [*get_referents(value), *([value.base] if hasattr(type(value), "__array_interface__") else [])]
+        parts = get_referents(value)
         return [part for part in parts if id(part) not in self._beyond and not _is_class(part)]
 
     # --- Ways and groups ----------------------------------------------------------------------------------------------
@@ -250,7 +261,7 @@ class _Writing:
         ways: dict[str, str],
         variables: dict[str, Any],
         roots: dict[str, int | None],
-    ) -> bytes:
+    ) -> tuple[dict[str, Any], list[bytes]]:
         objects: list[bytes] = []
         group_entries: list[dict[str, Any]] = []
         entries: dict[str, dict[str, Any]] = {}
@@ -286,15 +297,22 @@ class _Writing:
                     "group": len(group_entries),
                 }
             group_entries.append(entry)
+        states, lost = generators.write()
+        self._left_for(states)
+        for name, reason in lost:
+            self._lose(name, reason)
         head = {
             "format": FORMAT,
             "python": f"{sys.version_info.major}.{sys.version_info.minor}",
             "packages": pickles.versions(self._packages_used()),
             "variables": [entries[name] for name in ways if name in entries],
             "groups": group_entries,
-            "lost": [[name[:MAX_NAME_CHARS], reason[:MAX_REASON_CHARS]] for name, reason in self._lost],
+            "lost": [(name[:MAX_NAME_CHARS], reason[:MAX_REASON_CHARS]) for name, reason in self._lost],
         }
-        return join(head, objects, self._max_bytes)
+        if states:
+            head["generators"] = {"objects": list(range(len(objects), len(objects) + len(states)))}
+            objects += states
+        return head, objects
 
     def _left_for(self, data: list[bytes]) -> None:
         self._left -= sum(map(len, data))

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | this one | [`Driver`], the handle by which a sandbox talks to its task |
 //! | `task.rs` | the task: it takes inputs, and carries out effects |
+//! | `ends.rs` | the ends of guests |
 //! | `receive.rs` | messages of a guest |
 //! | `slots.rs` | guests, each in its slot |
 //! | `shadow.rs` | copies of a guest that run ahead |
 //! | `paused.rs` | copies of a guest that are its checkpoints |
 //! | `journal.rs` | what the world answered to an execution, in a store |
 
+mod ends;
 mod host_calls;
 pub(crate) mod journal;
 mod paused;

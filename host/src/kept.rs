@@ -132,7 +132,8 @@ impl Kept {
     ///
     /// # Errors
     /// [`Error::InvalidOption`] for options with which executions cannot be recorded: another backend than bubblewrap and plain processes, a
-    /// launcher, a folder of the host, or another profile. [`Error::BackendUnavailable`] when the store cannot be read, or is damaged.
+    /// launcher, a folder of the host, or another profile. [`Error::BackendUnavailable`] when the store cannot be read, or its state is
+    /// damaged. After damage of the journal alone, the next execution tells that the one under way is lost.
     pub async fn open(builder: SandboxBuilder, place: KeptPlace) -> Result<Self, Error> {
         let refused = |why: &str| Err(Error::invalid("journal", why));
         if builder.has_launcher() {
@@ -241,7 +242,9 @@ impl Kept {
     /// and then it is not pending.
     ///
     /// # Errors
-    /// [`Error::ExecutionPending`], and those of [`Sandbox::execute_with`].
+    /// [`Error::ExecutionPending`], and those of [`Sandbox::execute_with`]. Two leave the execution pending:
+    /// [`Error::BackendUnavailable`] when the store fails in such a way that calls would be made twice later, and [`Error::GuestLost`] when
+    /// somebody else has ended the guest while its code waited for calls.
     pub async fn execute_with(&self, code: impl Into<String>, options: ExecuteOptions) -> Result<Execution, Error> {
         let _turn = self.turn().await?;
         let mut sandbox = self.opened().await?;

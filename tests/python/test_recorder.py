@@ -197,6 +197,11 @@ def test_another_way_is_told(other: str, what: str, tmp_path: Path) -> None:
     [
         ("import subprocess\nsubprocess.run(['/bin/true'])", "it started a process"),
         ("import os\nif not (p := os.fork()): os._exit(0)\nos.waitpid(p, 0)", "it started a process"),
+        (
+            "import os\nfrom multiprocessing.util import spawnv_passfds\n"
+            "os.waitpid(spawnv_passfds(b'/bin/true', [b'true'], []), 0)",
+            "it started a process",
+        ),
         ("import threading\nt = threading.Thread(target=print)\nt.start()\nt.join()", "it started a thread"),
         ("import _thread\n_thread.start_new_thread(print, ())", "it started a thread"),
         ("import socket\nsocket.socket().bind(('127.0.0.1', 0))", "it used the network"),
@@ -281,3 +286,44 @@ def test_variables_may_hold_the_functions(tmp_path: Path) -> None:
         event, body = host.ask("captureState", maxBytes=1 << 20, portable=True)
         assert event["type"] == "value"
         assert body[: 4 + len("[]")] == b"\x02\0\0\0[]", "nothing is lost"
+
+
+def test_the_functions_are_as_those_of_c(tmp_path: Path) -> None:
+    code = """
+import copy, os, pickle, time
+class Clock:
+    now = time.time
+    draw = os.urandom
+    process = os.getpid
+told = [Clock().now() > 0, len(Clock().draw(3)), Clock().process() == os.getpid()]
+for function in (time.monotonic, os.urandom, os.getpid):
+    told += [pickle.loads(pickle.dumps(function)) is function, copy.deepcopy(function) is function]
+print(told, time.time, os.urandom.__name__)
+fetch_page(1)
+"""
+    with Recorded(tmp_path) as host:
+        seen = host.record(code)
+        assert (seen.report["ended"], host.broken) == ("ok", ""), seen.traceback
+    assert seen.stdout == f"{[True, 3, True] + [True] * 6} <built-in function time> urandom\n"
+
+
+def test_a_thread_of_an_earlier_execution_notes_nothing(tmp_path: Path) -> None:
+    late = """
+import threading
+go, told = threading.Event(), []
+def late():
+    go.wait()
+    try:
+        fetch_page("late")
+    except RuntimeError as error:
+        told.append(str(error))
+thread = threading.Thread(target=late, daemon=True)
+thread.start()
+"""
+    with Recorded(tmp_path) as host:
+        host.ok(late)
+        seen = host.record("go.set()\nthread.join()\nprint(told)\nfetch_page('main')")
+        assert (seen.report["ended"], host.broken) == ("ok", ""), seen.traceback
+    assert "leftover" in seen.stdout
+    assert [call[1] for call in seen.calls] == [[["main"], {}]] or len(seen.calls) == 1
+    assert host.notes.count(bytes([CALLS]) + b"\x04\0\0\0") == 1

@@ -56,7 +56,7 @@ impl Tenant {
     /// returns. The session must have a state.
     ///
     /// # Errors
-    /// [`StateError`]; then the journal has no such part.
+    /// [`StateError`], also for more parts than a journal may have; then the journal has no such part.
     pub fn write_part(
         &self,
         session: SessionId,
@@ -65,6 +65,11 @@ impl Tenant {
         text: &str,
         body: Option<&[u8]>,
     ) -> Result<(), StateError> {
+        if number >= MOST_PARTS {
+            let problem = std::io::Error::from(std::io::ErrorKind::FileTooLarge);
+            let what = format!("the journal of session {session} may have {MOST_PARTS} parts");
+            return Err(StateError::io(what, problem));
+        }
         if number == 0 {
             self.remove_journal(session)?;
         }
@@ -118,9 +123,12 @@ impl Tenant {
     /// # Errors
     /// [`StateError::Io`].
     pub fn remove_journal(&self, session: SessionId) -> Result<(), StateError> {
-        // Without its first part, a journal is none. The numbers are in order.
         for number in self.part_numbers(session)? {
-            self.store().remove(&Name::Part(self.id(), session, number))?;
+            let name = Name::Part(self.id(), session, number);
+            match number {
+                0 => self.store().remove(&name)?, // the numbers are in order, and without this part the others count for nothing
+                _ => self.store().forget(&name)?,
+            }
         }
         Ok(())
     }

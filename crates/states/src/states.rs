@@ -263,7 +263,7 @@ impl Tenant {
             } else if listed.age < least_age {
                 collected.too_young += 1;
             } else {
-                self.store.remove(&listed.name)?;
+                self.store.forget(&listed.name)?; // one that comes back is collected again
                 collected.removed += 1;
             }
         }

@@ -6,12 +6,13 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
 use sandglass_states::{
-    FolderStore, JournalId, Lost, MasterKey, MemoryStore, Name, Saved, SavedFile, SessionId, StateError, States, Store,
-    Tenant,
+    FolderStore, JournalId, Listed, Lost, MasterKey, MemoryStore, Name, Place, Saved, SavedFile, SessionId, StateError,
+    States, Store, Tenant,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -640,4 +641,73 @@ fn a_collection_spares_what_a_journal_needs() {
     assert_eq!(texts(&ann).unwrap()[1].1.as_deref(), Some(b"arguments".as_slice()));
     ann.remove_journal(session(1)).unwrap();
     assert_eq!(ann.collect(Duration::ZERO).unwrap().removed, 1);
+}
+
+#[test]
+fn a_journal_has_a_bound() {
+    let (store, ann) = in_memory();
+    let before = store.names();
+    let refused = ann.write_part(session(1), JournalId::random().unwrap(), 1 << 20, "a part", Some(b"body"));
+    assert!(matches!(refused, Err(StateError::Io { .. })), "{refused:?}");
+    assert_eq!(store.names(), before);
+}
+
+/// A store that counts the names which are removed for good, of which each may take the time of a disk.
+#[derive(Debug, Default)]
+struct Counting(MemoryStore, AtomicUsize);
+
+impl Store for Counting {
+    fn read(&self, name: &Name, most: u64) -> Result<Option<Vec<u8>>, StateError> {
+        self.0.read(name, most)
+    }
+
+    fn write(&self, name: &Name, bytes: &[u8]) -> Result<(), StateError> {
+        self.0.write(name, bytes)
+    }
+
+    fn touch(&self, name: &Name) -> Result<bool, StateError> {
+        self.0.touch(name)
+    }
+
+    fn remove(&self, name: &Name) -> Result<(), StateError> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.remove(name)
+    }
+
+    fn forget(&self, name: &Name) -> Result<(), StateError> {
+        self.0.forget(name)
+    }
+
+    fn list(&self, place: Place) -> Result<Vec<Listed>, StateError> {
+        self.0.list(place)
+    }
+}
+
+/// Without its first part, a journal is none. So only this part must not come back.
+#[test]
+fn the_end_of_a_long_journal_waits_for_the_disk_once() {
+    let store = Arc::new(Counting::default());
+    let states = States::new(Arc::clone(&store) as Arc<dyn Store>, key()).unwrap();
+    let ann = states.tenant("ann").unwrap();
+    let before = store.0.names();
+    let journal = JournalId::random().unwrap();
+    for number in 0..300 {
+        part(&ann, journal, number, "a part", None);
+    }
+    ann.remove_journal(session(1)).unwrap();
+    assert_eq!((store.0.names(), store.1.load(Ordering::SeqCst)), (before, 1));
+}
+
+#[test]
+fn names_in_a_folder_can_be_forgotten() {
+    let (folder, states) = in_folder();
+    let ann = states.tenant("ann").unwrap();
+    let before = files(folder.path());
+    let journal = JournalId::random().unwrap();
+    for number in 0..3 {
+        part(&ann, journal, number, "a part", None);
+    }
+    ann.remove_journal(session(1)).unwrap();
+    ann.remove_journal(session(1)).unwrap();
+    assert_eq!(files(folder.path()), before);
 }

@@ -5,12 +5,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use sandglass_core::Error;
 use sandglass_core::protocol::Request;
 use sandglass_core::session::{Beginning, Effect, Entry, GuestEffect, HostEffect, Record, RecordChange, Slot};
 use sandglass_states::{JournalId, Part, SessionId, StateError, Tenant};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
+use super::Answered;
 use crate::value::Payload;
 
 /// The place of a session's journal in a store.
@@ -89,8 +91,10 @@ pub(super) struct Journal {
     next: u32,
     waiting: VecDeque<RecordChange<Payload>>,
     writing: JoinSet<Result<(), StateError>>,
-    /// True if a part could not be written: then the journal is gone, and the execution cannot be resumed.
+    /// True if a part could not be written, or the journal not removed: then it is removed, and the execution cannot be resumed.
     has_failed: bool,
+    /// The reason for which the sandbox ends, although nobody has destroyed it: the execution may only go on by its journal.
+    left: Option<Error>,
 }
 
 impl Journal {
@@ -114,12 +118,30 @@ impl Journal {
 
     /// Returns true if an effect must wait until the journal is written: a call has an effect on the world, and an answer one on Python.
     pub(super) fn holds(&self, effect: &Effect<Payload>) -> bool {
-        !self.is_written()
+        (self.is_left() || !self.is_written())
             && matches!(
                 effect,
                 Effect::Host(HostEffect::CallHost(_))
                     | Effect::Guest(Slot::Main, GuestEffect::Post(Request::HostReply { .. }, _))
             )
+    }
+
+    /// Leaves the execution to a later sandbox, which goes on by the journal. This one must be destroyed.
+    pub(super) fn leave(&mut self, why: Error) {
+        self.left.get_or_insert(why);
+    }
+
+    /// Returns true if the sandbox must be destroyed.
+    pub(super) fn is_left(&self) -> bool {
+        self.left.is_some()
+    }
+
+    /// The answer to a command. One that was under way when the execution was left gets the reason.
+    pub(super) fn explain(&self, answer: Answered) -> Answered {
+        match (answer, &self.left) {
+            (Err(Error::Destroyed), Some(why)) => Err(why.clone()),
+            (answer, _) => answer,
+        }
     }
 
     fn is_written(&self) -> bool {
@@ -149,9 +171,16 @@ impl Journal {
                 problem,
                 "the journal of an execution could not be written, so it cannot be resumed"
             );
-            // With a part missing, calls would be made twice.
-            self.waiting.retain(|change| matches!(change, RecordChange::Begin(_)));
-            if !std::mem::replace(&mut self.has_failed, true) {
+            if std::mem::replace(&mut self.has_failed, true) {
+                self.waiting.clear();
+                self.place = None;
+                self.leave(Error::BackendUnavailable(format!(
+                    "the journal can neither be written nor removed ({problem}), so the guest was ended. No call was made that the journal does \
+                     not have; the execution is pending"
+                )));
+            } else {
+                // With a part missing, calls would be made twice.
+                self.waiting.retain(|change| matches!(change, RecordChange::Begin(_)));
                 self.waiting.push_front(RecordChange::End);
             }
         }

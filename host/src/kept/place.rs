@@ -116,13 +116,17 @@ impl Works {
     }
 }
 
-/// A journal as it is stored.
-pub(super) type Parts = (JournalId, Vec<Part>);
+/// A journal as it is stored, or the damage for which it cannot be read.
+pub(super) type Parts = Result<(JournalId, Vec<Part>), String>;
 
-/// Reads the state of a session, whether a sandbox went on from it, and its journal.
+/// Reads the state of a session, whether a sandbox went on from it, and its journal. A damaged journal leaves the state as it is.
 pub(super) fn read(tenant: &Tenant, session: SessionId) -> Result<Option<(Saved, bool, Option<Parts>)>, StateError> {
     let saved = tenant.read(session, MOST_BYTES)?;
     let is_left = tenant.head(session)?.is_some_and(|head| head.awake);
-    let journal = tenant.journal(session, MOST_JOURNAL_BYTES)?;
+    let journal = match tenant.journal(session, MOST_JOURNAL_BYTES) {
+        Err(StateError::Damaged(what)) => Some(Err(format!("its journal is damaged: {what}"))),
+        Err(error) if error.is_damage() => Some(Err(format!("its journal cannot be read: {error}"))),
+        journal => journal?.map(Ok),
+    };
     Ok(saved.map(|saved| (saved, is_left, journal)))
 }

@@ -24,21 +24,26 @@ pub(super) enum Stage {
 impl Stage {
     /// The stage of a stored state. `is_left`: a sandbox went on from the state, and its effects are lost unless they are in the journal.
     pub(super) fn of(saved: Saved, is_left: bool, journal: Option<Parts>) -> Result<Self, Error> {
-        let journal = journal.map(|(id, parts)| Written::read(id, parts)).transpose();
-        let journal = journal.map_err(unavailable)?;
+        let journal = journal.map(|parts| parts.and_then(|(id, parts)| Written::read(id, parts)));
         let next = saved.execution.saturating_add(1);
         let suspended = Suspended::from_saved(saved, Spent::default()).map_err(unavailable)?;
         let mut suspended = Box::new(suspended);
-        match journal.filter(|journal| journal.record.execution() == next) {
-            Some(journal) => match journal.record.broken() {
+        let unresumable = |why: &str| LostVariable {
+            name: format!("execution {next}"),
+            reason: format!("it was under way when the process ended, and cannot be resumed: {why}"),
+        };
+        match journal {
+            Some(Ok(journal)) if journal.record.execution() == next => match journal.record.broken() {
                 None => return Ok(Self::Pending(suspended, Box::new(journal))),
-                Some(why) => suspended.lost.push(LostVariable {
-                    name: format!("execution {next}"),
-                    reason: format!("it was under way when the process ended, and cannot be resumed: {why}"),
-                }),
+                Some(why) => suspended.lost.push(unresumable(why)),
             },
-            None if is_left => suspended.past.is_returned_to(),
-            None => {}
+            // A sandbox that went on from the state has begun an execution. Else the journal is an earlier one's.
+            Some(Err(damage)) if is_left => {
+                suspended.past.is_returned_to();
+                suspended.lost.push(unresumable(&damage));
+            }
+            _ if is_left => suspended.past.is_returned_to(),
+            _ => {}
         }
         Ok(Self::Stored(suspended))
     }

@@ -1,15 +1,15 @@
 //! Guests that are lost: the state of the store takes the place of theirs, and no empty state takes its place there.
 
 use std::process::Command;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use sandglass_host::kept::{Kept, KeptPlace, ResumeOptions};
 use sandglass_host::{BackendKind, ExecuteOptions, Execution, Outcome, StateStatus};
-use sandglass_states::{Listed, MasterKey, MemoryStore, Name, Place, StateError, States, Store};
 use tempfile::TempDir;
 
-use super::{all, ok, open};
+use super::faults::{Faulty, NO_READS, NO_STATES};
+use super::{all, is_asked, ok, open, questions, some};
 
 /// Code that no interrupt stops, because C does not look for one.
 const DEAF: &str = "\nprint('deaf', flush=True)\nsum(range(10 ** 15))";
@@ -135,63 +135,6 @@ async fn a_guest_that_tells_of_a_journal_that_it_was_not_given() {
     assert_eq!(ok(&kept.execute("x").await.unwrap()), "1");
 }
 
-/// A store in memory that fails in some ways.
-#[derive(Debug, Default)]
-struct Faulty {
-    store: MemoryStore,
-    /// The sum of the constants below.
-    faults: AtomicU8,
-}
-
-/// It refuses to write states.
-const NO_STATES: u8 = 1;
-/// It refuses to read anything.
-const NO_READS: u8 = 2;
-
-impl Faulty {
-    fn has(&self, fault: u8) -> Result<(), StateError> {
-        match self.faults.load(Ordering::SeqCst) & fault {
-            0 => Ok(()),
-            _ => Err(StateError::io("a fault", std::io::Error::other("of the test"))),
-        }
-    }
-
-    fn place(self: &Arc<Self>) -> KeptPlace {
-        let key = MasterKey::parse(&"5a".repeat(32)).unwrap();
-        let tenant = States::new(Arc::<Self>::clone(self), key)
-            .unwrap()
-            .tenant("ann")
-            .unwrap();
-        KeptPlace::new(Arc::new(tenant), "01".repeat(16).parse().unwrap())
-    }
-}
-
-impl Store for Faulty {
-    fn read(&self, name: &Name, most: u64) -> Result<Option<Vec<u8>>, StateError> {
-        self.has(NO_READS)?;
-        self.store.read(name, most)
-    }
-
-    fn write(&self, name: &Name, bytes: &[u8]) -> Result<(), StateError> {
-        if matches!(name, Name::Ref(..)) {
-            self.has(NO_STATES)?;
-        }
-        self.store.write(name, bytes)
-    }
-
-    fn touch(&self, name: &Name) -> Result<bool, StateError> {
-        self.store.touch(name)
-    }
-
-    fn remove(&self, name: &Name) -> Result<(), StateError> {
-        self.store.remove(name)
-    }
-
-    fn list(&self, place: Place) -> Result<Vec<Listed>, StateError> {
-        self.store.list(place)
-    }
-}
-
 const CRASHES: &str = "x = 2\nimport os\nos._exit(1)";
 
 #[tokio::test]
@@ -228,4 +171,29 @@ async fn a_guest_whose_state_cannot_be_read_now() {
     assert_eq!(kept.execute("x").await.unwrap_err().code(), "backend_unavailable");
     store.faults.store(0, Ordering::SeqCst);
     has_the_first_state(&place, kept).await;
+}
+
+/// Whoever stops the whole unit of a program signals the guests as well, perhaps before the program.
+#[tokio::test]
+async fn a_guest_that_somebody_else_ends_while_its_code_waits() {
+    for signal in ["-TERM", "-KILL"] {
+        let folder = TempDir::new().unwrap();
+        let place = KeptPlace::in_folder(folder.path()).unwrap();
+        let (kept, calls) = open(&place, BackendKind::Subprocess, some).await;
+        let process = ok(&kept.execute("import os\nx = 1\nos.getpid()").await.unwrap());
+        let stops = async {
+            is_asked(&calls).await;
+            assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
+        };
+        let (ended, ()) = tokio::join!(kept.execute("x = 2\nask('x?')"), stops);
+        let error = ended.unwrap_err();
+        assert_eq!(error.code(), "guest_lost", "{error}");
+        assert!(error.to_string().ends_with("the execution is pending"), "{error}");
+        assert_eq!(kept.pending().unwrap().calls.len(), 1);
+        kept.destroy().await;
+        let (kept, calls) = open(&place, BackendKind::Subprocess, all).await;
+        let resumed = kept.resume(ResumeOptions::default()).await.unwrap();
+        assert_eq!((ok(&resumed).as_str(), questions(&calls).len()), ("'answer to x?'", 1));
+        assert_eq!(ok(&kept.execute("x").await.unwrap()), "2");
+    }
 }

@@ -346,12 +346,18 @@ impl<B: Body> Record<B> {
         self.broken.get_or_insert_with(|| why.chars().take(300).collect());
     }
 
-    /// Takes notes of the guest. An error is a violation.
+    /// Takes notes of the guest, of which there is one entry before a call: drivers write each as a file. An error is a violation.
     pub(super) fn hear(&mut self, notes: B) -> Result<(), &'static str> {
+        if notes.size() == 0 {
+            return Err("notes without content");
+        }
         if self.notes_bytes.saturating_add(notes.size()) > MAX_NOTES {
             return Err("more notes than a guest makes");
         }
-        if self.strictness == Strictness::Resume {
+        if self.strictness == Strictness::Resume && self.broken.is_none() {
+            if matches!(self.entries.last(), Some(Entry::Notes { .. })) {
+                return Err("notes after notes, without a call");
+            }
             self.add(Entry::Notes { notes });
         }
         Ok(())

@@ -48,6 +48,12 @@ impl<B: Body> Session<B> {
         self.interpreter.replayed(execution)
     }
 
+    /// Returns true if code only waits for calls, and a later session can go on with it by its record and the state before it, which the
+    /// driver has.
+    pub fn only_waits(&self) -> bool {
+        self.interpreter.only_waits()
+    }
+
     /// The first difference of an execution from its record, if it went another way after a changed answer.
     pub fn difference(&self) -> Option<&str> {
         let ended = self.interpreter.ended_records.back();
@@ -111,6 +117,15 @@ impl<B: Body> Interpreter<B> {
     pub(super) fn state_kept(&mut self, kept: Result<(), String>) {
         self.state_kept =
             Some(kept).filter(|_| self.guest == Guest::Up && self.has_first_guest() && self.exchange.is_none());
+    }
+
+    /// Returns true if recorded code only waits for calls, and the driver can go on with it by what it has.
+    pub(super) fn only_waits(&self) -> bool {
+        self.exchange.as_ref().is_some_and(|exchange| {
+            let record = exchange.calls.record.as_ref();
+            let has_all = record.is_some_and(|record| record.is_told() && record.is_by_value() && record.broken().is_none());
+            has_all && !exchange.calls.is_empty() && !exchange.is_stopping()
+        })
     }
 
     /// Forgets the pending execution if the state before it was in the guest that has ended. The driver still has both.

@@ -601,3 +601,35 @@ fn what_the_driver_does_not_keep_has_no_record() {
     world.calls("ask");
     assert_eq!(world.noted, [], "another guest has another state");
 }
+
+/// A driver writes each entry. Calls are bounded, and so are notes if each needs a call.
+#[test]
+fn notes_without_content_or_without_a_call_are_a_violation() {
+    for sent in [&[&b""[..]][..], &[b"1", b"2"]] {
+        for mut world in [by_value(), ready()] {
+            let ticket = world.execute("ask()");
+            for more in sent {
+                assert!(world.noted.is_empty());
+                notes(&mut world, more);
+            }
+            assert_eq!(world.execution(ticket).outcome, Outcome::Crashed);
+        }
+    }
+}
+
+/// A host that has ended the record does not tell the guest, which goes on with its notes.
+#[test]
+fn notes_after_the_end_of_a_record_are_passed_over() {
+    let mut world = by_value();
+    let ticket = world.execute("ask()");
+    notes(&mut world, b"1");
+    let exchange = world.exchange();
+    world.event(Event::Unnoted {
+        exchange,
+        why: "it started a thread".to_owned(),
+    });
+    notes(&mut world, b"2");
+    notes(&mut world, b"3");
+    world.ends_well(&["context"]);
+    assert_eq!(world.execution(ticket).outcome, Outcome::Ok);
+}

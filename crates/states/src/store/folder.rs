@@ -153,14 +153,21 @@ impl Store for FolderStore {
     }
 
     fn remove(&self, name: &Name) -> Result<(), StateError> {
+        // A ref that comes back after a power failure would be a session that its client has deleted.
         let file = self.file(name);
-        let removed = match fs::remove_file(&file) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            Err(error) => Err(error),
-            // A ref that comes back after a power failure would be a session that its client has deleted.
-            Ok(()) => File::open(file.parent().unwrap_or(&self.path)).and_then(|folder| folder.sync_all()),
-        };
+        let folder = file.parent().unwrap_or(&self.path);
+        let removed = unlink(&file).and_then(|was_there| match was_there {
+            true => File::open(folder)?.sync_all(),
+            false => Ok(()),
+        });
         removed.map_err(|error| StateError::io(format!("{name} cannot be removed"), error))
+    }
+
+    fn forget(&self, name: &Name) -> Result<(), StateError> {
+        let removed = unlink(&self.file(name));
+        removed
+            .map(drop)
+            .map_err(|error| StateError::io(format!("{name} cannot be removed"), error))
     }
 
     fn list(&self, place: Place) -> Result<Vec<Listed>, StateError> {
@@ -185,5 +192,13 @@ impl Store for FolderStore {
             }
         }
         Ok(listed)
+    }
+}
+
+/// Removes a file. Returns false if there is none.
+fn unlink(file: &Path) -> io::Result<bool> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        removed => removed.map(|()| true),
     }
 }

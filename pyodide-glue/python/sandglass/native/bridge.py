@@ -115,13 +115,8 @@ class NativeBridge:
 
     def host_call(self, name: str, calls: list[tuple[Encoding, str | bytes]]) -> list[Answer]:
         channel, wait, recorder = self._channel, Wait(len(calls)), self.recorder
-        if recorder is not None:
-            recorder.calls(len(calls))
         try:
             with channel.lock:  # call numbers have to arrive in order
-                notes = recorder.take() if recorder is not None else b""
-                if notes:
-                    channel.noted(channel.exchange, notes)
                 with self._lock:
                     exchange = self._begin_wait(wait)
                     first = self._last_call + 1
@@ -129,6 +124,11 @@ class NativeBridge:
                     if not self._calls:
                         self._paused_at = self._channel.now()
                     self._calls.update((first + index, (wait, index)) for index in range(len(calls)))
+                if recorder is not None:  # not before: a call that may not be made has no notes
+                    recorder.calls(len(calls))
+                    notes = recorder.take()
+                    if notes:
+                        channel.noted(exchange, notes)
                 channel.calls(exchange, first, name, calls)
             wait.lock.acquire()
         finally:

@@ -13,6 +13,7 @@ cannot be noted, such as a process or a socket, ends the record: Python's audit 
 
 from __future__ import annotations
 
+import _posixsubprocess
 import _thread
 import datetime
 import os
@@ -22,7 +23,7 @@ import signal
 import sys
 import time
 from _thread import get_ident
-from functools import wraps
+from functools import update_wrapper, wraps
 from gc import get_referents
 from importlib import import_module
 from os import environ, getcwd
@@ -63,6 +64,7 @@ _PROCESSES = frozenset(
 )
 #: The reason for which an execution with threads cannot be repeated.
 THREAD = "it started a thread"
+_PROCESS = "it started a process"
 _NETWORK = frozenset(
     f"socket.{what}"
     for what in (
@@ -82,6 +84,27 @@ _OUTSIDE = ("/dev/", "/proc/", "/sys/")
 #: Bytes that seed a generator of random numbers.
 _SEED_BYTES = 32
 _clock_ns, _draw, _pause = time.time_ns, os.urandom, time.sleep
+
+
+class _Replacement:
+    """A function in the place of one of C. Like that one, it binds no object as an attribute of a class."""
+
+    __module__: str
+    __qualname__: str
+    __wrapped__: Callable[..., Any]
+
+    def __init__(self, original: Callable[..., Any], by: Callable[..., Any]) -> None:
+        update_wrapper(self, original)
+        self._by = by
+
+    def __call__(self, /, *args: Any, **options: Any) -> Any:
+        return self._by(*args, **options)
+
+    def __repr__(self) -> str:
+        return repr(self.__wrapped__)
+
+    def __reduce__(self) -> str:
+        return self.__qualname__
 
 
 class Recorder:
@@ -190,7 +213,7 @@ class Recorder:
             if isinstance(path, str) and path.startswith(_OUTSIDE) and path != os.devnull:
                 self.end("it read a random device" if path in _CHANCE else f"it opened {path[:100]}")
         elif event in _PROCESSES:
-            self.end("it started a process")
+            self.end(_PROCESS)
         elif event in _NETWORK:
             self.end("it used the network")
         elif event == "ctypes.dlopen" and args and args[0] is not None:
@@ -316,7 +339,7 @@ class Recorder:
         def replace(module: Any, name: str, by: Callable[[Any], Any]) -> None:
             original = getattr(module, name, None)
             if original is not None:
-                replaced[id(original)] = original, wraps(original)(by(original))
+                replaced[id(original)] = original, _Replacement(original, by(original))
 
         for name in _FLOAT_CLOCKS:
             replace(time, name, self._clock(_FLOAT))
@@ -331,6 +354,7 @@ class Recorder:
             replace(posix, name, self._process)
         for name in ("start_new_thread", "start_joinable_thread"):
             replace(_thread, name, self.ending(THREAD))
+        replace(_posixsubprocess, "fork_exec", self.ending(_PROCESS))  # `multiprocessing` calls it without an audit event
         replace(posix, "times", self.ending("it asked for the times of the process"))
         for name in ("alarm", "setitimer"):
             replace(signal, name, self.ending("it set an alarm"))

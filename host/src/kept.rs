@@ -27,6 +27,7 @@
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
+mod pending;
 mod place;
 mod stage;
 
@@ -40,14 +41,13 @@ use sandglass_states::{SessionId, StateError, Tenant};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+pub use self::pending::{Pending, PendingCall, ResumeOptions};
 pub use self::place::KeptPlace;
 use self::place::{Works, read};
 use self::stage::Stage;
-use crate::callbacks::arguments;
-use crate::driver::journal::{JournalPlace, Lease, Written, call_id};
+use crate::driver::journal::{JournalPlace, Lease};
 use crate::launcher::BackendKind;
-use crate::sandbox::{ExecuteOptions, Execution, Sandbox, SandboxBuilder};
-use crate::value::Value;
+use crate::sandbox::{Capabilities, ExecuteOptions, Execution, Sandbox, SandboxBuilder};
 
 /// The most bytes of a kept sandbox's variables, contexts and files.
 pub const MOST_BYTES: u64 = 256 << 20;
@@ -56,41 +56,6 @@ const COLLECTED_AFTER: u32 = 32;
 /// The age from which objects are removed that nobody needs.
 const COLLECTED_AGE: Duration = Duration::from_secs(60);
 
-/// An execution that was under way when the process of the sandbox ended.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Pending {
-    /// The execution's number.
-    pub execution: u32,
-    /// Its code.
-    pub code: String,
-    /// The calls that it waits for.
-    pub calls: Vec<PendingCall>,
-}
-
-/// A host call without an answer. The function may have run: the process ended before its answer was written.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PendingCall {
-    /// The call's name: [`HostCall::id`](crate::HostCall::id) of the function's next call.
-    pub id: String,
-    /// The function's name.
-    pub name: String,
-    /// The call's positional arguments.
-    pub args: Vec<Value>,
-    /// The call's keyword arguments, in order.
-    pub kwargs: Vec<(String, Value)>,
-    /// The time at which Python made the call, in milliseconds since 1970.
-    pub since_ms: u64,
-}
-
-/// The options of [`Kept::resume`].
-#[derive(Debug, Default)]
-pub struct ResumeOptions {
-    /// Answers to calls that wait, by their [names](PendingCall::id). These calls are not made again.
-    pub answers: Vec<(String, Value)>,
-    /// The receivers of the execution's events, from its beginning. A timeout or budget is refused: those of the execution count.
-    pub execute: ExecuteOptions,
-}
-
 /// A sandbox whose executions outlive the process. The [module](self) describes it.
 #[derive(Debug)]
 pub struct Kept {
@@ -98,6 +63,7 @@ pub struct Kept {
     place: KeptPlace,
     works: Works,
     settings: StoredSettings,
+    capabilities: Capabilities,
     /// Held by whoever uses the sandbox.
     turn: tokio::sync::Mutex<()>,
     inside: Mutex<Inside>,
@@ -132,10 +98,11 @@ impl Kept {
     ///
     /// # Errors
     /// [`Error::InvalidOption`] for options with which executions cannot be recorded: another backend than bubblewrap and plain processes, a
-    /// launcher, a folder of the host, or another profile. [`Error::BackendUnavailable`] when the store cannot be read, or its state is
-    /// damaged. After damage of the journal alone, the next execution tells that the one under way is lost.
+    /// launcher, a folder of the host, or another profile. [`Error::PersistInUse`] when another sandbox has the place.
+    /// [`Error::PersistFailed`] when the store cannot be read, or its state is damaged. After damage of the journal alone, the next execution
+    /// tells that the one under way is lost.
     pub async fn open(builder: SandboxBuilder, place: KeptPlace) -> Result<Self, Error> {
-        let refused = |why: &str| Err(Error::invalid("journal", why));
+        let refused = |why: &str| Err(Error::invalid("persist", why));
         if builder.has_launcher() {
             return refused("guests of a launcher cannot be recorded: they have started already");
         }
@@ -148,7 +115,7 @@ impl Kept {
         let profile = builder.its_profile();
         let (settings, stage) = match found {
             Some((saved, is_left, journal)) => {
-                let settings = StoredSettings::deserialize(&saved.settings).map_err(unavailable)?;
+                let settings = StoredSettings::deserialize(&saved.settings).map_err(failed)?;
                 if settings.profile != profile {
                     let problem = format!("the kept sandbox has the profile \"{}\"", settings.profile.name());
                     return Err(Error::invalid("profile", problem));
@@ -157,24 +124,24 @@ impl Kept {
             }
             None => {
                 let mut seed = [0; 4];
-                getrandom::fill(&mut seed).map_err(unavailable)?;
+                getrandom::fill(&mut seed).map_err(failed)?;
                 let hash_seed = u32::from_ne_bytes(seed);
                 (StoredSettings { hash_seed, profile }, None)
             }
         };
+        let journal = place.journal(lease.clone());
+        let sandbox = built(builder.clone().journal(journal, settings.hash_seed)).await?;
+        let capabilities = sandbox.capabilities();
         let stage = match stage {
-            Some(stage) => stage,
-            None => Stage::Open(
-                built(
-                    builder
-                        .clone()
-                        .journal(place.journal(lease.clone()), settings.hash_seed),
-                )
-                .await?,
-            ),
+            Some(stage) => {
+                sandbox.destroy().await; // it has shown that there can be one, and another one takes the state
+                stage
+            }
+            None => Stage::Open(sandbox),
         };
         Ok(Self {
             builder,
+            capabilities,
             place,
             works,
             settings,
@@ -190,29 +157,28 @@ impl Kept {
         })
     }
 
+    /// The facts of the backend. The version of Python is known only once a guest has told it.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// The sandbox that has the state now, or is getting it, for what waits for nothing, such as to interrupt the code. `None` while only the
+    /// store has the state.
+    pub fn current(&self) -> Option<Sandbox> {
+        let inside = self.inside();
+        match &inside.stage {
+            Stage::Open(sandbox) => Some(sandbox.clone()),
+            _ => inside.other.clone(),
+        }
+    }
+
     /// The execution that an earlier process has not finished.
     pub fn pending(&self) -> Option<Pending> {
         let inside = self.inside();
         let Stage::Pending(_, journal) = &inside.stage else {
             return None;
         };
-        let Written { id, record, times } = &**journal;
-        let call = |waits: sandglass_core::session::Waits<_>| {
-            let decoded = Value::decode(&waits.args).unwrap_or_default();
-            let (args, kwargs, _) = arguments(decoded).unwrap_or_default();
-            PendingCall {
-                id: call_id(*id, waits.call),
-                name: waits.name,
-                args,
-                kwargs,
-                since_ms: times.get(waits.index + 1).copied().unwrap_or_default(),
-            }
-        };
-        Some(Pending {
-            execution: record.execution(),
-            code: record.code().to_owned(),
-            calls: record.waiting().into_iter().map(call).collect(),
-        })
+        Some(Pending::of(journal))
     }
 
     /// The sandbox, for all but executions. Once it was asked for, the state is written again before each execution. Code that is executed
@@ -243,7 +209,7 @@ impl Kept {
     ///
     /// # Errors
     /// [`Error::ExecutionPending`], and those of [`Sandbox::execute_with`]. Two leave the execution pending:
-    /// [`Error::BackendUnavailable`] when the store fails in such a way that calls would be made twice later, and [`Error::GuestLost`] when
+    /// [`Error::PersistFailed`] when the store fails in such a way that calls would be made twice later, and [`Error::GuestLost`] when
     /// somebody else has ended the guest while its code waited for calls.
     pub async fn execute_with(&self, code: impl Into<String>, options: ExecuteOptions) -> Result<Execution, Error> {
         let _turn = self.turn().await?;
@@ -283,13 +249,7 @@ impl Kept {
             _ => return Err(nothing_pending("resume")),
         };
         let ResumeOptions { answers, execute } = options;
-        let answers = answers.into_iter().map(|(id, value)| {
-            let waits = journal.record.waiting();
-            let waits = waits.iter().find(|waits| call_id(journal.id, waits.call) == id);
-            let problem = || Error::invalid("answers", format!("\"{id}\" is no call that waits; nothing was done"));
-            Ok((waits.ok_or_else(problem)?.call, value))
-        });
-        let answers = answers.collect::<Result<_, Error>>()?;
+        let answers = pending::by_places(&journal, answers)?;
         let sandbox = built(suspended.begin(self.builder()?)).await?;
         {
             let mut inside = self.inside();
@@ -326,7 +286,7 @@ impl Kept {
     /// Gives the pending execution up. The state stays as it was before it.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] when none is pending; [`Error::BackendUnavailable`] when the store cannot be written.
+    /// [`Error::InvalidOption`] when none is pending; [`Error::PersistFailed`] when the store cannot be written.
     pub async fn discard(&self) -> Result<(), Error> {
         let _turn = self.turn().await?;
         let suspended = match &self.inside().stage {
@@ -418,7 +378,7 @@ impl Kept {
                      it, or discard() to give it up"
                 )));
             }
-            Stage::Open(_) | Stage::Unread { .. } => return Err(unavailable("its state is not known")),
+            Stage::Open(_) | Stage::Unread { .. } => return Err(failed("its state is not known")),
         };
         let sandbox = built(suspended.begin(self.builder()?)).await?;
         let lost = match sandbox.take_up(&suspended, MOST_BYTES).await {
@@ -559,7 +519,7 @@ async fn built(builder: SandboxBuilder) -> Result<Sandbox, Error> {
     match sandbox.capabilities().backend {
         BackendKind::Bubblewrap | BackendKind::Subprocess => Ok(sandbox),
         other => Err(Error::invalid(
-            "journal",
+            "persist",
             format!(
                 "guests of {} cannot be recorded: use bubblewrap or subprocess",
                 other.name()
@@ -578,6 +538,6 @@ fn nothing_pending(method: &str) -> Error {
     Error::invalid(method, "no execution is pending; nothing was done")
 }
 
-fn unavailable(error: impl std::fmt::Display) -> Error {
-    Error::BackendUnavailable(format!("the kept sandbox cannot be read or written: {error}"))
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error::PersistFailed(format!("the kept sandbox cannot be read or written: {error}"))
 }

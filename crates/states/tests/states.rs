@@ -184,7 +184,7 @@ fn files_and_folders_are_the_owners_alone() {
 fn a_store_is_open_once() {
     let (folder, states) = in_folder();
     let refused = FolderStore::open(folder.path()).unwrap_err().to_string();
-    assert!(refused.contains("another server"), "{refused}");
+    assert!(refused.contains("another process"), "{refused}");
     drop(states);
     FolderStore::open(folder.path()).unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -647,7 +647,13 @@ fn a_collection_spares_what_a_journal_needs() {
 fn a_journal_has_a_bound() {
     let (store, ann) = in_memory();
     let before = store.names();
-    let refused = ann.write_part(session(1), JournalId::random().unwrap(), 1 << 20, "a part", Some(b"body"));
+    let refused = ann.write_part(
+        session(1),
+        JournalId::random().unwrap(),
+        1 << 20,
+        "a part",
+        Some(b"body"),
+    );
     assert!(matches!(refused, Err(StateError::Io { .. })), "{refused:?}");
     assert_eq!(store.names(), before);
 }

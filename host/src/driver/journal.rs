@@ -174,7 +174,7 @@ impl Journal {
             if std::mem::replace(&mut self.has_failed, true) {
                 self.waiting.clear();
                 self.place = None;
-                self.leave(Error::BackendUnavailable(format!(
+                self.leave(Error::PersistFailed(format!(
                     "the journal can neither be written nor removed ({problem}), so the guest was ended. No call was made that the journal does \
                      not have; the execution is pending"
                 )));

@@ -8,7 +8,7 @@ use tokio::sync::{Mutex, watch};
 use sandglass_core::Error;
 use sandglass_states::{FolderStore, JournalId, MasterKey, Part, Saved, SessionId, StateError, States, Tenant};
 
-use super::{MOST_BYTES, unavailable};
+use super::{MOST_BYTES, failed};
 use crate::driver::journal::{JournalPlace, Lease};
 
 /// The most bytes of a journal. The core bounds its calls and answers to 64 MiB, and its notes to 3 MiB.
@@ -41,7 +41,7 @@ impl KeptPlace {
     /// A folder of its own, which is made if it is missing. What is in it is encrypted with the key in its file `key`.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] when the folder cannot be used, or another process has it open.
+    /// [`Error::PersistInUse`] when another process has it open; [`Error::PersistFailed`] when it cannot be used.
     pub fn in_folder(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let open = || {
@@ -49,8 +49,12 @@ impl KeptPlace {
             let key = MasterKey::from_file_or_new(&store.path().join(KEY_FILE))?;
             States::new(Arc::new(store), key)?.tenant("")
         };
-        let tenant = Arc::new(open().map_err(unavailable)?);
-        let session = "0".repeat(32).parse().map_err(unavailable)?;
+        let tenant = open().map_err(|error| match error {
+            StateError::InUse(why) => Error::PersistInUse(why),
+            error => failed(error),
+        });
+        let tenant = Arc::new(tenant?);
+        let session = "0".repeat(32).parse().map_err(failed)?;
         let place = Self::new(tenant, session);
         Ok(Self {
             collects: true,
@@ -61,7 +65,9 @@ impl KeptPlace {
     /// Takes the place for a sandbox. All clones of the place share it.
     pub(super) fn lease(&self) -> Result<Lease, Error> {
         let lease = Arc::clone(&self.open).try_lock_owned();
-        let lease = lease.map_err(|_| unavailable("it is open already: call destroy() of that one first"))?;
+        let in_use =
+            |_| Error::PersistInUse("the kept sandbox is open already: call destroy() of that one first".to_owned());
+        let lease = lease.map_err(in_use)?;
         Ok(Arc::new(lease))
     }
 
@@ -107,7 +113,7 @@ impl Works {
             drop((working, lease, turn));
             worked
         });
-        worked.await.map_err(unavailable)?.map_err(unavailable)
+        worked.await.map_err(failed)?.map_err(failed)
     }
 
     /// Waits until no work is under way.

@@ -4,8 +4,8 @@ use sandglass_core::Error;
 use sandglass_core::execution::LostVariable;
 use sandglass_states::Saved;
 
+use super::failed;
 use super::place::Parts;
-use super::unavailable;
 use crate::driver::journal::Written;
 use crate::sandbox::{Sandbox, Spent, Suspended};
 
@@ -26,25 +26,24 @@ impl Stage {
     pub(super) fn of(saved: Saved, is_left: bool, journal: Option<Parts>) -> Result<Self, Error> {
         let journal = journal.map(|parts| parts.and_then(|(id, parts)| Written::read(id, parts)));
         let next = saved.execution.saturating_add(1);
-        let suspended = Suspended::from_saved(saved, Spent::default()).map_err(unavailable)?;
+        let suspended = Suspended::from_saved(saved, Spent::default()).map_err(failed)?;
         let mut suspended = Box::new(suspended);
-        let unresumable = |why: &str| LostVariable {
-            name: format!("execution {next}"),
-            reason: format!("it was under way when the process ended, and cannot be resumed: {why}"),
-        };
-        match journal {
+        let unresumable = match journal {
             Some(Ok(journal)) if journal.record.execution() == next => match journal.record.broken() {
                 None => return Ok(Self::Pending(suspended, Box::new(journal))),
-                Some(why) => suspended.lost.push(unresumable(why)),
+                Some(why) => Some(why.to_owned()),
             },
             // A sandbox that went on from the state has begun an execution. Else the journal is an earlier one's.
-            Some(Err(damage)) if is_left => {
-                suspended.past.is_returned_to();
-                suspended.lost.push(unresumable(&damage));
-            }
-            _ if is_left => suspended.past.is_returned_to(),
-            _ => {}
+            Some(Err(damage)) if is_left => Some(damage),
+            _ => None,
+        };
+        if is_left || unresumable.is_some() {
+            suspended.past.is_returned_to();
         }
+        suspended.lost.extend(unresumable.map(|why| LostVariable {
+            name: format!("execution {next}"),
+            reason: format!("it was under way when the process ended, and cannot be resumed: {why}"),
+        }));
         Ok(Self::Stored(suspended))
     }
 }

@@ -41,7 +41,7 @@ async fn a_place_has_one_sandbox_at_a_time() {
             .allow_subprocess(true)
     };
     let refused = Kept::open(builder(), place.clone()).await.unwrap_err();
-    assert_eq!(refused.code(), "backend_unavailable");
+    assert_eq!(refused.code(), "persist_in_use");
     assert!(refused.to_string().contains("it is open already"), "{refused}");
     ok(&kept.execute("x = 1").await.unwrap());
     kept.destroy().await;

@@ -118,7 +118,11 @@ async fn a_journal_that_cannot_be_written_is_removed_and_the_execution_goes_on()
 #[tokio::test]
 async fn a_journal_that_can_neither_be_written_nor_removed_ends_the_guest() {
     // The parts are: begin, notes, call a, answer, notes, call b, answer.
-    for (refused, made, again) in [(2, &[][..], &["a", "b"][..]), (3, &["a"], &["a", "b"]), (5, &["a"], &["b"])] {
+    for (refused, made, again) in [
+        (2, &[][..], &["a", "b"][..]),
+        (3, &["a"], &["a", "b"]),
+        (5, &["a"], &["b"]),
+    ] {
         let store = Arc::new(Faulty::default());
         let place = store.place();
         let (kept, calls) = open(&place, BackendKind::Subprocess, all).await;
@@ -126,7 +130,7 @@ async fn a_journal_that_can_neither_be_written_nor_removed_ends_the_guest() {
         store.parts.store(refused, Ordering::SeqCst);
         store.faults.store(NO_REMOVALS, Ordering::SeqCst);
         let error = kept.execute("x = 2\n[ask('a'), ask('b')]").await.unwrap_err();
-        assert_eq!(error.code(), "backend_unavailable", "{error}");
+        assert_eq!(error.code(), "persist_failed", "{error}");
         assert!(error.to_string().contains("neither be written nor removed"), "{error}");
         assert_eq!(questions(&calls), made, "part {refused}");
 
@@ -137,7 +141,10 @@ async fn a_journal_that_can_neither_be_written_nor_removed_ends_the_guest() {
         assert_eq!(&questions(&calls)[made.len()..], again, "part {refused}");
         kept.destroy().await;
         let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
-        assert_eq!((kept.pending(), ok(&kept.execute("x").await.unwrap())), (None, "2".to_owned()));
+        assert_eq!(
+            (kept.pending(), ok(&kept.execute("x").await.unwrap())),
+            (None, "2".to_owned())
+        );
     }
 }
 
@@ -148,7 +155,9 @@ fn parts(folder: &Path) -> Vec<PathBuf> {
         entries.map(|entry| entry.unwrap().path()).collect()
     };
     let journals = inner(folder).into_iter().map(|tenant| tenant.join("journals"));
-    let sessions = journals.filter(|folder| folder.is_dir()).flat_map(|folder| inner(&folder));
+    let sessions = journals
+        .filter(|folder| folder.is_dir())
+        .flat_map(|folder| inner(&folder));
     let mut parts: Vec<_> = sessions.flat_map(|session| inner(&session)).collect();
     parts.sort();
     parts
@@ -165,7 +174,9 @@ async fn a_damaged_journal_does_not_lock_the_state_out() {
         ("its first part is cut", |parts| cut(&parts[0])),
         ("its last part is cut", |parts| cut(parts.last().unwrap())),
         ("a part is missing", |parts| fs::remove_file(&parts[1]).unwrap()),
-        ("a part is another one's", |parts| drop(fs::copy(&parts[0], &parts[1]).unwrap())),
+        ("a part is another one's", |parts| {
+            drop(fs::copy(&parts[0], &parts[1]).unwrap())
+        }),
     ];
     for (damage, make) in damages {
         let folder = TempDir::new().unwrap();
@@ -184,12 +195,18 @@ async fn a_damaged_journal_does_not_lock_the_state_out() {
         assert_eq!((ok(&next).as_str(), next.state.restored_to), ("1", Some(1)), "{damage}");
         let lost = next.state.lost.clone().unwrap_or_default();
         let reason = "it was under way when the process ended, and cannot be resumed: its journal is damaged: ";
-        let told = |lost: &&_| lost.name == "execution 2" && lost.reason.starts_with(reason);
-        assert_eq!(lost.iter().filter(told).count(), 1, "{damage}: {lost:?}");
-        assert_eq!(parts(folder.path()), [PathBuf::new(); 0], "the journal is gone");
+        let told = lost
+            .iter()
+            .filter(|lost| lost.name == "execution 2" && lost.reason.starts_with(reason));
+        assert_eq!(told.count(), 1, "{damage}: {lost:?}");
+        assert!(parts(folder.path()).is_empty(), "the journal is gone");
         kept.destroy().await;
         let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
         let next = kept.execute("x").await.unwrap();
-        assert_eq!((ok(&next), next.state.status), ("1".to_owned(), StateStatus::Kept), "{damage}");
+        assert_eq!(
+            (ok(&next), next.state.status),
+            ("1".to_owned(), StateStatus::Kept),
+            "{damage}"
+        );
     }
 }

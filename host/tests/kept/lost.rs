@@ -167,8 +167,8 @@ async fn a_guest_whose_state_cannot_be_read_now() {
     ok(&kept.execute("x = 1").await.unwrap());
     store.faults.store(NO_READS, Ordering::SeqCst);
     let error = kept.execute(CRASHES).await.unwrap_err();
-    assert_eq!(error.code(), "backend_unavailable", "{error}");
-    assert_eq!(kept.execute("x").await.unwrap_err().code(), "backend_unavailable");
+    assert_eq!(error.code(), "persist_failed", "{error}");
+    assert_eq!(kept.execute("x").await.unwrap_err().code(), "persist_failed");
     store.faults.store(0, Ordering::SeqCst);
     has_the_first_state(&place, kept).await;
 }
@@ -183,7 +183,13 @@ async fn a_guest_that_somebody_else_ends_while_its_code_waits() {
         let process = ok(&kept.execute("import os\nx = 1\nos.getpid()").await.unwrap());
         let stops = async {
             is_asked(&calls).await;
-            assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
+            assert!(
+                Command::new("kill")
+                    .args([signal, &process])
+                    .status()
+                    .unwrap()
+                    .success()
+            );
         };
         let (ended, ()) = tokio::join!(kept.execute("x = 2\nask('x?')"), stops);
         let error = ended.unwrap_err();

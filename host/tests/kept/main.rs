@@ -451,10 +451,8 @@ async fn options_with_which_no_execution_can_be_recorded_are_refused() {
         refused(builder().profile(sandglass_host::Profile::Rlm)).await,
         "invalid_option"
     );
-    assert!(
-        KeptPlace::in_folder(folder.path()).is_err(),
-        "the folder is open already"
-    );
+    let again = KeptPlace::in_folder(folder.path()).unwrap_err();
+    assert_eq!(again.code(), "persist_in_use", "the folder is open already");
 }
 
 #[tokio::test]

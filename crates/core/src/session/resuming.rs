@@ -123,7 +123,8 @@ impl<B: Body> Interpreter<B> {
     pub(super) fn only_waits(&self) -> bool {
         self.exchange.as_ref().is_some_and(|exchange| {
             let record = exchange.calls.record.as_ref();
-            let has_all = record.is_some_and(|record| record.is_told() && record.is_by_value() && record.broken().is_none());
+            let has_all =
+                record.is_some_and(|record| record.is_told() && record.is_by_value() && record.broken().is_none());
             has_all && !exchange.calls.is_empty() && !exchange.is_stopping()
         })
     }

@@ -609,7 +609,6 @@ fn notes_without_content_or_without_a_call_are_a_violation() {
         for mut world in [by_value(), ready()] {
             let ticket = world.execute("ask()");
             for more in sent {
-                assert!(world.noted.is_empty());
                 notes(&mut world, more);
             }
             assert_eq!(world.execution(ticket).outcome, Outcome::Crashed);
@@ -632,4 +631,31 @@ fn notes_after_the_end_of_a_record_are_passed_over() {
     notes(&mut world, b"3");
     world.ends_well(&["context"]);
     assert_eq!(world.execution(ticket).outcome, Outcome::Ok);
+}
+
+/// Whoever ends the guest then has not stopped the code: it did nothing.
+#[test]
+fn a_session_knows_whether_recorded_code_only_waits() {
+    let mut world = by_value();
+    assert!(!world.session.only_waits());
+    world.execute("ask(), look()");
+    assert!(!world.session.only_waits(), "it computes");
+    world.calls("ask");
+    assert!(world.session.only_waits());
+    world.returns(world.under_way()[0], "first");
+    assert!(!world.session.only_waits(), "it has its answer");
+    world.calls("look");
+    assert!(world.session.only_waits());
+    let exchange = world.exchange();
+    world.event(Event::Unnoted {
+        exchange,
+        why: "it started a thread".to_owned(),
+    });
+    assert!(!world.session.only_waits(), "nothing can go on with it");
+    world.returns(world.under_way()[0], "second");
+    world.ends_well(&["context"]);
+
+    world.execute("ask()");
+    world.calls("ask");
+    assert!(!world.session.only_waits(), "it is not recorded");
 }

@@ -32,7 +32,8 @@ impl FolderStore {
     /// Opens a store, and makes the folder if it is missing.
     ///
     /// # Errors
-    /// [`StateError::Io`] when the folder cannot be used; [`StateError::Key`] when another process has it open, or others may enter it.
+    /// [`StateError::Io`] when the folder cannot be used; [`StateError::InUse`] when another process has it open; [`StateError::Key`] when others may
+    /// enter it.
     pub fn open(path: &Path) -> Result<Self, StateError> {
         let shown = path.display();
         let fail = |error: io::Error| StateError::io(format!("the folder of states {shown} cannot be used"), error);
@@ -55,8 +56,8 @@ impl FolderStore {
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::AGAIN) => {
-                return Err(StateError::Key(format!(
-                    "another server has the folder of states {shown} open: give each server its own"
+                return Err(StateError::InUse(format!(
+                    "another process has the folder of states {shown} open: give each its own"
                 )));
             }
             Err(error) => return Err(fail(error.into())),

@@ -354,7 +354,9 @@ class Recorder:
             replace(posix, name, self._process)
         for name in ("start_new_thread", "start_joinable_thread"):
             replace(_thread, name, self.ending(THREAD))
-        replace(_posixsubprocess, "fork_exec", self.ending(_PROCESS))  # `multiprocessing` calls it without an audit event
+        replace(
+            _posixsubprocess, "fork_exec", self.ending(_PROCESS)
+        )  # `multiprocessing` calls it without an audit event
         replace(posix, "times", self.ending("it asked for the times of the process"))
         for name in ("alarm", "setitimer"):
             replace(signal, name, self.ending("it set an alarm"))

@@ -42,7 +42,7 @@ async fn a_place_has_one_sandbox_at_a_time() {
     };
     let refused = Kept::open(builder(), place.clone()).await.unwrap_err();
     assert_eq!(refused.code(), "persist_in_use");
-    assert!(refused.to_string().contains("it is open already"), "{refused}");
+    assert!(refused.to_string().contains("is open already"), "{refused}");
     ok(&kept.execute("x = 1").await.unwrap());
     kept.destroy().await;
     assert_eq!(kept.execute("x").await.unwrap_err().code(), "destroyed");

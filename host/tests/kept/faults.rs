@@ -163,6 +163,9 @@ fn parts(folder: &Path) -> Vec<PathBuf> {
     parts
 }
 
+/// What is done to the files of the parts.
+type Damage = fn(&[PathBuf]);
+
 fn cut(part: &Path) {
     let bytes = fs::read(part).unwrap();
     fs::write(part, &bytes[..bytes.len() / 2]).unwrap();
@@ -170,12 +173,12 @@ fn cut(part: &Path) {
 
 #[tokio::test]
 async fn a_damaged_journal_does_not_lock_the_state_out() {
-    let damages: [(&str, fn(&[PathBuf])); 4] = [
+    let damages: [(&str, Damage); 4] = [
         ("its first part is cut", |parts| cut(&parts[0])),
         ("its last part is cut", |parts| cut(parts.last().unwrap())),
         ("a part is missing", |parts| fs::remove_file(&parts[1]).unwrap()),
         ("a part is another one's", |parts| {
-            drop(fs::copy(&parts[0], &parts[1]).unwrap())
+            fs::copy(&parts[0], &parts[1]).unwrap();
         }),
     ];
     for (damage, make) in damages {

@@ -34,6 +34,8 @@ pub const FILES: &[(&str, &str)] = &[
     file!("native/leftovers.py"),
     file!("native/paused.py"),
     file!("native/pipes.py"),
+    file!("native/recorded_guest.py"),
+    file!("native/recorder.py"),
     file!("native/rlimits.py"),
     file!("native/user_forks.py"),
     file!("native/zygote.py"),

@@ -13,11 +13,13 @@
 //! | `pieces` | cutting bodies |
 //! | `manifest` | states, and their manifests |
 //! | `states` | writing, reading, listing and collecting |
+//! | `journal` | the parts of the journal of an execution after a state |
 //! | `store` | the places of objects: a folder, or memory |
 //!
 //! Decisions: `docs/internals/server.md`.
 
 mod error;
+mod journal;
 mod keys;
 mod manifest;
 mod names;
@@ -27,8 +29,9 @@ mod states;
 mod store;
 
 pub use error::StateError;
+pub use journal::Part;
 pub use keys::MasterKey;
 pub use manifest::{Head, Lost, Saved, SavedFile};
-pub use names::{Name, ObjectId, Place, SessionId, TenantId};
+pub use names::{JournalId, Name, ObjectId, Place, SessionId, TenantId};
 pub use states::{Collected, Found, States, Tenant, Written};
 pub use store::{FolderStore, Listed, MemoryStore, Store};

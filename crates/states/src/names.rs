@@ -59,6 +59,8 @@ ids! {
     TenantId 16;
     /// The id of an object: a keyed hash of its content.
     ObjectId 32;
+    /// The id of a journal, which no other journal has.
+    JournalId 16;
 }
 
 /// Reads lowercase hexadecimal digits, so that each id has one text. Returns false for anything else.
@@ -90,6 +92,8 @@ pub enum Name {
     Object(TenantId, ObjectId),
     /// The ref of a tenant's session.
     Ref(TenantId, SessionId),
+    /// A part of the journal of a tenant's session, by its number.
+    Part(TenantId, SessionId, u32),
 }
 
 impl fmt::Display for Name {
@@ -98,6 +102,9 @@ impl fmt::Display for Name {
             Self::Check => formatter.write_str("check"),
             Self::Object(tenant, id) => write!(formatter, "{}/{id}", Place::Objects(*tenant)),
             Self::Ref(tenant, id) => write!(formatter, "{}/{id}", Place::Refs(*tenant)),
+            Self::Part(tenant, session, number) => {
+                write!(formatter, "{}/{number:08x}", Place::Journal(*tenant, *session))
+            }
         }
     }
 }
@@ -109,6 +116,8 @@ pub enum Place {
     Objects(TenantId),
     /// The refs of a tenant's sessions.
     Refs(TenantId),
+    /// The parts of the journal of a tenant's session.
+    Journal(TenantId, SessionId),
 }
 
 impl fmt::Display for Place {
@@ -116,6 +125,7 @@ impl fmt::Display for Place {
         match self {
             Self::Objects(tenant) => write!(formatter, "{tenant}/objects"),
             Self::Refs(tenant) => write!(formatter, "{tenant}/sessions"),
+            Self::Journal(tenant, session) => write!(formatter, "{tenant}/journals/{session}"),
         }
     }
 }
@@ -126,6 +136,10 @@ impl Place {
         match self {
             Self::Objects(tenant) => last.parse().ok().map(|id| Name::Object(tenant, id)),
             Self::Refs(tenant) => last.parse().ok().map(|id| Name::Ref(tenant, id)),
+            Self::Journal(tenant, session) => {
+                let mut number = [0; 4];
+                read_hex(last, &mut number).then(|| Name::Part(tenant, session, u32::from_be_bytes(number)))
+            }
         }
     }
 
@@ -135,6 +149,7 @@ impl Place {
             (Self::Objects(here), Name::Object(tenant, _)) | (Self::Refs(here), Name::Ref(tenant, _)) => {
                 here == *tenant
             }
+            (Self::Journal(here, its), Name::Part(tenant, session, _)) => here == *tenant && its == *session,
             _ => false,
         }
     }
@@ -181,6 +196,10 @@ mod tests {
         for (place, name) in [
             (Place::Objects(tenant), Name::Object(tenant, ObjectId([9; 32]))),
             (Place::Refs(tenant), Name::Ref(tenant, SessionId([8; 16]))),
+            (
+                Place::Journal(tenant, SessionId([8; 16])),
+                Name::Part(tenant, SessionId([8; 16]), 0x0102_0304),
+            ),
         ] {
             let path = name.to_string();
             let (folder, last) = path.rsplit_once('/').unwrap();

@@ -4,7 +4,7 @@
 //! objects that nobody names. [`Tenant::collect`] removes those.
 
 use std::collections::HashSet;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::error::StateError;
 use crate::keys::{MasterKey, TenantKeys};
 use crate::manifest::{Body, FORMAT, Head, Manifest, Ref, Saved, SavedFile, read, write};
-use crate::names::{Name, ObjectId, Place, SessionId};
+use crate::names::{Name, ObjectId, Place, SessionId, TenantId};
 use crate::pieces::pieces;
 use crate::seal::MOST_SEALED;
 use crate::store::Store;
@@ -40,7 +40,7 @@ pub struct Tenant {
 }
 
 /// The work of a write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Written {
     /// The bytes of the state ([`Saved::bytes`]).
     pub bytes: u64,
@@ -108,7 +108,7 @@ impl Tenant {
     /// # Errors
     /// [`StateError`]; then the session has its earlier state.
     pub fn write_about(&self, session: SessionId, saved: &Saved, about: Value) -> Result<Written, StateError> {
-        let _writing = self.writing.read().unwrap_or_else(PoisonError::into_inner);
+        let _writing = self.writers();
         let mut written = Written {
             bytes: saved.bytes(),
             new_objects: 0,
@@ -197,7 +197,7 @@ impl Tenant {
     /// # Errors
     /// [`StateError`].
     pub fn mark_awake(&self, session: SessionId) -> Result<(), StateError> {
-        let _writing = self.writing.read().unwrap_or_else(PoisonError::into_inner);
+        let _writing = self.writers();
         match self.read_ref(session)? {
             Some(Ref { head, manifest, .. }) => {
                 let (awake, used_ms) = (true, now_ms());
@@ -207,11 +207,12 @@ impl Tenant {
         }
     }
 
-    /// Removes the state of a session. Its objects stay until the next [collection](Tenant::collect).
+    /// Removes the state of a session, and its journal. Their objects stay until the next [collection](Tenant::collect).
     ///
     /// # Errors
     /// [`StateError::Io`].
     pub fn remove(&self, session: SessionId) -> Result<(), StateError> {
+        self.remove_journal(session)?;
         self.store.remove(&Name::Ref(self.keys.id, session))
     }
 
@@ -249,6 +250,10 @@ impl Tenant {
             let bodies = self.read_manifest(session, &manifest)?;
             named.extend(manifest.pieces);
             named.extend(bodies.all().flat_map(|body| &body.pieces));
+            for number in self.part_numbers(session)? {
+                let part = self.part(session, number)?;
+                named.extend(part.and_then(|part| part.body).into_iter().flat_map(|body| body.pieces));
+            }
             collected.sessions += 1;
         }
         for listed in self.store.list(Place::Objects(self.keys.id))? {
@@ -258,11 +263,32 @@ impl Tenant {
             } else if listed.age < least_age {
                 collected.too_young += 1;
             } else {
-                self.store.remove(&listed.name)?;
+                self.store.forget(&listed.name)?; // one that comes back is collected again
                 collected.removed += 1;
             }
         }
         Ok(collected)
+    }
+
+    pub(crate) fn id(&self) -> TenantId {
+        self.keys.id
+    }
+
+    pub(crate) fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    /// Keeps collections away while something is written.
+    pub(crate) fn writers(&self) -> RwLockReadGuard<'_, ()> {
+        self.writing.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn write_sealed(&self, name: &Name, content: &[u8]) -> Result<(), StateError> {
+        self.store.write(name, &self.keys.sealer.seal(name, content)?)
+    }
+
+    pub(crate) fn open_sealed(&self, name: &Name, sealed: Vec<u8>) -> Result<Vec<u8>, StateError> {
+        self.keys.sealer.open(name, sealed)
     }
 
     fn write_ref(&self, session: SessionId, head: Head, manifest: Body) -> Result<(), StateError> {
@@ -272,8 +298,7 @@ impl Tenant {
             head,
             manifest,
         };
-        self.store
-            .write(&name, &self.keys.sealer.seal(&name, &write(&stored)?)?)
+        self.write_sealed(&name, &write(&stored)?)
     }
 
     fn read_ref(&self, session: SessionId) -> Result<Option<Ref>, StateError> {
@@ -281,7 +306,7 @@ impl Tenant {
         let Some(sealed) = self.store.read(&name, MOST_SEALED)? else {
             return Ok(None);
         };
-        read(&name.to_string(), &self.keys.sealer.open(&name, sealed)?).map(Some)
+        read(&name.to_string(), &self.open_sealed(&name, sealed)?).map(Some)
     }
 
     fn read_manifest(&self, session: SessionId, body: &Body) -> Result<Manifest, StateError> {
@@ -294,7 +319,7 @@ impl Tenant {
         }
     }
 
-    fn write_body(&self, bytes: &[u8], written: &mut Written) -> Result<Body, StateError> {
+    pub(crate) fn write_body(&self, bytes: &[u8], written: &mut Written) -> Result<Body, StateError> {
         let write = |piece| self.write_object(piece, written);
         Ok(Body {
             bytes: bytes.len() as u64,
@@ -318,7 +343,7 @@ impl Tenant {
         Ok(id)
     }
 
-    fn read_body(&self, body: &Body) -> Result<Bytes, StateError> {
+    pub(crate) fn read_body(&self, body: &Body) -> Result<Bytes, StateError> {
         let mut bytes = Vec::new();
         for id in &body.pieces {
             let name = Name::Object(self.keys.id, *id);
@@ -339,14 +364,14 @@ impl Tenant {
     }
 }
 
-fn within(bytes: u64, most: u64) -> Result<(), StateError> {
+pub(crate) fn within(bytes: u64, most: u64) -> Result<(), StateError> {
     match bytes <= most {
         true => Ok(()),
         false => Err(StateError::TooLarge { bytes, most }),
     }
 }
 
-fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }

@@ -548,7 +548,7 @@ async fn settings_that_contradict_are_refused_at_the_start() {
         .await
         .unwrap();
     let told = refused(&[], Secrets::default()).await;
-    assert!(told.contains("another server"), "{told}");
+    assert!(told.contains("another process"), "{told}");
     drop(first);
     let told = refused(&[], key(&"ab".repeat(32))).await;
     assert!(told.contains("not the one"), "{told}");

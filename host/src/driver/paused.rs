@@ -109,8 +109,11 @@ impl SandboxTask {
     }
 
     /// Ends the oldest paused copy if the guest and its copies take too much memory together. The memory is looked at again once the copy
-    /// is gone.
+    /// is gone, and not before: until then its memory counts, and another copy would go for it.
     pub(super) fn look_at_paused_memory(&mut self) {
+        if !self.ending.is_empty() {
+            return;
+        }
         let Some(Running { process, kin, .. }) = self.slots.running(Slot::Main) else {
             return;
         };

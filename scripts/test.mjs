@@ -39,6 +39,7 @@ const PYTHON_FOLDERS = [
   "tests/jupyter",
   "tests/kernel",
   "tests/mcp",
+  "tests/s3",
   "examples/python",
   "scripts/bench/rlm",
   "scripts/bench/forks",

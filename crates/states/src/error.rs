@@ -19,6 +19,9 @@ pub enum StateError {
         /// The most bytes.
         most: u64,
     },
+    /// Another server has a session, or had it in the meantime.
+    #[error("another server has the session now; nothing was changed")]
+    Taken,
     /// A key is malformed, or another one than that of the store.
     #[error("{0}")]
     Key(String),

@@ -12,13 +12,15 @@
 //! | `seal` | compression and encryption of one object |
 //! | `pieces` | cutting bodies |
 //! | `manifest` | states, and their manifests |
-//! | `states` | writing, reading, listing and collecting |
-//! | `store` | the places of objects: a folder, or memory |
+//! | `lease` | the servers that share a store, and which of them live |
+//! | `states` | writing, reading, listing and collecting; the refs of sessions, and who may write them |
+//! | `store` | the places of objects: a folder, memory, or object storage |
 //!
 //! Decisions: `docs/internals/server.md`.
 
 mod error;
 mod keys;
+mod lease;
 mod manifest;
 mod names;
 mod pieces;
@@ -28,7 +30,8 @@ mod store;
 
 pub use error::StateError;
 pub use keys::MasterKey;
+pub use lease::{Beat, Clock, Standing};
 pub use manifest::{Head, Lost, Saved, SavedFile};
-pub use names::{Name, ObjectId, Place, SessionId, TenantId};
+pub use names::{Name, ObjectId, Place, ServerId, SessionId, TenantId};
 pub use states::{Collected, Found, States, Tenant, Written};
-pub use store::{FolderStore, Listed, MemoryStore, Store};
+pub use store::{FolderStore, Listed, MemoryStore, ObjectStorage, Store, Version};

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::StateError;
+use crate::seal::no_random_numbers;
 
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident $bytes:literal;)*) => {$(
@@ -59,6 +60,8 @@ ids! {
     TenantId 16;
     /// The id of an object: a keyed hash of its content.
     ObjectId 32;
+    /// The random id of a server, from its start or from a lost lease on.
+    ServerId 16;
 }
 
 /// Reads lowercase hexadecimal digits, so that each id has one text. Returns false for anything else.
@@ -86,17 +89,35 @@ pub(crate) fn read_hex(text: &str, bytes: &mut [u8]) -> bool {
 pub enum Name {
     /// A text that shows that a key is the store's.
     Check,
-    /// An object of a tenant.
-    Object(TenantId, ObjectId),
+    /// A text that is written to learn the time of the store.
+    Clock,
+    /// The lease of a server.
+    Lease(ServerId),
+    /// An object of a tenant. In a store of several servers, each writes objects of its own.
+    Object(TenantId, Option<ServerId>, ObjectId),
     /// The ref of a tenant's session.
     Ref(TenantId, SessionId),
+}
+
+impl ServerId {
+    /// An id that no server had before.
+    pub(crate) fn random() -> Result<Self, StateError> {
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(|_| no_random_numbers())?;
+        Ok(Self(id))
+    }
 }
 
 impl fmt::Display for Name {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Check => formatter.write_str("check"),
-            Self::Object(tenant, id) => write!(formatter, "{}/{id}", Place::Objects(*tenant)),
+            Self::Clock => formatter.write_str("clock"),
+            Self::Lease(server) => write!(formatter, "{}/{server}", Place::Leases),
+            Self::Object(tenant, None, id) => write!(formatter, "{}/{id}", Place::Objects(*tenant)),
+            Self::Object(tenant, Some(server), id) => {
+                write!(formatter, "{}/{server}/{id}", Place::Objects(*tenant))
+            }
             Self::Ref(tenant, id) => write!(formatter, "{}/{id}", Place::Refs(*tenant)),
         }
     }
@@ -105,6 +126,8 @@ impl fmt::Display for Name {
 /// A place whose names can be listed. Its text is a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
+    /// The leases of servers.
+    Leases,
     /// The objects of a tenant.
     Objects(TenantId),
     /// The refs of a tenant's sessions.
@@ -114,6 +137,7 @@ pub enum Place {
 impl fmt::Display for Place {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Leases => formatter.write_str("servers"),
             Self::Objects(tenant) => write!(formatter, "{tenant}/objects"),
             Self::Refs(tenant) => write!(formatter, "{tenant}/sessions"),
         }
@@ -121,18 +145,23 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// The name that the last part of a path means here; `None` if it means none.
-    pub fn name(self, last: &str) -> Option<Name> {
+    /// The name that the rest of a path means here; `None` if it means none.
+    pub fn name(self, rest: &str) -> Option<Name> {
         match self {
-            Self::Objects(tenant) => last.parse().ok().map(|id| Name::Object(tenant, id)),
-            Self::Refs(tenant) => last.parse().ok().map(|id| Name::Ref(tenant, id)),
+            Self::Leases => rest.parse().ok().map(Name::Lease),
+            Self::Objects(tenant) => match rest.split_once('/') {
+                Some((server, id)) => Some(Name::Object(tenant, Some(server.parse().ok()?), id.parse().ok()?)),
+                None => rest.parse().ok().map(|id| Name::Object(tenant, None, id)),
+            },
+            Self::Refs(tenant) => rest.parse().ok().map(|id| Name::Ref(tenant, id)),
         }
     }
 
     /// Returns true if the name is in this place.
     pub fn has(self, name: &Name) -> bool {
         match (self, name) {
-            (Self::Objects(here), Name::Object(tenant, _)) | (Self::Refs(here), Name::Ref(tenant, _)) => {
+            (Self::Leases, Name::Lease(_)) => true,
+            (Self::Objects(here), Name::Object(tenant, ..)) | (Self::Refs(here), Name::Ref(tenant, _)) => {
                 here == *tenant
             }
             _ => false,
@@ -171,20 +200,26 @@ mod tests {
             &wide,
         ] {
             assert!(text.parse::<SessionId>().is_err(), "{text:?}");
-            assert!(Place::Refs(TenantId([0; 16])).name(text).is_none(), "{text:?}");
+            let tenant = TenantId([0; 16]);
+            for place in [Place::Leases, Place::Refs(tenant), Place::Objects(tenant)] {
+                assert!(place.name(text).is_none(), "{text:?}");
+            }
         }
     }
 
     #[test]
     fn a_path_leads_back_to_its_name() {
         let tenant = TenantId([7; 16]);
+        let (server, object) = (ServerId([6; 16]), ObjectId([9; 32]));
         for (place, name) in [
-            (Place::Objects(tenant), Name::Object(tenant, ObjectId([9; 32]))),
+            (Place::Leases, Name::Lease(server)),
+            (Place::Objects(tenant), Name::Object(tenant, None, object)),
+            (Place::Objects(tenant), Name::Object(tenant, Some(server), object)),
             (Place::Refs(tenant), Name::Ref(tenant, SessionId([8; 16]))),
         ] {
             let path = name.to_string();
-            let (folder, last) = path.rsplit_once('/').unwrap();
-            assert_eq!((folder, place.name(last)), (place.to_string().as_str(), Some(name)));
+            let rest = path.strip_prefix(&format!("{place}/")).unwrap();
+            assert_eq!(place.name(rest), Some(name));
             assert!(place.has(&name) && !place.has(&Name::Check));
         }
     }

@@ -1,4 +1,6 @@
 //! The part of a server in a store of states that other servers use, too: its lease, and the sessions that it loses with the lease.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::time::Duration;
 

@@ -5,6 +5,8 @@
 //! is over. A server that was only slow finds that out when it renews the lease, and before that by its own clock.
 //!
 //! A lease that is over never comes back: the server begins another one, under another id.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::collections::HashMap;
 use std::fmt;

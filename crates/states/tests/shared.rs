@@ -414,11 +414,13 @@ fn hostile_content_is_refused_as_in_a_folder() {
         };
         for (place, (name, bytes)) in names.iter().zip(&whole).enumerate() {
             let put = |bytes: &[u8]| store.write(name, bytes).unwrap();
-            for length in [0, 1, 19, 40, bytes.len() / 2, bytes.len() - 1] {
+            // Each sample over HTTP is a dozen requests.
+            let (cuts, bits) = if matches!(kind, Kind::S3) { (1, 2) } else { (6, 12) };
+            for length in [bytes.len() - 1, 0, 1, 19, 40, bytes.len() / 2].into_iter().take(cuts) {
                 put(&bytes[..length.min(bytes.len() - 1)]);
                 expect_refusal(&format!("{name} cut to {length}"));
             }
-            for bit in (0..bytes.len() * 8).step_by(bytes.len() * 8 / 12) {
+            for bit in (0..bytes.len() * 8).step_by(bytes.len() * 8 / bits) {
                 let mut changed = bytes.clone();
                 changed[bit / 8] ^= 1 << (bit % 8);
                 put(&changed);

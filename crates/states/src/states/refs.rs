@@ -3,6 +3,8 @@
 //! A ref names the server that wrote it last, and tells whether that server still has the session. Others may have it once that server
 //! gives it back, or its lease is over. A ref is only ever swapped for the one that its writer saw, so the write of a server that was
 //! thought to be dead comes too late.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use super::Tenant;
 use crate::error::StateError;

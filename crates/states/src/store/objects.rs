@@ -1,4 +1,6 @@
 //! A store in object storage: S3, or a service that speaks its protocol and heeds the conditions of a `PUT`.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::fmt;
 use std::future::Future;
@@ -197,6 +199,9 @@ impl ObjectStorage {
     }
 }
 
+/// Bytes with their ETag.
+type Tagged = (Vec<u8>, Option<String>);
+
 /// The bytes under a name.
 enum Got {
     Missing,
@@ -205,7 +210,7 @@ enum Got {
 }
 
 impl Got {
-    fn bytes(self, name: &Name) -> Result<Option<(Vec<u8>, Option<String>)>, StateError> {
+    fn bytes(self, name: &Name) -> Result<Option<Tagged>, StateError> {
         match self {
             Self::Missing => Ok(None),
             Self::TooLarge => Err(StateError::Damaged(format!("{name} is too large"))),

@@ -52,3 +52,7 @@ impl StateError {
         matches!(self, Self::Damaged(_) | Self::Newer(_) | Self::TooLarge { .. })
     }
 }
+
+pub(crate) fn no_random_numbers() -> StateError {
+    StateError::Key("the system gives no random numbers".to_owned())
+}

@@ -5,8 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::error::StateError;
-use crate::seal::no_random_numbers;
+use crate::error::{StateError, no_random_numbers};
 
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident $bytes:literal;)*) => {$(

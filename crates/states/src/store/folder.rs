@@ -11,9 +11,9 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
 
 use super::{Listed, Store, Version};
-use crate::error::StateError;
+use crate::error::{StateError, no_random_numbers};
 use crate::names::{Name, Place};
-use crate::seal::{MOST_SEALED, no_random_numbers};
+use crate::seal::MOST_SEALED;
 
 /// The beginning of names of files that are being written. No id begins so.
 const PART: &str = ".part-";

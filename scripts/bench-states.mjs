@@ -15,6 +15,8 @@ const PACKAGES = join(root, "scripts/bench/states/packages.txt");
 const SCRIPT = join(root, "scripts/bench/states/states.py");
 const PYTHON = join(root, ".setup/states/bin/python");
 const HOST = process.env.SANDGLASS_HOST ?? join(root, "target/release/sandglass-host");
+/** The program that stores portable states as a server does. */
+const STORE = join(root, "target/release/examples/stored");
 const logOf = (/** @type {string} */ name) => join(root, ".setup/logs", `bench-states-${name}.log`);
 
 const pinned = readFileSync(PACKAGES, "utf8")
@@ -31,8 +33,8 @@ const WAYS = {
 };
 /** The rows: what is there before the first cell, and how often each way is measured. @type {Record<string, { title: string, rounds: number }>} */
 const ROWS = {
-  plain: { title: "the session alone", rounds: 5 },
-  resident: { title: "with 1 GB more, which does not change", rounds: 2 },
+  plain: { title: "the session alone", rounds: 3 },
+  resident: { title: "with 1 GB more, which does not change", rounds: 1 },
 };
 
 const { values } = parseArgs({
@@ -80,10 +82,9 @@ function chosen(option, list, known) {
 
 /** Builds the program, and installs the packages. Without Kishu, the others are measured. */
 async function prepare() {
-  if (!process.env.SANDGLASS_HOST) {
-    const options = { log: logOf("build"), timeoutSeconds: 3600 };
-    await mustRun(["cargo", "build", "--release", "-p", "sandglass-cli"], options);
-  }
+  const options = { log: logOf("build"), timeoutSeconds: 3600 };
+  if (!process.env.SANDGLASS_HOST) await mustRun(["cargo", "build", "--release", "-p", "sandglass-cli"], options);
+  await mustRun(["cargo", "build", "--release", "-p", "sandglass-states", "--example", "stored"], options);
   // The system's own Python, which guests can read. Others may be in folders that guests cannot read. It may have no pip.
   const venv = ["/usr/bin/python3", "-m", "venv", "--without-pip", join(root, ".setup/states")];
   if (!existsSync(PYTHON)) await mustRun(venv, { log: logOf("venv") });
@@ -116,7 +117,7 @@ async function inTurns(row, rounds) {
 
 /** @param {string} way @param {string} row @returns {Promise<Measured | string>} */
 async function measure(way, row) {
-  const env = { SANDGLASS_HOST: HOST, PYTHONPATH: join(root, "pyodide-glue/python") };
+  const env = { SANDGLASS_HOST: HOST, SANDGLASS_STORE: STORE, PYTHONPATH: join(root, "pyodide-glue/python") };
   const command = [PYTHON, SCRIPT, way, ...(row === "resident" ? ["resident"] : [])];
   const { ok, output } = await run(command, { log: logOf(`${way}-${row}`), timeoutSeconds: 3600, env });
   const said = output.split("\n");

@@ -34,6 +34,9 @@ pub struct HostCall {
     pub request: Option<String>,
     /// The execution's budget. A recursive run gets a child of it.
     pub budget: Budget,
+    /// The call's name, if its execution is [recorded](crate::kept). A call that is made again after the end of a process has the same
+    /// name, so a function can look whether it has run already.
+    pub id: Option<String>,
     /// The way to say that the call waits for a person's approval.
     pub approval: Approval,
     /// The fate of a call that was begun before its code was asked for. `None` for all other calls.

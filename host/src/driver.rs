@@ -4,12 +4,16 @@
 //! |---|---|
 //! | this one | [`Driver`], the handle by which a sandbox talks to its task |
 //! | `task.rs` | the task: it takes inputs, and carries out effects |
+//! | `ends.rs` | the ends of guests |
 //! | `receive.rs` | messages of a guest |
 //! | `slots.rs` | guests, each in its slot |
 //! | `shadow.rs` | copies of a guest that run ahead |
 //! | `paused.rs` | copies of a guest that are its checkpoints |
+//! | `journal.rs` | what the world answered to an execution, in a store |
 
+mod ends;
 mod host_calls;
+pub(crate) mod journal;
 mod paused;
 mod receive;
 mod shadow;
@@ -32,6 +36,7 @@ use tokio_util::sync::CancellationToken;
 use crate::callbacks::{Functions, OnDisplay, OnOutput};
 use crate::launcher::Launcher;
 use crate::value::{Payload, Value};
+use journal::{JournalPlace, Written};
 
 static CLOCK: LazyLock<Instant> = LazyLock::new(Instant::now);
 
@@ -52,13 +57,15 @@ pub(crate) type OnText = Arc<dyn Fn(&str) + Send + Sync>;
 /// Receives the facts of a guest.
 pub(crate) type OnStart = Arc<dyn Fn(&GuestInfo) + Send + Sync>;
 
-/// The news of all executions of a sandbox.
+/// The receivers of news of all executions of a sandbox.
 #[derive(Clone, Default)]
 pub(crate) struct Callbacks {
     pub(crate) on_stdout: Option<OnText>,
     pub(crate) on_stderr: Option<OnText>,
     /// Hears of each guest that has started, before what waited for it is answered.
     pub(crate) on_start: Option<OnStart>,
+    /// The place of the journal, if executions are recorded.
+    pub(crate) journal: Option<JournalPlace>,
 }
 
 /// The receivers of one execution's events.
@@ -89,8 +96,12 @@ enum Message {
     Line(u32, u32, oneshot::Sender<Option<String>>),
     Stats(oneshot::Sender<Stats>),
     Past(oneshot::Sender<Past<Payload>>),
+    /// Asks whether the guest is the session's first one.
+    IsFirst(oneshot::Sender<bool>),
     /// Variables of the session's past that could not be opened.
     Lost(Vec<LostVariable>),
+    /// The journal of an execution of an earlier process. The guest has the state before it.
+    Recorded(Box<Written>),
     /// Ends the session. The sender is told when nothing is left.
     Destroy(Option<oneshot::Sender<()>>),
     HostReturned(u32, Result<Encoded<Payload>, String>),
@@ -187,6 +198,13 @@ impl Driver {
         answered.await.map_err(|_| Error::Destroyed)
     }
 
+    /// Returns true if the guest is the session's first one.
+    pub(crate) async fn has_first_guest(&self) -> bool {
+        let (answer, answered) = oneshot::channel();
+        let _ = self.messages.send(Message::IsFirst(answer));
+        answered.await.unwrap_or_default()
+    }
+
     /// The session's past, for a later session.
     pub(crate) async fn past(&self) -> Result<Past<Payload>, Error> {
         let (answer, answered) = oneshot::channel();
@@ -197,6 +215,11 @@ impl Driver {
     /// Has the next execution report variables of the session's past that could not be opened.
     pub(crate) fn add_lost(&self, lost: Vec<LostVariable>) {
         let _ = self.messages.send(Message::Lost(lost));
+    }
+
+    /// Makes an execution of an earlier process pending. The guest has the state before it.
+    pub(crate) fn recorded(&self, journal: Written) {
+        let _ = self.messages.send(Message::Recorded(Box::new(journal)));
     }
 
     /// Ends the session. Nothing of it is left when this returns.

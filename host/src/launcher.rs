@@ -167,6 +167,9 @@ pub struct Settings {
     /// The number of paused copies of a guest that are kept as checkpoints; 0 for none. Only in bubblewrap and plain processes. Such guests
     /// have [`ONE_THREAD`] in their environment.
     pub checkpoints: u32,
+    /// The seed of hashes of a guest that records executions. Guests of an earlier and a later process then have sets in the same order. Only
+    /// in bubblewrap and plain processes.
+    pub journal_seed: Option<u32>,
     /// True when `auto` may come down to a plain process.
     pub allow_subprocess: bool,
     /// User ids for guests, one each, if the host is root. Only in bubblewrap and Docker.

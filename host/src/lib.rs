@@ -23,6 +23,7 @@
 //! | [`zygote`] | a process that forks guests in milliseconds |
 //! | [`pool`] | spares that wait for their use |
 //! | `seqpacket` | JSON with descriptors, to processes that fork guests |
+//! | [`kept`] | sandboxes whose executions outlive the process |
 //! | [`stateless`] | runs that leave nothing behind |
 //! | [`completions`] | the endpoints of models |
 //! | [`notebook`] | cells, and the files that describe them |
@@ -48,6 +49,7 @@ pub mod frame;
 pub mod guest;
 pub mod html;
 pub mod image;
+pub mod kept;
 pub mod launcher;
 pub mod log;
 pub mod notebook;

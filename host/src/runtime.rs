@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::launcher::Settings;
 use sandglass_core::Error;
 use sandglass_core::guest::FILES;
 use serde::Deserialize;
@@ -85,12 +86,26 @@ fn known_pythons() -> MutexGuard<'static, HashMap<PathBuf, Python>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Python's environment variable with the seed of hashes.
+pub const HASH_SEED: &str = "PYTHONHASHSEED";
+
 /// The arguments that start a Python as a guest. `package` is the package's folder. Python's isolated mode keeps its
 /// environment and its working folder from changing imports.
-pub fn guest_args(package: &Path, preload: &[String]) -> Vec<OsString> {
+///
+/// A guest that records executions has the environment's seed of hashes ([`HASH_SEED`]), which isolated mode would ignore. Its environment is
+/// the backend's, so the rest of that mode is the same.
+pub fn guest_args(package: &Path, settings: &Settings) -> Vec<OsString> {
     const START: &str = "import sys; sys.path.insert(0, sys.argv.pop(1)); from sandglass.__main__ import main; main()";
-    let mut args = ["-I", "-c", START].map(OsString::from).to_vec();
+    let isolated: &[&str] = match settings.journal_seed {
+        Some(_) => &["-P", "-s"],
+        None => &["-I"],
+    };
+    let mut args: Vec<OsString> = isolated.iter().chain(&["-c", START]).map(OsString::from).collect();
     args.push(package.as_os_str().to_owned());
+    if settings.journal_seed.is_some() {
+        args.push("--journals".into());
+    }
+    let preload = &settings.preload;
     if !preload.is_empty() {
         args.extend(["--preload".into(), preload.join(",").into()]);
     }

@@ -4,11 +4,13 @@ mod builder;
 mod captured;
 mod files;
 mod going_back;
+mod resuming;
+mod stored;
 mod suspended;
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use futures_util::{Stream as Pieces, StreamExt};
@@ -53,6 +55,9 @@ pub struct Sandbox {
     queries: Vec<String>,
     budget: Budget,
 }
+
+/// The place of the value of a last expression.
+type ValuePlace = Arc<OnceLock<Value>>;
 
 /// The options of one execution.
 #[derive(Clone, Default)]
@@ -204,22 +209,30 @@ impl Sandbox {
     /// # Errors
     /// As [`Sandbox::execute`].
     pub async fn execute_with(&self, code: impl Into<String>, options: ExecuteOptions) -> Result<Execution, Error> {
-        let ExecuteOptions {
-            timeout_ms,
-            budget,
-            on_output,
-            on_display,
-            request,
-            cancel,
-        } = options;
-        if let Some(ms) = timeout_ms {
+        if let Some(ms) = options.timeout_ms {
             Limits::default().set("timeout", ms)?;
         }
         let command = Command::Execute(Execute {
             code: code.into(),
-            timeout_ms,
-            budget,
+            timeout_ms: options.timeout_ms,
+            budget: options.budget,
         });
+        let (watch, value) = self.watch(options);
+        match self.driver.submit(command, watch).await? {
+            Reply::Execution(run, last) => Ok(finished(*run, last.as_ref(), value)),
+            _ => Err(no_execution()),
+        }
+    }
+
+    /// The receivers of an execution's events, and the place of its value.
+    fn watch(&self, options: ExecuteOptions) -> (Watch, Option<ValuePlace>) {
+        let ExecuteOptions {
+            on_output,
+            on_display,
+            request,
+            cancel,
+            ..
+        } = options;
         let value = self.values.then(Arc::default);
         let watch = Watch {
             on_output,
@@ -228,13 +241,7 @@ impl Sandbox {
             request,
             cancel,
         };
-        match self.driver.submit(command, watch).await? {
-            Reply::Execution(run, last) => {
-                let value = value.and_then(|value| value.get().cloned());
-                Ok(finished(*run, last.as_ref(), value))
-            }
-            _ => Err(Error::Protocol("an answer that is no execution".to_owned())),
-        }
+        (watch, value)
     }
 
     /// Predicts code that may come next, the likeliest first. Each call replaces the earlier predictions.
@@ -509,7 +516,7 @@ impl Drop for Writing<'_> {
 }
 
 /// An execution with its final answer, as far as that can be read.
-fn finished(mut run: CodeExecution, last: Option<&Encoded<Payload>>, result: Option<Value>) -> Execution {
+fn finished(mut run: CodeExecution, last: Option<&Encoded<Payload>>, result: Option<ValuePlace>) -> Execution {
     let value = last.map(Value::decode).transpose().unwrap_or_else(|error| {
         run.outcome = sandglass_core::execution::Outcome::Error;
         run.error_type = Some("NotSerializable".to_owned());
@@ -520,8 +527,12 @@ fn finished(mut run: CodeExecution, last: Option<&Encoded<Payload>>, result: Opt
     Execution {
         run,
         final_answer,
-        value: result,
+        value: result.and_then(|place| place.get().cloned()),
     }
+}
+
+fn no_execution() -> Error {
+    Error::Protocol("an answer that is no execution".to_owned())
 }
 
 /// A traceback that ends with the error.

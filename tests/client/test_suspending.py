@@ -41,7 +41,7 @@ x, total = x + 1, total.more()
 assert x == total.n == count()
 x"""
 KEY = "a-key-for-tests-0123456789"
-KILLS = int(os.environ.get("SANDGLASS_KILLS", "25"))
+KILLS = int(os.environ.get("SANDGLASS_KILLS", "8"))
 SEED = int(os.environ.get("SANDGLASS_KILLS_SEED", time.time_ns() % 1_000_000))
 #: Sessions at the same time.
 SESSIONS = 4

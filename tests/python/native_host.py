@@ -91,10 +91,19 @@ class Host:
 
     epoch = EPOCH
 
-    def __init__(self, folder: Path, *, as_module: bool = False, program: str = BOOTSTRAP, forks: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        as_module: bool = False,
+        program: str = BOOTSTRAP,
+        forks: bool = False,
+        journals: bool = False,
+    ) -> None:
         self.socket, theirs = socket.socketpair()
         self.control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         more = ["--control", str(control.fileno())] if forks else []
+        more += ["--journals"] if journals else []
         self.socket.settimeout(PATIENCE_SECONDS)
         command = ["-m", "sandglass"] if as_module else ["-I", "-c", program, FOLDER]
         self.process = subprocess.Popen(
@@ -136,7 +145,7 @@ class Host:
             bodies.append(data[at + 4 : at + 4 + size])
             at += 4 + size
         assert at == length
-        has_body = ("hostCall", "display", "value", "part")
+        has_body = ("hostCall", "display", "value", "part", "noted")
         assert len(bodies) == sum(
             event["type"] in has_body or (event["type"] == "executed" and event["execution"]["final"])
             for event in events

@@ -48,7 +48,7 @@ def with_generators(member: Any, objects: list[bytes]) -> bytes:
     head, own = layout.split(write(guest), 1 << 20)
     if member is not None:
         head["generators"] = member
-    return layout.join(head, [*map(bytes, own), *objects], 1 << 20)
+    return b"".join(layout.lay_out(head, [*map(bytes, own), *objects], 1 << 20))
 
 
 def state_of(nodes: list[Any], variables: dict[str, Any]) -> bytes:

@@ -62,6 +62,12 @@ pub enum Error {
     /// The code did something else than its journal has. The state is as it was before the execution.
     #[error("{0}")]
     JournalDiffers(String),
+    /// Another sandbox has the kept one. Nothing was started.
+    #[error("{0}")]
+    PersistInUse(String),
+    /// A kept sandbox cannot be read or written, or is damaged. What was kept before is still there.
+    #[error("{0}")]
+    PersistFailed(String),
     /// The call did not finish in time and was interrupted. The state is kept.
     #[error("{0}")]
     Timeout(String),
@@ -88,6 +94,8 @@ impl Error {
             Self::BackendUnavailable(_) => "backend_unavailable",
             Self::ExecutionPending(_) => "execution_pending",
             Self::JournalDiffers(_) => "journal_differs",
+            Self::PersistInUse(_) => "persist_in_use",
+            Self::PersistFailed(_) => "persist_failed",
             Self::Timeout(_) => "timeout",
         }
     }
@@ -119,6 +127,8 @@ impl Error {
             | Self::BackendUnavailable(text)
             | Self::ExecutionPending(text)
             | Self::JournalDiffers(text)
+            | Self::PersistInUse(text)
+            | Self::PersistFailed(text)
             | Self::Timeout(text) => {
                 text.push_str("; ");
                 text.push_str(consequence);

@@ -240,6 +240,11 @@ pub enum Input<B> {
     Conversation(String),
     /// The guests of shadows take more memory than the machine has for them.
     MemoryIsShort,
+    /// The driver has put the state before this execution of an earlier session into the guest. The execution is pending now.
+    Recorded(Box<Record<B>>),
+    /// The driver has the present state by value ([`VariableCommand::Capture`]), or has not, because of this. If the next job is an
+    /// execution, it is recorded for the driver; without the state, it cannot be resumed. Only the first guest's state counts.
+    StateKept(Result<(), String>),
     /// A paused guest is gone, and the checkpoint with this number with it. The text is the reason.
     CheckpointGone(u32, String),
     /// The time of [`Session::wake_at`] has come.
@@ -416,6 +421,11 @@ impl<B: Body> Session<B> {
         self.interpreter.guest == Guest::Destroyed
     }
 
+    /// Returns true if the guest is the first one. Another one does not have what the driver has put into the first.
+    pub fn has_first_guest(&self) -> bool {
+        self.interpreter.has_first_guest()
+    }
+
     /// Returns true if packages were installed.
     pub fn has_packages(&self) -> bool {
         !self.interpreter.packages.is_empty()
@@ -457,6 +467,8 @@ impl<B: Body> Session<B> {
             Input::Written(..) => {} // no copy will exist
             Input::Conversation(text) => self.shadows.converse(now, &text),
             Input::MemoryIsShort => self.shadows.memory_is_short(),
+            Input::Recorded(record) => interpreter.recorded(*record),
+            Input::StateKept(kept) => interpreter.state_kept(kept),
             Input::CheckpointGone(checkpoint, why) => interpreter.checkpoint_gone(checkpoint, &why),
             Input::Tick => {}
         }

@@ -86,11 +86,15 @@ impl From<sandglass_core::Error> for ApiError {
         use sandglass_core::Error as E;
         let status = match &error {
             E::InvalidOption { .. } => StatusCode::BAD_REQUEST,
-            E::NotInitialized | E::NoCheckpoint(_) | E::ExecutionPending(_) | E::JournalDiffers(_) => {
-                StatusCode::CONFLICT
-            }
+            E::NotInitialized
+            | E::NoCheckpoint(_)
+            | E::ExecutionPending(_)
+            | E::JournalDiffers(_)
+            | E::PersistInUse(_) => StatusCode::CONFLICT,
             E::Destroyed => StatusCode::GONE,
-            E::BootFailed(_) | E::AssetFailed(_) | E::BackendUnavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            E::BootFailed(_) | E::AssetFailed(_) | E::BackendUnavailable(_) | E::PersistFailed(_) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             E::PackageNotFound(_) | E::Integrity(_) | E::NotSerializable(_) | E::SourceFailed(_) | E::File(_) => {
                 StatusCode::UNPROCESSABLE_ENTITY
             }

@@ -2,9 +2,8 @@
 
 use sandglass_core::Error;
 use sandglass_core::budget::Usage;
-use sandglass_core::execution::LostVariable;
-use sandglass_host::sandbox::{Files, Past, Spent, Suspended};
-use sandglass_states::{Lost, Saved, SavedFile};
+use sandglass_host::sandbox::{Spent, Suspended};
+use sandglass_states::Saved;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -25,27 +24,12 @@ struct Stored {
 /// # Errors
 /// [`Error::NotSerializable`] when the host's part cannot be written.
 pub(super) fn pack(suspended: Suspended, recipe: &Recipe) -> Result<Saved, Error> {
-    let execution = suspended.past.execution();
     let settings = json!(Stored {
         recipe: recipe.clone(),
         spent: suspended.spent.usage,
         budget_began_ms: Some(as_float(now_ms()) - suspended.spent.time_ms),
     });
-    let (past, bodies) = suspended.past.into_parts()?;
-    let lost = suspended.lost.into_iter();
-    let files = suspended.files.files.into_iter();
-    Ok(Saved {
-        execution,
-        settings,
-        past,
-        bodies,
-        state: suspended.state,
-        lost: lost
-            .map(|LostVariable { name, reason }| Lost { name, reason })
-            .collect(),
-        files: files.map(|(path, body)| SavedFile { path, body }).collect(),
-        folders: suspended.files.folders,
-    })
+    suspended.into_saved(settings)
 }
 
 /// The state of a session that wakes now, and the options from which it is made.
@@ -53,28 +37,13 @@ pub(super) fn pack(suspended: Suspended, recipe: &Recipe) -> Result<Saved, Error
 /// # Errors
 /// The problem with the state: another server wrote it, or it is damaged.
 pub(super) fn unpack(saved: Saved) -> Result<(Recipe, Suspended), String> {
-    let stored: Stored = serde_json::from_value(saved.settings).map_err(|error| error.to_string())?;
-    let past = Past::from_parts(saved.past, &saved.bodies).map_err(|error| error.to_string())?;
+    let stored: Stored = Stored::deserialize(&saved.settings).map_err(|error| error.to_string())?;
     let began_ms = stored.budget_began_ms;
     let spent = Spent {
         usage: stored.spent,
         time_ms: began_ms.map_or(0.0, |began| (as_float(now_ms()) - began).max(0.0)),
     };
-    let lost = saved.lost.into_iter();
-    let files = saved.files.into_iter();
-    let suspended = Suspended {
-        state: saved.state,
-        files: Files {
-            files: files.map(|file| (file.path, file.body)).collect(),
-            folders: saved.folders,
-            lost: Vec::new(),
-        },
-        lost: lost
-            .map(|Lost { name, reason }| LostVariable { name, reason })
-            .collect(),
-        past,
-        spent,
-    };
+    let suspended = Suspended::from_saved(saved, spent).map_err(|error| error.to_string())?;
     Ok((stored.recipe, suspended))
 }
 

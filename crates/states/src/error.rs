@@ -25,6 +25,9 @@ pub enum StateError {
     /// A key is malformed, or another one than that of the store.
     #[error("{0}")]
     Key(String),
+    /// Another process has the store open.
+    #[error("{0}")]
+    InUse(String),
     /// A text is no id.
     #[error("{0:?} is no id: it must have {1} hexadecimal digits")]
     Id(String, usize),

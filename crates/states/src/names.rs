@@ -61,6 +61,8 @@ ids! {
     ObjectId 32;
     /// The random id of a server, from its start or from a lost lease on.
     ServerId 16;
+    /// The id of a journal, which no other journal has.
+    JournalId 16;
 }
 
 /// Reads lowercase hexadecimal digits, so that each id has one text. Returns false for anything else.
@@ -96,6 +98,8 @@ pub enum Name {
     Object(TenantId, Option<ServerId>, ObjectId),
     /// The ref of a tenant's session.
     Ref(TenantId, SessionId),
+    /// A part of the journal of a tenant's session, by its number.
+    Part(TenantId, SessionId, u32),
 }
 
 impl ServerId {
@@ -118,6 +122,9 @@ impl fmt::Display for Name {
                 write!(formatter, "{}/{server}/{id}", Place::Objects(*tenant))
             }
             Self::Ref(tenant, id) => write!(formatter, "{}/{id}", Place::Refs(*tenant)),
+            Self::Part(tenant, session, number) => {
+                write!(formatter, "{}/{number:08x}", Place::Journal(*tenant, *session))
+            }
         }
     }
 }
@@ -131,6 +138,8 @@ pub enum Place {
     Objects(TenantId),
     /// The refs of a tenant's sessions.
     Refs(TenantId),
+    /// The parts of the journal of a tenant's session.
+    Journal(TenantId, SessionId),
 }
 
 impl fmt::Display for Place {
@@ -139,6 +148,7 @@ impl fmt::Display for Place {
             Self::Leases => formatter.write_str("servers"),
             Self::Objects(tenant) => write!(formatter, "{tenant}/objects"),
             Self::Refs(tenant) => write!(formatter, "{tenant}/sessions"),
+            Self::Journal(tenant, session) => write!(formatter, "{tenant}/journals/{session}"),
         }
     }
 }
@@ -153,6 +163,10 @@ impl Place {
                 None => rest.parse().ok().map(|id| Name::Object(tenant, None, id)),
             },
             Self::Refs(tenant) => rest.parse().ok().map(|id| Name::Ref(tenant, id)),
+            Self::Journal(tenant, session) => {
+                let mut number = [0; 4];
+                read_hex(rest, &mut number).then(|| Name::Part(tenant, session, u32::from_be_bytes(number)))
+            }
         }
     }
 
@@ -163,6 +177,7 @@ impl Place {
             (Self::Objects(here), Name::Object(tenant, ..)) | (Self::Refs(here), Name::Ref(tenant, _)) => {
                 here == *tenant
             }
+            (Self::Journal(here, its), Name::Part(tenant, session, _)) => here == *tenant && its == *session,
             _ => false,
         }
     }
@@ -215,6 +230,10 @@ mod tests {
             (Place::Objects(tenant), Name::Object(tenant, None, object)),
             (Place::Objects(tenant), Name::Object(tenant, Some(server), object)),
             (Place::Refs(tenant), Name::Ref(tenant, SessionId([8; 16]))),
+            (
+                Place::Journal(tenant, SessionId([8; 16])),
+                Name::Part(tenant, SessionId([8; 16]), 0x0102_0304),
+            ),
         ] {
             let path = name.to_string();
             let rest = path.strip_prefix(&format!("{place}/")).unwrap();

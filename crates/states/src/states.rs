@@ -6,7 +6,7 @@
 mod refs;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -50,7 +50,7 @@ pub struct Tenant {
 }
 
 /// The work of a write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Written {
     /// The bytes of the state ([`Saved::bytes`]).
     pub bytes: u64,
@@ -164,7 +164,7 @@ impl Tenant {
     /// # Errors
     /// [`StateError`]; then the session has its earlier state. [`StateError::Taken`]: another server went on with the session.
     pub fn write_about(&self, session: SessionId, saved: &Saved, about: Value) -> Result<Written, StateError> {
-        let _writing = self.writing.read().unwrap_or_else(PoisonError::into_inner);
+        let _writing = self.writers();
         let before = self.before(session)?;
         let writer = self.servers.writer();
         let mut written = Written {
@@ -292,7 +292,7 @@ impl Tenant {
     }
 
     fn mark(&self, session: SessionId, hold: Hold) -> Result<ServerId, StateError> {
-        let _writing = self.writing.read().unwrap_or_else(PoisonError::into_inner);
+        let _writing = self.writers();
         let server = self.servers.id();
         let Some(before) = self.before(session)? else {
             return Ok(server);
@@ -314,7 +314,7 @@ impl Tenant {
         Ok(server)
     }
 
-    /// Removes the state of a session. Its objects stay until the next [collection](Tenant::collect).
+    /// Removes the state of a session, and its journal. Their objects stay until the next [collection](Tenant::collect).
     ///
     /// # Errors
     /// [`StateError::Io`]. [`StateError::Taken`]: another server has the session.
@@ -345,6 +345,7 @@ impl Tenant {
             }
         }
         lock(&self.had).remove(&session);
+        self.remove_journal(session)?;
         self.store.remove(&name)
     }
 
@@ -390,6 +391,11 @@ impl Tenant {
             let bodies = self.read_manifest(session, &stored)?;
             let pieces = bodies.all().flat_map(|body| &body.pieces);
             named.extend(pieces.chain(&stored.manifest.pieces).map(|id| (stored.writer, *id)));
+            for number in self.part_numbers(session)? {
+                let Some(part) = self.part(session, number)? else { continue };
+                let pieces = part.body.iter().flat_map(|body| &body.pieces);
+                named.extend(pieces.map(|id| (part.writer, *id)));
+            }
             collected.sessions += 1;
         }
         let mut of_others = HashMap::new();
@@ -410,11 +416,33 @@ impl Tenant {
             } else if listed.age < least_age {
                 collected.too_young += 1;
             } else {
-                self.store.remove(&listed.name)?;
+                self.store.forget(&listed.name)?; // one that comes back is collected again
                 collected.removed += 1;
             }
         }
         Ok(collected)
+    }
+
+    /// The server whose objects are written here.
+    pub(crate) fn writer(&self) -> Option<ServerId> {
+        self.servers.writer()
+    }
+
+    pub(crate) fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    /// Keeps collections away while something is written.
+    pub(crate) fn writers(&self) -> RwLockReadGuard<'_, ()> {
+        self.writing.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn write_sealed(&self, name: &Name, content: &[u8]) -> Result<(), StateError> {
+        self.store.write(name, &self.keys.sealer.seal(name, content)?)
+    }
+
+    pub(crate) fn open_sealed(&self, name: &Name, sealed: Vec<u8>) -> Result<Vec<u8>, StateError> {
+        self.keys.sealer.open(name, sealed)
     }
 
     fn read_manifest(&self, session: SessionId, stored: &Ref) -> Result<Manifest, StateError> {
@@ -427,7 +455,7 @@ impl Tenant {
         }
     }
 
-    fn write_body(&self, writer: Option<ServerId>, bytes: &[u8], written: &mut Written) -> Result<Body, StateError> {
+    pub(crate) fn write_body(&self, writer: Option<ServerId>, bytes: &[u8], written: &mut Written) -> Result<Body, StateError> {
         let write = |piece| self.write_object(writer, piece, written);
         Ok(Body {
             bytes: bytes.len() as u64,
@@ -457,7 +485,7 @@ impl Tenant {
         Ok(id)
     }
 
-    fn read_body(&self, writer: Option<ServerId>, body: &Body) -> Result<Bytes, StateError> {
+    pub(crate) fn read_body(&self, writer: Option<ServerId>, body: &Body) -> Result<Bytes, StateError> {
         let mut bytes = Vec::new();
         let names: Vec<_> = body
             .pieces
@@ -484,14 +512,14 @@ impl Tenant {
     }
 }
 
-fn within(bytes: u64, most: u64) -> Result<(), StateError> {
+pub(crate) fn within(bytes: u64, most: u64) -> Result<(), StateError> {
     match bytes <= most {
         true => Ok(()),
         false => Err(StateError::TooLarge { bytes, most }),
     }
 }
 
-fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }

@@ -59,11 +59,20 @@ pub trait Store: Debug + Send + Sync {
     /// [`StateError::Io`].
     fn touch(&self, name: &Name, bytes: &[u8]) -> Result<bool, StateError>;
 
-    /// Removes the bytes under a name, if there are any.
+    /// Removes the bytes under a name, if there are any. They are gone for good when this returns.
     ///
     /// # Errors
     /// [`StateError::Io`].
     fn remove(&self, name: &Name) -> Result<(), StateError>;
+
+    /// Removes the bytes under a name, if there are any. After a power failure they may be back, so this may be quicker than
+    /// [`Store::remove`].
+    ///
+    /// # Errors
+    /// [`StateError::Io`].
+    fn forget(&self, name: &Name) -> Result<(), StateError> {
+        self.remove(name)
+    }
 
     /// The names in a place, in any order.
     ///

@@ -6,11 +6,13 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
 use sandglass_states::{
-    FolderStore, Lost, MasterKey, MemoryStore, Name, Saved, SavedFile, SessionId, StateError, States, Store, Tenant,
+    FolderStore, JournalId, Listed, Lost, MasterKey, MemoryStore, Name, Place, Saved, SavedFile, SessionId, StateError,
+    States, Store, Tenant,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -182,7 +184,7 @@ fn files_and_folders_are_the_owners_alone() {
 fn a_store_is_open_once() {
     let (folder, states) = in_folder();
     let refused = FolderStore::open(folder.path()).unwrap_err().to_string();
-    assert!(refused.contains("another server"), "{refused}");
+    assert!(refused.contains("another process"), "{refused}");
     drop(states);
     FolderStore::open(folder.path()).unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -542,4 +544,180 @@ proptest! {
             prop_assert_eq!(ann.read(session(u8::try_from(number % 2).unwrap()), MOST).unwrap(), Some(saved.clone()));
         }
     }
+}
+
+fn part(tenant: &Tenant, journal: JournalId, number: u32, text: &str, body: Option<&[u8]>) {
+    tenant.write_part(session(1), journal, number, text, body).unwrap();
+}
+
+fn texts(tenant: &Tenant) -> Option<Vec<(String, Option<Vec<u8>>)>> {
+    let (_, parts) = tenant.journal(session(1), MOST).unwrap()?;
+    let of = |part: sandglass_states::Part| (part.text, part.body.map(|body| body.to_vec()));
+    Some(parts.into_iter().map(of).collect())
+}
+
+#[test]
+fn a_journal_has_its_parts_in_order_until_another_one_begins() {
+    let (_folder, states) = in_folder();
+    let ann = states.tenant("ann").unwrap();
+    ann.write(session(1), &some_state()).unwrap();
+    assert_eq!(texts(&ann), None);
+    let [first, second] = [(); 2].map(|()| JournalId::random().unwrap());
+    part(&ann, first, 0, "begins", None);
+    part(&ann, first, 1, "a call", Some(&[7; 3_000_000]));
+    part(&ann, first, 2, "an answer", Some(b""));
+    let expected = [
+        ("begins".to_owned(), None),
+        ("a call".to_owned(), Some(vec![7; 3_000_000])),
+        ("an answer".to_owned(), Some(Vec::new())),
+    ];
+    assert_eq!(texts(&ann).unwrap(), expected);
+    assert_eq!(texts(&states.tenant("bob").unwrap()), None);
+    part(&ann, second, 0, "another", None);
+    assert_eq!(texts(&ann).unwrap(), [("another".to_owned(), None)]);
+    ann.remove(session(1)).unwrap();
+    assert_eq!(texts(&ann), None, "it goes with the state");
+}
+
+#[test]
+fn parts_of_another_journal_count_for_nothing() {
+    let (_, ann) = in_memory();
+    let [first, second] = [(); 2].map(|()| JournalId::random().unwrap());
+    part(&ann, first, 0, "begins", None);
+    part(
+        &ann,
+        second,
+        1,
+        "left by a process that was killed while it began",
+        None,
+    );
+    assert_eq!(texts(&ann).unwrap(), [("begins".to_owned(), None)]);
+}
+
+#[test]
+fn a_late_writer_removes_its_own_journal_only() {
+    let (_, ann) = in_memory();
+    let [old, new] = [(); 2].map(|()| JournalId::random().unwrap());
+    part(&ann, old, 0, "begins", None);
+    part(&ann, new, 0, "begins again", None);
+    ann.remove_one_journal(session(1), old).unwrap();
+    assert_eq!(texts(&ann).unwrap(), [("begins again".to_owned(), None)]);
+    ann.remove_one_journal(session(1), new).unwrap();
+    assert_eq!(texts(&ann), None);
+    ann.remove_one_journal(session(1), new).unwrap();
+}
+
+#[test]
+fn a_journal_without_a_part_in_between_is_damaged() {
+    let (store, ann) = in_memory();
+    let journal = JournalId::random().unwrap();
+    for number in 0..3 {
+        part(&ann, journal, number, "a part", Some(b"body"));
+    }
+    let names = store.names();
+    let second = names.iter().find(|name| matches!(name, Name::Part(_, _, 1))).unwrap();
+    let bytes = store.read(second, MOST).unwrap().unwrap();
+    store.remove(second).unwrap();
+    assert!(matches!(ann.journal(session(1), MOST), Err(StateError::Damaged(_))));
+    // Nor can another part take its place.
+    let third = names.iter().find(|name| matches!(name, Name::Part(_, _, 2))).unwrap();
+    let other = store.read(third, MOST).unwrap().unwrap();
+    store.write(second, &other).unwrap();
+    assert!(matches!(ann.journal(session(1), MOST), Err(StateError::Damaged(_))));
+    store.write(second, &bytes).unwrap();
+    assert_eq!(texts(&ann).unwrap().len(), 3);
+    assert!(matches!(ann.journal(session(1), 11), Err(StateError::TooLarge { .. })));
+    assert!(ann.journal(session(1), 12).is_ok());
+}
+
+#[test]
+fn a_collection_spares_what_a_journal_needs() {
+    let (_, ann) = in_memory();
+    ann.write(session(1), &some_state()).unwrap();
+    let journal = JournalId::random().unwrap();
+    part(&ann, journal, 0, "begins", None);
+    part(&ann, journal, 1, "a call", Some(b"arguments"));
+    ann.collect(Duration::ZERO).unwrap();
+    assert_eq!(texts(&ann).unwrap()[1].1.as_deref(), Some(b"arguments".as_slice()));
+    ann.remove_journal(session(1)).unwrap();
+    assert_eq!(ann.collect(Duration::ZERO).unwrap().removed, 1);
+}
+
+#[test]
+fn a_journal_has_a_bound() {
+    let (store, ann) = in_memory();
+    let before = store.names();
+    let refused = ann.write_part(
+        session(1),
+        JournalId::random().unwrap(),
+        1 << 20,
+        "a part",
+        Some(b"body"),
+    );
+    assert!(matches!(refused, Err(StateError::Io { .. })), "{refused:?}");
+    assert_eq!(store.names(), before);
+}
+
+/// A store that counts the names which are removed for good, of which each may take the time of a disk.
+#[derive(Debug, Default)]
+struct Counting(MemoryStore, AtomicUsize);
+
+impl Store for Counting {
+    fn read_version(&self, name: &Name, most: u64) -> Result<Option<(Vec<u8>, Version)>, StateError> {
+        self.0.read_version(name, most)
+    }
+
+    fn swap(&self, name: &Name, bytes: &[u8], seen: Option<&Version>) -> Result<Option<Version>, StateError> {
+        self.0.swap(name, bytes, seen)
+    }
+
+    fn write(&self, name: &Name, bytes: &[u8]) -> Result<(), StateError> {
+        self.0.write(name, bytes)
+    }
+
+    fn touch(&self, name: &Name, bytes: &[u8]) -> Result<bool, StateError> {
+        self.0.touch(name, bytes)
+    }
+
+    fn remove(&self, name: &Name) -> Result<(), StateError> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.remove(name)
+    }
+
+    fn forget(&self, name: &Name) -> Result<(), StateError> {
+        self.0.forget(name)
+    }
+
+    fn list(&self, place: Place) -> Result<Vec<Listed>, StateError> {
+        self.0.list(place)
+    }
+}
+
+/// Without its first part, a journal is none. So only this part must not come back.
+#[test]
+fn the_end_of_a_long_journal_waits_for_the_disk_once() {
+    let store = Arc::new(Counting::default());
+    let states = States::new(Arc::clone(&store) as Arc<dyn Store>, key()).unwrap();
+    let ann = states.tenant("ann").unwrap();
+    let before = store.0.names();
+    let journal = JournalId::random().unwrap();
+    for number in 0..300 {
+        part(&ann, journal, number, "a part", None);
+    }
+    ann.remove_journal(session(1)).unwrap();
+    assert_eq!((store.0.names(), store.1.load(Ordering::SeqCst)), (before, 1));
+}
+
+#[test]
+fn names_in_a_folder_can_be_forgotten() {
+    let (folder, states) = in_folder();
+    let ann = states.tenant("ann").unwrap();
+    let before = files(folder.path());
+    let journal = JournalId::random().unwrap();
+    for number in 0..3 {
+        part(&ann, journal, number, "a part", None);
+    }
+    ann.remove_journal(session(1)).unwrap();
+    ann.remove_journal(session(1)).unwrap();
+    assert_eq!(files(folder.path()), before);
 }

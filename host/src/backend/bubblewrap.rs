@@ -14,7 +14,7 @@ use tokio::process::Command;
 
 use crate::guest::{FILTER_FD, Guest, GuestProcess, INFO_FD, MAPPED_FD, Plan};
 use crate::launcher::{BackendKind, Launcher, ONE_THREAD, Settings};
-use crate::runtime::{Python, Runtime, guest_args, packaged, which};
+use crate::runtime::{HASH_SEED, Python, Runtime, guest_args, packaged, which};
 use crate::seccomp;
 pub use crate::users::NOBODY;
 use crate::users::{INSIDE, User, Users, can_change_user, can_map};
@@ -354,7 +354,7 @@ pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>, 
 fn finish(mut args: Args, view: &View, settings: &Settings, more: &[&str]) -> Plan {
     args.add(["--"]);
     args.0.push(seen_at(&view.python.executable).into_os_string());
-    args.0.extend(guest_args(Path::new(PACKAGE), &settings.preload));
+    args.0.extend(guest_args(Path::new(PACKAGE), settings));
     args.0.extend(more.iter().map(OsString::from));
     Plan {
         program: view.bwrap.clone(),
@@ -396,6 +396,9 @@ impl Args {
         ]);
         if settings.forks() {
             args.set(ONE_THREAD);
+        }
+        if let Some(seed) = settings.journal_seed {
+            args.set([(HASH_SEED, &seed.to_string())]);
         }
         for root in &view.roots {
             match root {

@@ -8,7 +8,7 @@ use sandglass_core::Error;
 
 use crate::guest::{Guest, Plan};
 use crate::launcher::{BackendKind, Launcher, ONE_THREAD, Settings};
-use crate::runtime::{Python, Runtime, guest_args};
+use crate::runtime::{HASH_SEED, Python, Runtime, guest_args};
 use futures_util::future::BoxFuture;
 
 /// The launcher of guests as plain processes. It warns, every time.
@@ -90,9 +90,12 @@ pub fn plan(settings: &Settings, python: &Path, package: &Path, home: &Path) -> 
     if settings.forks() {
         env.extend(ONE_THREAD.map(|(name, value)| (text(name), text(value))));
     }
+    if let Some(seed) = settings.journal_seed {
+        env.push((text(HASH_SEED), text(&seed.to_string())));
+    }
     Plan {
         program: python.to_owned(),
-        args: guest_args(package, &settings.preload),
+        args: guest_args(package, settings),
         env,
         cwd: Some(cwd),
         user: None,

@@ -43,6 +43,8 @@ pub(super) struct Called {
     /// The name that the execution's caller gave it.
     pub(super) request: Option<String>,
     pub(super) claim: Option<Claim>,
+    /// The call's name in the journal.
+    pub(super) id: Option<String>,
 }
 
 impl Called {
@@ -53,7 +55,12 @@ impl Called {
         function: Option<HostFunction>,
         most: f64,
     ) {
-        let Self { call, request, claim } = self;
+        let Self {
+            call,
+            request,
+            claim,
+            id,
+        } = self;
         let Call {
             call,
             name,
@@ -77,6 +84,7 @@ impl Called {
                 line,
                 request,
                 budget,
+                id,
                 approval: approval_of(&messages, call),
                 claim,
             };

@@ -22,13 +22,14 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::host_calls::{Called, Claims};
+use super::journal::Journal;
 use super::paused::PausedGuests;
 use super::receive::output_bytes;
 use super::slots::{Happened, Slots};
 use super::{Answered, Callbacks, Message, Watch, instant, lock, now};
 use crate::callbacks::Functions;
 use crate::frame::{Frame, FrameError};
-use crate::guest::{Exit, Guest, Hits};
+use crate::guest::{Guest, Hits};
 use crate::launcher::Launcher;
 use crate::value::{Payload, Value};
 
@@ -55,6 +56,7 @@ pub(super) struct SandboxTask {
     waiters: HashMap<Ticket, Waiter>,
     calls: HashMap<u32, AbortHandle>,
     claims: Claims,
+    pub(super) journal: Journal,
     /// Guests that were told to end, and are not gone yet.
     pub(super) ending: JoinSet<()>,
     pub(super) paused: PausedGuests,
@@ -86,7 +88,7 @@ impl SandboxTask {
         max_value_bytes: f64,
         launcher: Arc<dyn Launcher>,
         functions: Functions,
-        callbacks: Callbacks,
+        mut callbacks: Callbacks,
         messages: mpsc::WeakUnboundedSender<Message>,
         info: Arc<Mutex<GuestInfo>>,
     ) -> Self {
@@ -97,6 +99,7 @@ impl SandboxTask {
         )]
         let max_value_bytes = max_value_bytes as usize;
         let paused = PausedGuests::new(session.limits().checkpoints);
+        let journal = Journal::new(callbacks.journal.take());
         Self {
             session,
             max_value_bytes,
@@ -111,6 +114,7 @@ impl SandboxTask {
             waiters: HashMap::new(),
             calls: HashMap::new(),
             claims: Claims::default(),
+            journal,
             ending: JoinSet::new(),
             paused,
         }
@@ -139,15 +143,19 @@ impl SandboxTask {
                     self.find_ended_copies(); // time may end the guest, and then the session relies on them
                     self.tell(Input::Tick);
                 }
+                () = self.journal.written() => if self.journal.is_left() {
+                    self.tell(Input::Destroy);
+                },
                 (slot, happened) = self.slots.next() => self.happened(slot, happened),
                 Some(made) = self.paused.making.join_next() => made.into_iter().for_each(|made| self.paused(made)),
                 Some(_) = self.ending.join_next() => self.look_at_paused_memory(),
             }
             self.follow();
         }
-        inbox.close();
         self.end_paused();
+        self.journal.end().await;
         while self.ending.join_next().await.is_some() {}
+        inbox.close(); // not before: whoever destroys the sandbox now waits as well
         while let Ok(message) = inbox.try_recv() {
             match message {
                 Message::Destroy(Some(gone)) => told.push(gone),
@@ -177,7 +185,12 @@ impl SandboxTask {
             Message::Predictions(answer) => drop(answer.send(self.session.predictions())),
             Message::Stats(answer) => drop(answer.send(self.session.stats())),
             Message::Past(answer) => drop(answer.send(self.session.past())),
+            Message::IsFirst(answer) => drop(answer.send(self.session.has_first_guest())),
             Message::Lost(lost) => self.session.add_lost(lost),
+            Message::Recorded(journal) => {
+                self.journal.resume(journal.id, &journal.times);
+                self.tell(Input::Recorded(Box::new(journal.record)));
+            }
             Message::Destroy(gone) => {
                 told.extend(gone);
                 self.tell(Input::Destroy);
@@ -198,6 +211,12 @@ impl SandboxTask {
     /// Carries out the effects of all inputs so far.
     fn follow(&mut self) {
         while let Some(effect) = self.effects.pop_front() {
+            if self.journal.holds(&effect) {
+                if self.session.is_destroyed() {
+                    continue;
+                }
+                return self.effects.push_front(effect);
+            }
             match effect {
                 Effect::Guest(Slot::Main, GuestEffect::Boot) => {
                     self.begun = Hits::default();
@@ -240,7 +259,8 @@ impl SandboxTask {
                         task.abort();
                     }
                 }
-                Effect::Host(HostEffect::Progress(_) | HostEffect::Keep(_) | HostEffect::Note(_)) => {}
+                Effect::Host(HostEffect::Note(change)) => self.journal.note(change),
+                Effect::Host(HostEffect::Progress(_) | HostEffect::Keep(_)) => {}
                 Effect::Host(HostEffect::Print(ticket, stream, text)) => self.print(ticket, stream, &text),
                 Effect::Host(HostEffect::Display {
                     ticket,
@@ -255,7 +275,7 @@ impl SandboxTask {
 
     fn resolve(&mut self, ticket: Ticket, reply: Answered) {
         if let Some(waiter) = self.waiters.remove(&ticket) {
-            let reply = match reply {
+            let reply = match self.journal.explain(reply) {
                 Ok(Reply::Execution(mut run, last)) => {
                     run.displays = waiter.displays;
                     run.killer = run.killer.or_else(|| self.killer(&run));
@@ -298,7 +318,7 @@ impl SandboxTask {
     }
 
     /// Starts a guest, which gets these frames first.
-    fn launch(&mut self, begin: Vec<Frame>) {
+    pub(super) fn launch(&mut self, begin: Vec<Frame>) {
         let launcher = Arc::clone(&self.launcher);
         let launch = Box::pin(async move { launcher.launch().await });
         self.slots.launch(Slot::Main, launch, begin);
@@ -339,17 +359,6 @@ impl SandboxTask {
             (Happened::Exited(exit), _) => self.exited(slot, exit),
             (Happened::Gone, _) => self.own_ended(slot),
             (Happened::Overdue, _) => self.overdue(),
-        }
-    }
-
-    pub(super) fn exited(&mut self, slot: Slot, exit: Exit) {
-        if let Some(running) = self.slots.running_mut(slot) {
-            let is_closed = running.closed.is_some();
-            running.exit = Some(exit);
-            running.closed.get_or_insert_with(Instant::now);
-            if is_closed {
-                self.ended();
-            }
         }
     }
 
@@ -430,88 +439,24 @@ impl SandboxTask {
         }
     }
 
-    /// Records that the guest's channel is closed. The guest has ended, or is ended if it does not exit soon.
-    fn closed(&mut self) {
-        if let Some(running) = self.slots.running_mut(Slot::Main) {
-            running.closed.get_or_insert_with(Instant::now);
-            if running.exit.is_some() {
-                self.ended();
-            }
-        }
-    }
-
-    fn overdue(&mut self) {
-        if let Some(running) = self.slots.running_mut(Slot::Main) {
-            match running.exit {
-                None if !running.given_up => {
-                    running.process.kill();
-                    running.given_up = true;
-                }
-                _ => self.ended(),
-            }
-        }
-    }
-
-    fn ended(&mut self) {
-        if let Some(running) = self.slots.running_mut(Slot::Main) {
-            let mut exit = running.exit.take().unwrap_or_default();
-            // No process was killed for want of memory since this execution began. The count is of an earlier execution, which
-            // explains nothing now. A count of 0 means that the group is gone, and then the exit's own reason stands.
-            if exit.killer == Some(Killer::Oom) && (1..=self.begun.oom).contains(&running.process.hits().oom) {
-                exit.killer = None;
-            }
-            match exit.killer.or(exit.signal.map(|_| Killer::Signal)) {
-                // The host sent the signal itself.
-                Some(Killer::Signal) | None if running.given_up => self.main_lost("it closed its channel", None),
-                killer => self.main_lost(&exit.to_string(), killer),
-            }
-        }
-    }
-
-    /// Handles the loss of the guest in a slot.
-    pub(super) fn lost(&mut self, slot: Slot, why: &str) {
-        match slot {
-            Slot::Main => self.main_lost(why, None),
-            Slot::Shadow(_) => {
-                tracing::debug!(why, "code does not run ahead");
-                self.slots.take(slot);
-                self.tell(Input::Guest(slot, GuestInput::Lost(Error::GuestLost(why.to_owned()))));
-            }
-        }
-    }
-
-    /// Handles the loss of the main guest. A guest from the pool that died before it was ready is replaced, and the session does not
-    /// notice. Otherwise the session hears of the loss, and the result of the execution under way gets the killer.
-    fn main_lost(&mut self, why: &str, killer: Option<Killer>) {
-        if self.session.is_booting()
-            && let Some(running) = self.slots.running_mut(Slot::Main)
-            && let Some(begin) = running.begin.take()
-        {
-            self.kill();
-            self.launch(begin);
-            return;
-        }
-        self.find_ended_copies();
-        let why = Error::GuestLost(format!("the guest ended: {why}"));
-        let effects = self
-            .session
-            .handle(now(), Input::Guest(Slot::Main, GuestInput::Lost(why)));
-        for mut effect in effects {
-            if let Effect::Host(HostEffect::Resolve(_, Ok(Reply::Execution(run, _)))) = &mut effect {
-                run.killer = killer;
-            }
-            self.effects.push_back(effect);
-        }
-    }
-
     // ---- the user's functions ----
 
     fn call_host(&mut self, call: Call<Payload>) {
+        let aborts =
+            |effect: &Effect<_>| matches!(effect, Effect::Host(HostEffect::AbortHost(its)) if *its == call.call);
+        if self.effects.iter().any(aborts) {
+            return; // it has waited for the journal, and nobody waits for it any more
+        }
         let waiter = call.ticket.and_then(|ticket| self.waiters.get(&ticket));
         let request = waiter.and_then(|waiter| waiter.watch.request.clone());
         let claim = call.ahead.then(|| self.claims.begin(call.call));
         let function = self.functions.get(&call.name).cloned();
-        let called = Called { call, request, claim };
+        let called = Called {
+            id: self.journal.call_id(call.place),
+            call,
+            request,
+            claim,
+        };
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let most = self.max_value_bytes as f64;
         let call = called.call.call;

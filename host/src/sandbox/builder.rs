@@ -1,7 +1,7 @@
 //! The description of a sandbox.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sandglass_core::budget::Budget;
@@ -12,6 +12,7 @@ use sandglass_core::{BudgetLimits, Error, Limits, Profile, Session};
 use super::{Capabilities, Past, Sandbox, Spent};
 use crate::backend;
 use crate::callbacks::{self, Answer, Functions, HostCall, HostFunctions, Query};
+use crate::driver::journal::JournalPlace;
 use crate::driver::{Callbacks, Driver, OnStart, now};
 use crate::launcher::{BackendKind, Kernels, Launcher, Resources, Settings};
 use crate::users::Users;
@@ -226,6 +227,29 @@ impl SandboxBuilder {
     pub(super) fn spent(mut self, spent: Spent) -> Self {
         self.spent = spent;
         self
+    }
+
+    /// Records executions in this journal. Guests get this seed of hashes, so that later guests have the same.
+    pub(crate) fn journal(mut self, place: JournalPlace, hash_seed: u32) -> Self {
+        self.callbacks.journal = Some(place);
+        self.settings.journal_seed = Some(hash_seed);
+        (self.settings.ahead, self.settings.checkpoints) = (false, 0);
+        self
+    }
+
+    /// The folder of the host that was given as the guest's, if there is one.
+    pub(crate) fn given_workspace(&self) -> Option<&Path> {
+        self.settings.workspace.as_deref()
+    }
+
+    /// Returns true if guests come from a launcher that was given.
+    pub(crate) fn has_launcher(&self) -> bool {
+        self.launcher.is_some()
+    }
+
+    /// The profile.
+    pub(crate) fn its_profile(&self) -> Profile {
+        self.profile
     }
 
     /// Goes on after the past of another sandbox.

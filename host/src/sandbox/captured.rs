@@ -11,6 +11,8 @@ use crate::value::Payload;
 
 /// The most bytes of the names and reasons before a state.
 const MAX_HEAD_BYTES: usize = 2 << 20;
+/// The beginning of a portable state. See `python/sandglass/state/portable/layout.py`.
+const PORTABLE: &[u8] = b"sandglass-portable\n";
 
 /// The user's variables, for [`Sandbox::open_state`] of another sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,7 +72,7 @@ impl Sandbox {
     /// modules and functions go, too. See `docs/checkpoint-format.md`.
     ///
     /// # Errors
-    /// [`Error::NotSerializable`] when the variables are too large.
+    /// [`Error::NotSerializable`] when the variables are too large, or the guest answers with something else.
     pub async fn capture_portable_state(&self, max_bytes: u64) -> Result<Captured, Error> {
         self.capture(max_bytes, true).await
     }
@@ -83,7 +85,12 @@ impl Sandbox {
             portable,
             direct: false,
         };
-        Captured::read(self.value(Command::Variable(capture)).await?.body.0)
+        let captured = Captured::read(self.value(Command::Variable(capture)).await?.body.0)?;
+        if portable && !captured.state.starts_with(PORTABLE) {
+            let problem = "the guest answered with what is no portable state; its variables stay";
+            return Err(Error::NotSerializable(problem.to_owned()));
+        }
+        Ok(captured)
     }
 }
 

@@ -108,6 +108,11 @@ impl Past {
         bytes
     }
 
+    /// Returns true if the variables are lost, and no execution has reported that yet.
+    pub fn is_lost(&self) -> bool {
+        self.0.is_lost()
+    }
+
     /// Has the next execution report variables that could not be written.
     pub fn add_lost(&mut self, lost: Vec<LostVariable>) {
         self.0.add_lost(lost);

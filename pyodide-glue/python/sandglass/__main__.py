@@ -36,6 +36,7 @@ def main() -> None:
         default="descendants",
         help="what is ended after each cell: the guest's descendants, or all that run in its process namespace",
     )
+    parser.add_argument("--journals", action="store_true", help="note what clocks and chance answer to executions")
     arguments = parser.parse_args()
     if arguments.framing == "delimiter":
         from sandglass.native.delimiter import serve as serve_runs
@@ -69,9 +70,13 @@ def main() -> None:
         from sandglass.native.forks import stand_over
 
         control = arguments.control, stand_over()
-    from sandglass.native.guest import serve
+    from sandglass.native.guest import Guest, serve
 
-    serve(fd, arguments.epoch, arguments.reap == "all", control)
+    kind = Guest
+    if arguments.journals:
+        from sandglass.native.recorded_guest import RecordedGuest as kind
+
+    serve(fd, arguments.epoch, arguments.reap == "all", control, kind)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The session of `npm run bench:states`: 40 cells over tables of pandas, whose data are made from a seed."""
 
 CELLS = [
-    "import numpy as np\nimport pandas as pd\nrng = np.random.default_rng(7)\nn = 200_000",
+    "import numpy as np\nimport pandas as pd\nrng = np.random.default_rng(7)\nn = 1_000_000",
     """trips = pd.DataFrame({
     "start": pd.Timestamp("2025-01-01") + pd.to_timedelta(np.sort(rng.integers(0, 365 * 86_400, n)), unit="s"),
     "minutes": rng.gamma(2.0, 7.0, n).round(1),

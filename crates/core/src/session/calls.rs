@@ -118,7 +118,7 @@ impl<B> Calls<B> {
             .reduce(f64::min)
     }
 
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()
     }
 

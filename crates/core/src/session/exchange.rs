@@ -259,11 +259,12 @@ impl<B: Body> Exchange<B> {
                 record.hear(body.ok_or("notes without a body")?)?;
             }
             (Event::Unnoted { why, .. }, Job::Execute(_)) => self.end_record(&why, effects),
-            (Event::Differs { what, .. }, Job::Execute(_)) => match &mut self.calls.record {
+            (Event::Differs { what, .. }, Job::Execute(execution)) => match &mut self.calls.record {
                 Some(record) if record.strictness() == Strictness::Explore => {
                     record.difference.get_or_insert(what);
                 }
-                _ => self.differs = Some(what),
+                Some(_) if execution.resumes => self.differs = Some(what),
+                _ => return Err("a difference from a journal that it was not given".to_owned()),
             },
             (Event::Waiting { .. }, Job::Execute(_)) => {} // `Extend` or `Promote` is on its way already
             (Event::Display { mime, is_result, .. }, Job::Execute(execution)) => {

@@ -110,6 +110,8 @@ pub(super) struct Interpreter<B> {
     pub(super) packages: Vec<Package<B>>,
     /// True if executions are recorded.
     pub(super) records: bool,
+    /// Whether the driver has the present state by value, if it keeps the next execution.
+    pub(super) state_kept: Option<Result<(), String>>,
     /// The execution of an earlier session that was not finished.
     pub(super) pending: Option<Record<B>>,
     /// The base of the record of an ended execution that the driver has.
@@ -150,6 +152,7 @@ impl<B: Body> Interpreter<B> {
             pings: None,
             packages: Vec::new(),
             records: false,
+            state_kept: None,
             pending: None,
             told_record: None,
             ended_records: VecDeque::new(),
@@ -357,10 +360,21 @@ impl<B: Body> Interpreter<B> {
         }
     }
 
+    pub(super) fn has_first_guest(&self) -> bool {
+        let begun = match self.guest {
+            Guest::Up | Guest::Booting(_) => 1,
+            Guest::Down => 0,
+            Guest::Destroyed => return false,
+        };
+        self.stats.guests == begun
+    }
+
     pub(super) fn end_guest(&mut self, next: Guest) {
         self.abort_calls();
         if next != Guest::Destroyed {
             self.drop_told_record();
+            self.forget_pending();
+            self.state_kept = None;
         }
         self.notes.push_back(Note::Ended);
         if matches!(self.guest, Guest::Booting(_) | Guest::Up) {

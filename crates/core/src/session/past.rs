@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::contexts::Contexts;
 use super::packages::Package;
 use super::{Body, Session};
-use crate::execution::{LostVariable, StateReport};
+use crate::execution::{LostVariable, StateReport, StateStatus};
 use crate::limits::{MAX_NAMES, STATE_TIMEOUT_MS};
 
 /// The past of a session. In JSON, a body is what the driver puts in its place ([`Past::map`]).
@@ -38,6 +38,12 @@ impl<B> Past<B> {
     /// The number of executions that were requested.
     pub fn execution(&self) -> u32 {
         self.last_execution
+    }
+
+    /// Returns true if the variables of the past are lost, and no execution has reported that yet.
+    pub fn is_lost(&self) -> bool {
+        let status = self.untold.as_ref().map(|untold| &untold.status);
+        status.is_some_and(|status| *status == StateStatus::Lost)
     }
 
     /// Has the next execution report variables that could not be written.

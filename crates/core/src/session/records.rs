@@ -23,6 +23,8 @@ use crate::protocol::{ReplyStatus, Step};
 const MAX_BYTES: usize = 64 * 1024 * 1024;
 /// The most bytes of notes. A guest sends at most a third of this.
 const MAX_NOTES: usize = 3 * 1024 * 1024;
+/// The base of a record if the driver keeps the state before it, by value. No checkpoint has this number.
+pub(super) const BY_VALUE: u32 = 0;
 
 /// The execution of a record, and the state before it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -130,7 +132,7 @@ pub enum Strictness {
 }
 
 /// The record of an execution.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Record<B> {
     pub(super) beginning: Beginning,
     entries: Vec<Entry<B>>,
@@ -244,6 +246,11 @@ impl<B: Body> Record<B> {
         self.broken.as_deref()
     }
 
+    /// Returns true if the driver keeps the state before the execution, by value.
+    pub(super) fn is_by_value(&self) -> bool {
+        self.beginning.base == BY_VALUE
+    }
+
     /// The calls without an answer.
     pub fn waiting(&self) -> Vec<Waits<B>> {
         let waits = |(at, (index, answer)): (usize, &(usize, Option<usize>))| match self.entries.get(*index) {
@@ -339,12 +346,18 @@ impl<B: Body> Record<B> {
         self.broken.get_or_insert_with(|| why.chars().take(300).collect());
     }
 
-    /// Takes notes of the guest. An error is a violation.
+    /// Takes notes of the guest, of which there is one entry before a call: drivers write each as a file. An error is a violation.
     pub(super) fn hear(&mut self, notes: B) -> Result<(), &'static str> {
+        if notes.size() == 0 {
+            return Err("notes without content");
+        }
         if self.notes_bytes.saturating_add(notes.size()) > MAX_NOTES {
             return Err("more notes than a guest makes");
         }
-        if self.strictness == Strictness::Resume {
+        if self.strictness == Strictness::Resume && self.broken.is_none() {
+            if matches!(self.entries.last(), Some(Entry::Notes { .. })) {
+                return Err("notes after notes, without a call");
+            }
             self.add(Entry::Notes { notes });
         }
         Ok(())

@@ -10,7 +10,7 @@ use super::exchange::{Exchange, Job};
 use super::execution::{Execute, Execution};
 use super::interpreter::{Guest, Interpreter};
 use super::journal::{Origin, Steps};
-use super::records::{Beginning, Record, RecordChange, Strictness};
+use super::records::{BY_VALUE, Beginning, Record, RecordChange, Strictness};
 use super::{Body, Command, Effect, Encoded, Error, HostEffect, Reply, Session, StateCommand, Ticket};
 use crate::execution::StateReport;
 use crate::protocol::ReplyStatus;
@@ -46,6 +46,12 @@ impl<B: Body> Session<B> {
     /// [`Error::NoCheckpoint`] if there is no whole record of the execution, or the state before it is gone.
     pub fn replayed(&self, execution: u32) -> Result<(Fork<B>, Record<B>), Error> {
         self.interpreter.replayed(execution)
+    }
+
+    /// Returns true if code only waits for calls, and a later session can go on with it by its record and the state before it, which the
+    /// driver has.
+    pub fn only_waits(&self) -> bool {
+        self.interpreter.only_waits()
     }
 
     /// The first difference of an execution from its record, if it went another way after a changed answer.
@@ -98,21 +104,53 @@ impl<B: Body> Interpreter<B> {
         self.note(RecordChange::End);
     }
 
+    /// Makes an execution pending whose state before it the driver has put into the guest, by value. The guest must be the first one: in a
+    /// later one this state is gone.
+    pub(super) fn recorded(&mut self, record: Record<B>) {
+        if record.is_by_value() && self.guest == Guest::Up && self.has_first_guest() {
+            self.last_execution = self.last_execution.max(record.execution());
+            self.pending = Some(record.rewound(Strictness::Resume));
+        }
+    }
+
+    /// Hears that the driver has the present state by value, or has not. That of a later guest is another one.
+    pub(super) fn state_kept(&mut self, kept: Result<(), String>) {
+        self.state_kept =
+            Some(kept).filter(|_| self.guest == Guest::Up && self.has_first_guest() && self.exchange.is_none());
+    }
+
+    /// Returns true if recorded code only waits for calls, and the driver can go on with it by what it has.
+    pub(super) fn only_waits(&self) -> bool {
+        self.exchange.as_ref().is_some_and(|exchange| {
+            let record = exchange.calls.record.as_ref();
+            let has_all =
+                record.is_some_and(|record| record.is_told() && record.is_by_value() && record.broken().is_none());
+            has_all && !exchange.calls.is_empty() && !exchange.is_stopping()
+        })
+    }
+
+    /// Forgets the pending execution if the state before it was in the guest that has ended. The driver still has both.
+    pub(super) fn forget_pending(&mut self) {
+        self.pending.take_if(|record| record.is_by_value());
+    }
+
     fn note(&mut self, note: RecordChange<B>) {
         self.effects.push(Effect::Host(HostEffect::Note(note)));
     }
 
     /// The record of a job that begins, if it is recorded. `is_begun`: a guest runs it already.
     pub(super) fn record_of(&mut self, job: &Job<B>, is_begun: bool) -> Option<Record<B>> {
+        let kept = self.state_kept.take(); // any job may change the state
         let Job::Execute(execution) = job else { return None };
         if execution.resumes {
             self.checkpoints.frozen = false;
             return self.pending.take();
         }
-        if !self.records || is_begun {
+        if is_begun || !(self.records || kept.is_some()) {
             return None;
         }
         let origin = match &self.checkpoints.before {
+            _ if kept.is_some() => Some((BY_VALUE, Vec::new())),
             Some(Origin::Saved(number, steps)) => Some((*number, steps.to_repeat())),
             _ => None,
         };
@@ -129,6 +167,9 @@ impl<B: Body> Interpreter<B> {
         if !is_saved {
             record.end("the state before it was not saved");
         }
+        if let Some(Err(why)) = kept {
+            record.end(&why);
+        }
         Some(record)
     }
 
@@ -141,6 +182,9 @@ impl<B: Body> Interpreter<B> {
             self.told_record = Some(record.beginning.base);
             let notes = record.untold();
             notes.into_iter().for_each(|note| self.note(note));
+        }
+        if record.is_by_value() {
+            return; // nothing here has the state before it, so it cannot be replayed
         }
         self.ended_records.push_back(record);
         let size = |records: &std::collections::VecDeque<Record<B>>| records.iter().map(Record::bytes).sum::<usize>();
@@ -198,7 +242,7 @@ impl<B: Body> Interpreter<B> {
         let Some(Beginning { base, steps, .. }) = self.pending.as_ref().map(|record| &record.beginning) else {
             return false;
         };
-        self.checkpoints.base == Some(*base) && self.checkpoints.repeated.to_repeat() == *steps
+        *base == BY_VALUE || self.checkpoints.base == Some(*base) && self.checkpoints.repeated.to_repeat() == *steps
     }
 
     /// The pending execution as a job. Calls whose answers are given are not made again.
@@ -250,8 +294,10 @@ impl<B: Body> Interpreter<B> {
         let Some(mut exchange) = self.exchange.take() else {
             return;
         };
+        let mut has_state = true;
         if let Some(record) = exchange.calls.record.take() {
-            self.checkpoints.frozen = true;
+            has_state = !record.is_by_value();
+            self.checkpoints.frozen = has_state;
             let strictness = record.strictness();
             self.pending = Some(record.rewound(strictness));
         }
@@ -263,7 +309,9 @@ impl<B: Body> Interpreter<B> {
             );
             self.resolve(ticket, Err(Error::JournalDiffers(why)));
         }
-        self.boot(now);
+        if has_state {
+            self.boot(now);
+        }
     }
 
     fn replayed(&self, execution: u32) -> Result<(Fork<B>, Record<B>), Error> {

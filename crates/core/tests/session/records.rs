@@ -7,7 +7,7 @@ use sandglass_core::session::{
     Beginning, Command, Entry, Input, Kept, Record, RecordChange, Reply, Session, StateCommand, Strictness,
 };
 
-use crate::world::{Bytes, World, guest_lost, limits, ok, text};
+use crate::world::{Bytes, World, assign, guest_lost, limits, ok, text};
 
 fn saved() -> Limits {
     Limits {
@@ -435,4 +435,227 @@ fn a_replay_with_another_answer_tells_the_first_difference() {
         difference.contains("call 2 is ask(") && difference.contains("has look("),
         "{difference}"
     );
+}
+
+/// A session whose driver keeps the states before executions by value.
+fn by_value() -> World {
+    let session = Session::new(limits(), vec!["ask".to_owned(), "look".to_owned()]);
+    let mut world = World::with(limits(), session).begun();
+    world.feed(Input::StateKept(Ok(())));
+    world
+}
+
+/// The record of an execution that has got one answer and waits for another, as the driver has it.
+fn record_by_value() -> Record<Bytes> {
+    let mut world = by_value();
+    world.execute("ask(ask())");
+    notes(&mut world, b"12");
+    world.calls("ask");
+    world.returns(world.under_way()[0], "first");
+    world.calls("look");
+    let (beginning, entries, broken) = written(&world).expect("there is a record");
+    assert_eq!((beginning.base, beginning.steps.len()), (0, 0), "of no checkpoint");
+    Record::written(beginning, entries, broken).expect("it is whole")
+}
+
+#[test]
+fn an_execution_goes_on_from_a_state_that_the_driver_has_put_into_the_guest() {
+    let mut world = by_value();
+    world.feed(Input::Recorded(Box::new(record_by_value())));
+    let refused = world.execute("x");
+    assert_eq!(world.code_of(refused), "execution_pending");
+    let resumed = world.command(Command::Resume(Vec::new()));
+    assert_eq!(recalled(&world), Some(&b"12"[..]));
+    let call = world.calls("ask");
+    assert_eq!(world.reply(call), Some((ReplyStatus::Ok, "first")));
+    world.calls("look");
+    world.returns(world.under_way()[0], "second");
+    world.ends_well(&["context"]);
+    assert_eq!(world.execution(resumed).outcome, Outcome::Ok);
+    assert!(
+        matches!(world.noted[..], [RecordChange::Add(4, Entry::Answer { call: 2, .. })]),
+        "{:?}",
+        world.noted
+    );
+    assert!(
+        world.session.replayed(1).is_err(),
+        "nothing here has the state before it"
+    );
+}
+
+#[test]
+fn a_difference_from_a_record_by_value_ends_the_guest_and_leaves_the_record_to_the_driver() {
+    let mut world = by_value();
+    world.feed(Input::Recorded(Box::new(record_by_value())));
+    let resumed = world.command(Command::Resume(Vec::new()));
+    world.calls("look");
+    assert_eq!(world.code_of(resumed), "journal_differs");
+    assert!(world.session.pending().is_none() && world.guest.is_none());
+    assert_eq!(world.noted, []);
+}
+
+#[test]
+fn a_state_that_is_gone_with_its_guest_cannot_be_resumed_from() {
+    let mut world = by_value();
+    world.feed(Input::Recorded(Box::new(record_by_value())));
+    assert!(world.session.pending().is_some());
+    world.feed(guest_lost(sandglass_core::Error::GuestLost("it crashed".to_owned())));
+    assert!(world.session.pending().is_none());
+    assert_eq!(world.noted, [], "the driver still has the record");
+    let resumed = world.command(Command::Resume(Vec::new()));
+    assert_eq!(world.code_of(resumed), "invalid_option");
+    if world.guest.is_some() {
+        world.boot();
+    }
+    world.feed(Input::Recorded(Box::new(record_by_value())));
+    assert!(world.session.pending().is_none(), "another guest has another state");
+}
+
+#[test]
+fn an_execution_after_a_state_that_the_driver_does_not_have_says_so() {
+    let mut world = by_value();
+    world.feed(Input::StateKept(Err("it is too large".to_owned())));
+    world.execute("ask()");
+    world.calls("ask");
+    let (_, entries, broken) = written(&world).expect("there is a record");
+    assert_eq!((entries.len(), broken.as_deref()), (0, Some("it is too large")));
+    world.returns(world.under_way()[0], "first");
+    world.ends_well(&["context"]);
+    world.noted.clear();
+    world.feed(Input::StateKept(Ok(())));
+    world.execute("ask()");
+    world.calls("ask");
+    let (_, entries, broken) = written(&world).expect("there is a record");
+    assert_eq!((entries.len(), broken), (1, None), "only the next one");
+}
+
+#[test]
+fn the_record_by_value_of_an_execution_whose_guest_crashed_is_removed() {
+    let mut world = by_value();
+    world.execute("ask()");
+    world.calls("ask");
+    assert!(written(&world).is_some());
+    world.feed(guest_lost(sandglass_core::Error::GuestLost("it crashed".to_owned())));
+    assert!(written(&world).is_none());
+}
+
+#[test]
+fn a_difference_from_a_journal_that_the_guest_was_not_given_is_a_violation() {
+    for mut world in [by_value(), ready()] {
+        let ticket = world.execute("x");
+        let exchange = world.exchange();
+        world.event(Event::Differs {
+            exchange,
+            what: "nothing".to_owned(),
+        });
+        assert_eq!(world.execution(ticket).outcome, Outcome::Crashed);
+        assert!(world.session.pending().is_none());
+    }
+}
+
+#[test]
+fn a_session_knows_whether_its_guest_is_the_first() {
+    let mut world = by_value();
+    assert!(world.session.has_first_guest());
+    world.feed(guest_lost(sandglass_core::Error::GuestLost("it crashed".to_owned())));
+    assert!(!world.session.has_first_guest());
+    world.execute("x");
+    if world.guest.is_some() {
+        world.boot();
+    }
+    assert!(!world.session.has_first_guest());
+    world.feed(Input::Destroy);
+    assert!(!world.session.has_first_guest());
+}
+
+/// Only the execution after a state that the driver has can be resumed from there.
+#[test]
+fn what_the_driver_does_not_keep_has_no_record() {
+    let mut world = by_value();
+    for _ in 0..2 {
+        world.execute("ask()");
+        world.calls("ask");
+        world.returns(world.under_way()[0], "first");
+        world.ends_well(&["context"]);
+    }
+    let begun = |change: &&RecordChange<Bytes>| matches!(change, RecordChange::Begin(_));
+    assert_eq!(world.noted.iter().filter(begun).count(), 1, "only the first one");
+
+    world.noted.clear();
+    world.feed(Input::StateKept(Ok(())));
+    world.command(assign("x", "1"));
+    world.done();
+    world.execute("ask()");
+    world.calls("ask");
+    assert_eq!(world.noted, [], "another job has changed the state");
+
+    world.returns(world.under_way()[0], "first");
+    world.ends_well(&["context"]);
+    world.feed(Input::StateKept(Ok(())));
+    world.feed(guest_lost(sandglass_core::Error::GuestLost("it crashed".to_owned())));
+    world.execute("ask()");
+    if world.guest.is_some() {
+        world.boot();
+    }
+    world.feed(Input::StateKept(Ok(())));
+    world.calls("ask");
+    assert_eq!(world.noted, [], "another guest has another state");
+}
+
+/// A driver writes each entry. Calls are bounded, and so are notes if each needs a call.
+#[test]
+fn notes_without_content_or_without_a_call_are_a_violation() {
+    for sent in [&[&b""[..]][..], &[b"1", b"2"]] {
+        for mut world in [by_value(), ready()] {
+            let ticket = world.execute("ask()");
+            for more in sent {
+                notes(&mut world, more);
+            }
+            assert_eq!(world.execution(ticket).outcome, Outcome::Crashed);
+        }
+    }
+}
+
+/// A host that has ended the record does not tell the guest, which goes on with its notes.
+#[test]
+fn notes_after_the_end_of_a_record_are_passed_over() {
+    let mut world = by_value();
+    let ticket = world.execute("ask()");
+    notes(&mut world, b"1");
+    let exchange = world.exchange();
+    world.event(Event::Unnoted {
+        exchange,
+        why: "it started a thread".to_owned(),
+    });
+    notes(&mut world, b"2");
+    notes(&mut world, b"3");
+    world.ends_well(&["context"]);
+    assert_eq!(world.execution(ticket).outcome, Outcome::Ok);
+}
+
+/// Whoever ends the guest then has not stopped the code: it did nothing.
+#[test]
+fn a_session_knows_whether_recorded_code_only_waits() {
+    let mut world = by_value();
+    assert!(!world.session.only_waits());
+    world.execute("ask(), look()");
+    assert!(!world.session.only_waits(), "it computes");
+    world.calls("ask");
+    assert!(world.session.only_waits());
+    world.returns(world.under_way()[0], "first");
+    assert!(!world.session.only_waits(), "it has its answer");
+    world.calls("look");
+    assert!(world.session.only_waits());
+    let exchange = world.exchange();
+    world.event(Event::Unnoted {
+        exchange,
+        why: "it started a thread".to_owned(),
+    });
+    assert!(!world.session.only_waits(), "nothing can go on with it");
+    world.returns(world.under_way()[0], "second");
+    world.ends_well(&["context"]);
+
+    world.execute("ask()");
+    world.calls("ask");
+    assert!(!world.session.only_waits(), "it is not recorded");
 }

@@ -249,7 +249,7 @@ async fn a_session_whose_state_cannot_be_written_goes_on() {
     let server = quick(&path, &["--max-suspended-mib", "1"]).await;
     let bad = server.session(json!({})).await;
     // A guest that answers with what is no state.
-    let run = "import os, sys\nfrom sandglass.state.portable import writing\nwriting.write = lambda *_: b'no state'\nos.getpid()";
+    let run = "import os, sys\nfrom sandglass.state.portable import writing\nwriting.write_pieces = lambda *_: ([b'no state'], [])\nos.getpid()";
     let run = server.execute(&bad, run).await;
     let large = server.session(json!({})).await;
     server
@@ -548,7 +548,7 @@ async fn settings_that_contradict_are_refused_at_the_start() {
         .await
         .unwrap();
     let told = refused(&[], Secrets::default()).await;
-    assert!(told.contains("another server"), "{told}");
+    assert!(told.contains("another process"), "{told}");
     drop(first);
     let told = refused(&[], key(&"ab".repeat(32))).await;
     assert!(told.contains("not the one"), "{told}");

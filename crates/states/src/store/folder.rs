@@ -35,7 +35,8 @@ impl FolderStore {
     /// Opens a store, and makes the folder if it is missing.
     ///
     /// # Errors
-    /// [`StateError::Io`] when the folder cannot be used; [`StateError::Key`] when another process has it open, or others may enter it.
+    /// [`StateError::Io`] when the folder cannot be used; [`StateError::InUse`] when another process has it open; [`StateError::Key`] when others may
+    /// enter it.
     pub fn open(path: &Path) -> Result<Self, StateError> {
         let shown = path.display();
         let fail = |error: io::Error| StateError::io(format!("the folder of states {shown} cannot be used"), error);
@@ -58,8 +59,8 @@ impl FolderStore {
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::AGAIN) => {
-                return Err(StateError::Key(format!(
-                    "another server has the folder of states {shown} open: give each server its own"
+                return Err(StateError::InUse(format!(
+                    "another process has the folder of states {shown} open: give each its own"
                 )));
             }
             Err(error) => return Err(fail(error.into())),
@@ -179,15 +180,22 @@ impl Store for FolderStore {
     }
 
     fn remove(&self, name: &Name) -> Result<(), StateError> {
+        // A ref that comes back after a power failure would be a session that its client has deleted.
         let _alone = self.alone();
         let file = self.file(name);
-        let removed = match fs::remove_file(&file) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            Err(error) => Err(error),
-            // A ref that comes back after a power failure would be a session that its client has deleted.
-            Ok(()) => File::open(file.parent().unwrap_or(&self.path)).and_then(|folder| folder.sync_all()),
-        };
+        let folder = file.parent().unwrap_or(&self.path);
+        let removed = unlink(&file).and_then(|was_there| match was_there {
+            true => File::open(folder)?.sync_all(),
+            false => Ok(()),
+        });
         removed.map_err(|error| StateError::io(format!("{name} cannot be removed"), error))
+    }
+
+    fn forget(&self, name: &Name) -> Result<(), StateError> {
+        let removed = unlink(&self.file(name));
+        removed
+            .map(drop)
+            .map_err(|error| StateError::io(format!("{name} cannot be removed"), error))
     }
 
     fn list(&self, place: Place) -> Result<Vec<Listed>, StateError> {
@@ -223,4 +231,12 @@ fn list(folder: &Path, place: Place, above: Option<&str>, listed: &mut Vec<Liste
         }
     }
     Ok(())
+}
+
+/// Removes a file. Returns false if there is none.
+fn unlink(file: &Path) -> io::Result<bool> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        removed => removed.map(|()| true),
+    }
 }

@@ -72,7 +72,7 @@ pub struct ContainerParts<'a> {
 
 /// The container of a guest.
 pub fn container(settings: &Settings, parts: &ContainerParts<'_>) -> ContainerCreateBody {
-    let mut command: Vec<String> = guest_args(Path::new(PACKAGE), &settings.preload)
+    let mut command: Vec<String> = guest_args(Path::new(PACKAGE), settings)
         .into_iter()
         .map(|arg| arg.to_string_lossy().into_owned())
         .collect();

@@ -9,6 +9,8 @@
 - `changed_files.py`  finds the files that an execution changed
 - `zygote.py`         a process that has imported libraries and forks guests
 - `forks.py`          forks shadows of a guest
+- `recorder.py`       notes what clocks and chance answer to an execution, for a later run of it
+- `recorded_guest.py` the guest whose executions are recorded
 - `kernel_guest.py`   the guest in a Jupyter kernel, in an interpreter that it shares with others
 - `delimiter.py`      stateless runs over stdin and stdout, for clients attached to a container
 - `container.py`      the first process of a container;  `landlock.py`, `rlimits.py` confine and bound a process

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from sandglass.native.channel import Channel
+    from sandglass.native.recorder import Recorder
     from sandglass.runtime.bridge import Answer
     from sandglass.runtime.wire import Encoding, HostReplyRequest, StopReason
 
@@ -103,6 +104,8 @@ class NativeBridge:
         self.has_new_thread = False
         #: True when this process is a copy that user code made (`os.fork`).
         self.is_copy = False
+        #: The recorder of executions, in a sandbox that keeps journals.
+        self.recorder: Recorder | None = None
 
     # ---- Bridge ----
 
@@ -111,7 +114,7 @@ class NativeBridge:
             self._channel.display(mime, data, is_result)
 
     def host_call(self, name: str, calls: list[tuple[Encoding, str | bytes]]) -> list[Answer]:
-        channel, wait = self._channel, Wait(len(calls))
+        channel, wait, recorder = self._channel, Wait(len(calls)), self.recorder
         try:
             with channel.lock:  # call numbers have to arrive in order
                 with self._lock:
@@ -121,6 +124,11 @@ class NativeBridge:
                     if not self._calls:
                         self._paused_at = self._channel.now()
                     self._calls.update((first + index, (wait, index)) for index in range(len(calls)))
+                if recorder is not None:  # not before: a call that may not be made has no notes
+                    recorder.calls(len(calls))
+                    notes = recorder.take()
+                    if notes:
+                        channel.noted(exchange, notes)
                 channel.calls(exchange, first, name, calls)
             wait.lock.acquire()
         finally:
@@ -135,6 +143,13 @@ class NativeBridge:
             return clock_sleep(_FOREVER if seconds is None else seconds)
         if self._channel.now is not monotonic:  # ahead: waits at the gate, so that the sleep begins at promotion
             getppid()
+        recorder = self.recorder
+        if recorder is not None and get_ident() == self._main:
+            if recorder.has_slept():
+                return None
+            self._sleep(seconds, False)
+            recorder.slept()
+            return None
         self._sleep(seconds, False)
         return None
 
@@ -173,6 +188,8 @@ class NativeBridge:
         """Sleeps until `wake`, or for `seconds`."""
         if self.is_copy:
             return clock_sleep(_FOREVER if seconds is None else seconds)
+        if self.recorder is not None:
+            self.recorder.waits()
         self._sleep(LOOK_SECONDS if seconds is None else seconds, True)  # the thread that would wake it may have ended
         return None
 

@@ -115,6 +115,11 @@ class Channel:
         if events:
             self._post(events, bodies)
 
+    def noted(self, exchange: int, notes: bytes) -> None:
+        """Sends notes of a recorder, before what depends on them."""
+        with self.lock:
+            self._post([{"type": "noted", "exchange": exchange}], [notes])
+
     def flush(self) -> None:
         """Sends the held events."""
         with self.lock:

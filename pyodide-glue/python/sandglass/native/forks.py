@@ -47,6 +47,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sandglass.ahead.syscall_gate import SyscallGate, is_possible
+from sandglass.native.hot_pages import HotPages
 from sandglass.native.leftovers import PausedCopies, adopt_orphans
 from sandglass.native.paused import (
     PID,
@@ -99,6 +100,7 @@ class Forks:
         self._copies: set[int] = set()
         #: The paused copies that are the session's checkpoints.
         self.paused = PausedCopies()
+        self.hot_pages = HotPages()
         self._oom, self._oom_score = -1, b""  # the file of the process's OOM score, and the score before
         #: True when the host will ask for no more copies.
         self.is_over = False
@@ -201,6 +203,7 @@ class Forks:
         own = {*shared, self._control.fileno(), self._heirs, control}
         others = {int(name) for name in listdir("/proc/self/fd")} - own
         offsets = offsets_of([fd for fd in others if (fd, _identity(fd)) not in self._given])
+        self.hot_pages.find()
         made = pause(self._control, self._channel, self._heirs, control, offsets)
         if not isinstance(made, int):
             self._copies.clear()

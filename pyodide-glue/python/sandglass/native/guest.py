@@ -175,7 +175,7 @@ class Guest:
         channel, runtime = self._channel, self._runtime
         match request["type"]:
             case "execute":
-                self._execute(request)
+                self._execute(request, bodies)
             case "init":
                 self._init(request)
             case "save":
@@ -213,7 +213,7 @@ class Guest:
         guest: GuestInfo = {"bridge": "native", "softInterrupt": True, "python": python, "pyodide": None}
         self._channel.post({"type": "ready", "version": VERSION, "guest": guest})
 
-    def _execute(self, request: ExecuteRequest) -> None:
+    def _execute(self, request: ExecuteRequest, _bodies: list[Any]) -> None:
         bridge, output, gate = self._bridge, self._output, None
         if request.get("ahead"):
             gate, self._standing = self._standing, None
@@ -261,6 +261,8 @@ class Guest:
         if self._gate is None:
             self._collect()
         self._start_threads()
+        if self._gate is None:
+            forks.hot_pages.copy(self._requests.empty)
 
     def _become(self, epoch: int, gate: SyscallGate | None) -> None:
         """Takes up the life of a copy: one that runs ahead behind a gate, or the session's next guest."""
@@ -587,7 +589,7 @@ def _describe(error: BaseException) -> str:
     return printable(message_of(error)[:_MAX_MESSAGE_CHARS])
 
 
-def serve(fd: int, epoch: int, reap_all: bool, control: tuple[int, int] | None = None) -> None:
+def serve(fd: int, epoch: int, reap_all: bool, control: tuple[int, int] | None = None, kind: Any = Guest) -> None:
     """Makes this process a guest on the socket `fd`; see `Guest` for `control`. Does not return."""
     if isdir(_WORKSPACE):
         os.chdir(_WORKSPACE)
@@ -595,4 +597,4 @@ def serve(fd: int, epoch: int, reap_all: bool, control: tuple[int, int] | None =
     sys.argv[:], sys.orig_argv[:] = [""], [sys.executable]  # as in a REPL, and hides the host's own arguments
     # The threads are ours, and a copy of the process runs without them.
     warnings.filterwarnings("ignore", r".*multi-threaded, use of \w+\(\) may lead to deadlocks", DeprecationWarning)
-    Guest(fd, epoch, reap_all, control=control).serve()
+    kind(fd, epoch, reap_all, control=control).serve()

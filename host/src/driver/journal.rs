@@ -1,0 +1,230 @@
+//! The journal of a sandbox's executions, in a store of states. Calls and answers wait until the store has the record so far.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use sandglass_core::Error;
+use sandglass_core::protocol::Request;
+use sandglass_core::session::{Beginning, Effect, Entry, GuestEffect, HostEffect, Record, RecordChange, Slot};
+use sandglass_states::{JournalId, Part, SessionId, StateError, Tenant};
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
+
+use super::Answered;
+use crate::value::Payload;
+
+/// The place of a session's journal in a store.
+#[derive(Debug, Clone)]
+pub(crate) struct JournalPlace {
+    pub(crate) tenant: Arc<Tenant>,
+    pub(crate) session: SessionId,
+    /// Keeps others away from the place, as long as anybody may write to it.
+    pub(crate) lease: Lease,
+}
+
+/// The right to use a place.
+pub(crate) type Lease = Arc<tokio::sync::OwnedMutexGuard<()>>;
+
+/// The text of a part.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Text {
+    Begin(Beginning),
+    Entry(Entry<()>),
+    /// The execution cannot be resumed, because of this.
+    Broken(String),
+}
+
+/// A journal as the store has it.
+#[derive(Debug, Clone)]
+pub(crate) struct Written {
+    pub(crate) id: JournalId,
+    pub(crate) record: Record<Payload>,
+    /// The times at which the parts were written, in milliseconds since 1970.
+    pub(crate) times: Vec<u64>,
+}
+
+impl Written {
+    /// Reads the parts of a journal.
+    ///
+    /// # Errors
+    /// The damage of the journal.
+    pub(crate) fn read(id: JournalId, parts: Vec<Part>) -> Result<Self, String> {
+        let mut beginning = None;
+        let (mut entries, mut times, mut broken) = (Vec::new(), Vec::new(), None);
+        for Part { text, body, written_ms } in parts {
+            match serde_json::from_str(&text).map_err(|error| format!("a part of its journal is malformed: {error}"))? {
+                Text::Begin(begins) => beginning = Some(begins),
+                Text::Broken(why) => broken = Some(why),
+                Text::Entry(entry) => {
+                    let mut is_missing = false;
+                    entries.push(entry.map(|()| {
+                        is_missing |= body.is_none();
+                        Payload(body.clone().unwrap_or_default())
+                    }));
+                    if is_missing {
+                        return Err("a part of its journal has no body".to_owned());
+                    }
+                }
+            }
+            times.push(written_ms);
+        }
+        let beginning = beginning.ok_or("its journal has no beginning")?;
+        let record = Record::written(beginning, entries, broken)?;
+        Ok(Self { id, record, times })
+    }
+}
+
+/// The name of a call, which never changes.
+pub(crate) fn call_id(journal: JournalId, place: u32) -> String {
+    format!("{journal}.{place}")
+}
+
+/// The part of a sandbox's task that writes the journal.
+#[derive(Debug, Default)]
+pub(super) struct Journal {
+    place: Option<JournalPlace>,
+    id: Option<JournalId>,
+    /// The number of the next part.
+    next: u32,
+    waiting: VecDeque<RecordChange<Payload>>,
+    writing: JoinSet<Result<(), StateError>>,
+    /// True if a part could not be written, or the journal not removed: then it is removed, and the execution cannot be resumed.
+    has_failed: bool,
+    /// The reason for which the sandbox ends, although nobody has destroyed it: the execution may only go on by its journal.
+    left: Option<Error>,
+}
+
+impl Journal {
+    pub(super) fn new(place: Option<JournalPlace>) -> Self {
+        Self {
+            place,
+            ..Self::default()
+        }
+    }
+
+    /// Goes on with a journal whose parts were written at these times.
+    pub(super) fn resume(&mut self, id: JournalId, times: &[u64]) {
+        let parts = u32::try_from(times.len()).unwrap_or(u32::MAX);
+        (self.id, self.next, self.has_failed) = (Some(id), parts, false);
+    }
+
+    /// The name of a call of the recorded execution. `place` is 0 if the call is not recorded.
+    pub(super) fn call_id(&self, place: u32) -> Option<String> {
+        self.id.filter(|_| place > 0).map(|id| call_id(id, place))
+    }
+
+    /// Returns true if an effect must wait until the journal is written: a call has an effect on the world, and an answer one on Python.
+    pub(super) fn holds(&self, effect: &Effect<Payload>) -> bool {
+        (self.is_left() || !self.is_written())
+            && matches!(
+                effect,
+                Effect::Host(HostEffect::CallHost(_))
+                    | Effect::Guest(Slot::Main, GuestEffect::Post(Request::HostReply { .. }, _))
+            )
+    }
+
+    /// Leaves the execution to a later sandbox, which goes on by the journal. This one must be destroyed.
+    pub(super) fn leave(&mut self, why: Error) {
+        self.left.get_or_insert(why);
+    }
+
+    /// Returns true if the sandbox must be destroyed.
+    pub(super) fn is_left(&self) -> bool {
+        self.left.is_some()
+    }
+
+    /// The answer to a command. One that was under way when the execution was left gets the reason.
+    pub(super) fn explain(&self, answer: Answered) -> Answered {
+        match (answer, &self.left) {
+            (Err(Error::Destroyed), Some(why)) => Err(why.clone()),
+            (answer, _) => answer,
+        }
+    }
+
+    fn is_written(&self) -> bool {
+        self.waiting.is_empty() && self.writing.is_empty()
+    }
+
+    /// Takes a change of the record.
+    pub(super) fn note(&mut self, change: RecordChange<Payload>) {
+        if self.place.is_some() {
+            self.waiting.push_back(change);
+            self.write();
+        }
+    }
+
+    /// Waits until a write has ended. Dropping the future loses nothing.
+    pub(super) async fn written(&mut self) {
+        let Some(written) = self.writing.join_next().await else {
+            return std::future::pending().await;
+        };
+        let problem = match written {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(problem) = problem {
+            tracing::warn!(
+                problem,
+                "the journal of an execution could not be written, so it cannot be resumed"
+            );
+            if std::mem::replace(&mut self.has_failed, true) {
+                self.waiting.clear();
+                self.place = None;
+                self.leave(Error::PersistFailed(format!(
+                    "the journal can neither be written nor removed ({problem}), so the guest was ended. No call was made that the journal does \
+                     not have; the execution is pending"
+                )));
+            } else {
+                // With a part missing, calls would be made twice.
+                self.waiting.retain(|change| matches!(change, RecordChange::Begin(_)));
+                self.waiting.push_front(RecordChange::End);
+            }
+        }
+        self.write();
+    }
+
+    /// Writes what waits, and forgets the store.
+    pub(super) async fn end(&mut self) {
+        while !self.is_written() {
+            self.written().await;
+        }
+        self.place = None;
+    }
+
+    /// Begins the next write, if none is under way.
+    fn write(&mut self) {
+        while self.writing.is_empty()
+            && let Some(change) = self.waiting.pop_front()
+        {
+            let Some(JournalPlace { tenant, session, .. }) = self.place.clone() else {
+                return;
+            };
+            let begins = matches!(change, RecordChange::Begin(_));
+            if self.has_failed && !begins && change != RecordChange::End {
+                continue;
+            }
+            if begins {
+                (self.id, self.next, self.has_failed) = (JournalId::random().ok(), 0, false);
+            }
+            let (id, number) = (self.id, self.next);
+            self.next += 1;
+            self.writing.spawn_blocking(move || {
+                let mut body = None;
+                let text = match change {
+                    RecordChange::Begin(beginning) => Text::Begin(beginning),
+                    RecordChange::Add(_, entry) => Text::Entry(entry.map(|Payload(bytes)| body = Some(bytes))),
+                    RecordChange::Break(why) => Text::Broken(why),
+                    RecordChange::End => return id.map_or(Ok(()), |id| tenant.remove_one_journal(session, id)),
+                };
+                let text = serde_json::to_string(&text)
+                    .map_err(|error| StateError::io("a journal cannot be described", std::io::Error::other(error)))?;
+                let id = id.ok_or_else(|| StateError::Key("the system gives no random numbers".to_owned()))?;
+                tenant.write_part(session, id, number, &text, body.as_deref())
+            });
+        }
+    }
+}

@@ -1,0 +1,543 @@
+//! Sandboxes whose executions outlive the process.
+//!
+//! A [`Kept`] sandbox writes its state into a store before and after each execution, by value. While an execution runs, it also writes a
+//! *journal*: what the world has answered to the code, such as host calls, times and random bytes. If the process ends meanwhile, in any way,
+//! a later one finds the execution *pending*. [`Kept::resume`] runs its code again from the state before, with the same answers, and goes on
+//! where the journal ends. A call whose answer is in the journal is not made again.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use sandglass_host::kept::{Kept, KeptPlace, ResumeOptions};
+//! use sandglass_host::{Sandbox, Value};
+//!
+//! let builder = Sandbox::builder()
+//!     .without_context()
+//!     .host_function("pay", |call| async move { Ok(Value::Str(format!("paid, as {:?}", call.id))) });
+//! let kept = Kept::open(builder, KeptPlace::in_folder("invoice")?).await?;
+//! match kept.pending() {
+//!     Some(pending) => println!("{} waits for {:?}", pending.code, pending.calls),
+//!     None => println!("{:?}", kept.execute("pay(42)").await?.result),
+//! }
+//! if kept.pending().is_some() {
+//!     println!("{:?}", kept.resume(ResumeOptions::default()).await?.result);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
+
+mod pending;
+mod place;
+mod stage;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sandglass_core::execution::{LostVariable, StateReport, StateStatus};
+use sandglass_core::{Error, Profile};
+use sandglass_states::{SessionId, StateError, Tenant};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+pub use self::pending::{Pending, PendingCall, ResumeOptions};
+pub use self::place::KeptPlace;
+use self::place::{Works, read};
+use self::stage::Stage;
+use crate::driver::journal::{JournalPlace, Lease};
+use crate::launcher::BackendKind;
+use crate::sandbox::{Capabilities, ExecuteOptions, Execution, Sandbox, SandboxBuilder};
+
+/// The most bytes of a kept sandbox's variables, contexts and files.
+pub const MOST_BYTES: u64 = 256 << 20;
+/// The number of states after which objects of earlier ones are removed, if nobody else does that.
+const COLLECTED_AFTER: u32 = 32;
+/// The age from which objects are removed that nobody needs.
+const COLLECTED_AGE: Duration = Duration::from_secs(60);
+
+/// A sandbox whose executions outlive the process. The [module](self) describes it.
+#[derive(Debug)]
+pub struct Kept {
+    builder: SandboxBuilder,
+    place: KeptPlace,
+    works: Works,
+    settings: StoredSettings,
+    capabilities: Capabilities,
+    /// Held by whoever uses the sandbox.
+    turn: tokio::sync::Mutex<()>,
+    inside: Mutex<Inside>,
+    /// The number of states that were written.
+    writes: AtomicU32,
+}
+
+/// The settings that a stored sandbox must have again.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct StoredSettings {
+    hash_seed: u32,
+    profile: Profile,
+}
+
+#[derive(Debug)]
+struct Inside {
+    stage: Stage,
+    /// The reason for which the store does not have exactly the present state. `None` if it does.
+    unkept: Option<String>,
+    /// A sandbox that may write to the store, and that is not the one of the stage: the pending execution goes on in it, or it ends.
+    other: Option<Sandbox>,
+    /// True once the user has the sandbox itself, and may change its state at any time.
+    is_shared: bool,
+    /// The right to use the place. `None` once the user has ended the sandbox.
+    lease: Option<Lease>,
+}
+
+impl Kept {
+    /// Opens the sandbox that is kept in a place, or begins one there. `builder` describes it, with the same functions, limits and profile as
+    /// before. The guest starts when it is first needed.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] for options with which executions cannot be recorded: another backend than bubblewrap and plain processes, a
+    /// launcher, a folder of the host, or another profile. [`Error::PersistInUse`] when another sandbox has the place.
+    /// [`Error::PersistFailed`] when the store cannot be read, or its state is damaged. After damage of the journal alone, the next execution
+    /// tells that the one under way is lost.
+    pub async fn open(builder: SandboxBuilder, place: KeptPlace) -> Result<Self, Error> {
+        let refused = |why: &str| Err(Error::invalid("persist", why));
+        if builder.has_launcher() {
+            return refused("guests of a launcher cannot be recorded: they have started already");
+        }
+        if builder.given_workspace().is_some() {
+            return refused("a folder of the host cannot be given back as it was before an execution");
+        }
+        let lease = place.lease()?;
+        let works = Works::default();
+        let found = works.run(|| Ok(place.journal(lease.clone())), read).await?;
+        let profile = builder.its_profile();
+        let (settings, stage) = match found {
+            Some((saved, is_left, journal)) => {
+                let settings = StoredSettings::deserialize(&saved.settings).map_err(failed)?;
+                if settings.profile != profile {
+                    let problem = format!("the kept sandbox has the profile \"{}\"", settings.profile.name());
+                    return Err(Error::invalid("profile", problem));
+                }
+                (settings, Some(Stage::of(saved, is_left, journal)?))
+            }
+            None => {
+                let mut seed = [0; 4];
+                getrandom::fill(&mut seed).map_err(failed)?;
+                let hash_seed = u32::from_ne_bytes(seed);
+                (StoredSettings { hash_seed, profile }, None)
+            }
+        };
+        let journal = place.journal(lease.clone());
+        let sandbox = built(builder.clone().journal(journal, settings.hash_seed)).await?;
+        let capabilities = sandbox.capabilities();
+        let stage = match stage {
+            Some(stage) => {
+                sandbox.destroy().await; // it has shown that there can be one, and another one takes the state
+                stage
+            }
+            None => Stage::Open(sandbox),
+        };
+        Ok(Self {
+            builder,
+            capabilities,
+            place,
+            works,
+            settings,
+            turn: tokio::sync::Mutex::default(),
+            writes: AtomicU32::new(0),
+            inside: Mutex::new(Inside {
+                unkept: matches!(stage, Stage::Open(_)).then(|| "it was not written yet".to_owned()),
+                stage,
+                other: None,
+                is_shared: false,
+                lease: Some(lease),
+            }),
+        })
+    }
+
+    /// The facts of the backend. The version of Python is known only once a guest has told it.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// The sandbox that has the state now, or is getting it, for what waits for nothing, such as to interrupt the code. `None` while only the
+    /// store has the state.
+    pub fn current(&self) -> Option<Sandbox> {
+        let inside = self.inside();
+        match &inside.stage {
+            Stage::Open(sandbox) => Some(sandbox.clone()),
+            _ => inside.other.clone(),
+        }
+    }
+
+    /// The execution that an earlier process has not finished.
+    pub fn pending(&self) -> Option<Pending> {
+        let inside = self.inside();
+        let Stage::Pending(_, journal) = &inside.stage else {
+            return None;
+        };
+        Some(Pending::of(journal))
+    }
+
+    /// The sandbox, for all but executions. Once it was asked for, the state is written again before each execution. Code that is executed
+    /// there has no journal, and cannot be resumed. If its guest is lost, the sandbox is destroyed: ask for the next one then.
+    ///
+    /// # Errors
+    /// [`Error::ExecutionPending`], or those of the guest's start.
+    pub async fn sandbox(&self) -> Result<Sandbox, Error> {
+        let _turn = self.turn().await?;
+        let sandbox = self.opened().await?;
+        self.inside().is_shared = true;
+        if let Err(error) = self.work(Tenant::mark_awake).await {
+            tracing::warn!(%error, "a later process will not hear that changes of the sandbox were lost");
+        }
+        Ok(sandbox)
+    }
+
+    /// Runs code, see [`Kept::execute_with`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn execute(&self, code: impl Into<String>) -> Result<Execution, Error> {
+        self.execute_with(code, ExecuteOptions::default()).await
+    }
+
+    /// Runs code. When this returns, its effects are kept; if they could not be, the log says why. Dropping the future interrupts the code,
+    /// and then it is not pending.
+    ///
+    /// # Errors
+    /// [`Error::ExecutionPending`], and those of [`Sandbox::execute_with`]. Two leave the execution pending:
+    /// [`Error::PersistFailed`] when the store fails in such a way that calls would be made twice later, and [`Error::GuestLost`] when
+    /// somebody else has ended the guest while its code waited for calls.
+    pub async fn execute_with(&self, code: impl Into<String>, options: ExecuteOptions) -> Result<Execution, Error> {
+        let _turn = self.turn().await?;
+        let mut sandbox = self.opened().await?;
+        if self.is_changed() && !self.write(&sandbox).await {
+            self.lost(&sandbox).await?;
+            sandbox = self.opened().await?;
+        }
+        let marked = self.work(Tenant::mark_awake).await;
+        let unkept = marked
+            .err()
+            .map(|error| format!("the store could not be written ({error})"))
+            .or_else(|| self.inside().unkept.clone());
+        let kept = unkept.map_or(Ok(()), |why| Err(format!("the state before it is not kept: {why}")));
+        sandbox.kept(kept);
+        self.inside().unkept = Some("an execution after it was interrupted".to_owned());
+        match sandbox.execute_with(code, options).await {
+            Ok(execution) => self.ended(&sandbox, execution).await,
+            Err(error) => {
+                if !sandbox.has_first_guest().await {
+                    let _ = self.lost(&sandbox).await; // the next call tries again
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Goes on with the pending execution. Output and displays come from the beginning.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] when none is pending, or an answer is given to no call that waits; [`Error::JournalDiffers`] when the code
+    /// goes another way than its journal says. After any error, the execution is still pending.
+    pub async fn resume(&self, options: ResumeOptions) -> Result<Execution, Error> {
+        let _turn = self.turn().await?;
+        let (suspended, journal) = match &self.inside().stage {
+            Stage::Pending(suspended, journal) => (suspended.clone(), journal.clone()),
+            _ => return Err(nothing_pending("resume")),
+        };
+        let ResumeOptions { answers, execute } = options;
+        let answers = pending::by_places(&journal, answers)?;
+        let sandbox = built(suspended.begin(self.builder()?)).await?;
+        {
+            let mut inside = self.inside();
+            inside.other = Some(sandbox.clone());
+            inside.unkept = Some("an execution after it was interrupted".to_owned());
+        }
+        let resumed = async {
+            let lost = sandbox.take_up(&suspended, MOST_BYTES).await?;
+            if let Some(LostVariable { name, reason }) = lost.first() {
+                let why = format!("the state before the pending execution cannot be made again: {name} ({reason})");
+                return Err(Error::NoCheckpoint(why));
+            }
+            self.work(Tenant::mark_awake).await?;
+            sandbox.resume(*journal, answers, execute).await
+        };
+        let resumed = resumed.await;
+        match resumed {
+            Ok(execution) => {
+                {
+                    let mut inside = self.inside();
+                    inside.stage = Stage::Open(sandbox.clone());
+                    inside.unkept = Some("it was not written yet".to_owned());
+                    inside.other = None;
+                }
+                self.ended(&sandbox, execution).await
+            }
+            Err(error) => {
+                let _ = self.lost(&sandbox).await; // the next call tries again
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives the pending execution up. The state stays as it was before it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] when none is pending; [`Error::PersistFailed`] when the store cannot be written.
+    pub async fn discard(&self) -> Result<(), Error> {
+        let _turn = self.turn().await?;
+        let suspended = match &self.inside().stage {
+            Stage::Pending(suspended, _) => suspended.clone(),
+            _ => return Err(nothing_pending("discard")),
+        };
+        self.work(Tenant::remove_journal).await?;
+        self.inside().stage = Stage::Stored(suspended);
+        Ok(())
+    }
+
+    /// Ends the guest, also while code runs: then its execution is pending in the next sandbox of this place. A process that ends in good
+    /// order calls this first. If it drops the future of an execution instead, that interrupts the code.
+    pub async fn destroy(&self) {
+        let lease;
+        let (open, other) = {
+            let mut inside = self.inside();
+            lease = inside.lease.take();
+            let open = match &inside.stage {
+                Stage::Open(sandbox) => Some(sandbox.clone()),
+                _ => None,
+            };
+            (open, inside.other.clone())
+        };
+        for sandbox in open.into_iter().chain(other) {
+            sandbox.destroy().await;
+        }
+        self.works.ended().await;
+        drop(lease); // now the place may be opened again
+    }
+
+    fn inside(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs work that blocks on the store, unless the user has ended the sandbox: then the store belongs to the next one.
+    async fn work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Tenant, SessionId) -> Result<T, StateError> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.works.run(|| self.journal(), work).await
+    }
+
+    /// The place of the journal, unless the user has ended the sandbox.
+    fn journal(&self) -> Result<JournalPlace, Error> {
+        let lease = self.inside().lease.clone().ok_or(Error::Destroyed)?;
+        Ok(self.place.journal(lease))
+    }
+
+    fn builder(&self) -> Result<SandboxBuilder, Error> {
+        Ok(self.builder.clone().journal(self.journal()?, self.settings.hash_seed))
+    }
+
+    /// Waits until nobody uses the sandbox, and an earlier one is gone that a dropped future has left. Then the stage is known.
+    async fn turn(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
+        let turn = self.turn.lock().await;
+        let other = {
+            let inside = self.inside();
+            if inside.lease.is_none() {
+                return Err(Error::Destroyed);
+            }
+            inside.other.clone()
+        };
+        if let Some(other) = other {
+            self.leave(&other).await;
+        }
+        self.read_again_if_unread().await?;
+        Ok(turn)
+    }
+
+    /// The sandbox, whose first guest has the stored state.
+    async fn opened(&self) -> Result<Sandbox, Error> {
+        let open = match &self.inside().stage {
+            Stage::Open(sandbox) => Some(sandbox.clone()),
+            _ => None,
+        };
+        if let Some(sandbox) = open {
+            if sandbox.has_first_guest().await {
+                return Ok(sandbox);
+            }
+            self.lost(&sandbox).await?;
+        }
+        let suspended = match &self.inside().stage {
+            Stage::Stored(suspended) => suspended.clone(),
+            Stage::Pending(_, journal) => {
+                let execution = journal.record.execution();
+                return Err(Error::ExecutionPending(format!(
+                    "execution {execution} was under way when its process or its sandbox ended; nothing was done. Call resume() to go on with \
+                     it, or discard() to give it up"
+                )));
+            }
+            Stage::Open(_) | Stage::Unread { .. } => return Err(failed("its state is not known")),
+        };
+        let sandbox = built(suspended.begin(self.builder()?)).await?;
+        let lost = match sandbox.take_up(&suspended, MOST_BYTES).await {
+            Ok(lost) => lost,
+            Err(error) => {
+                sandbox.destroy().await;
+                return Err(error);
+            }
+        };
+        let is_destroyed = {
+            let mut inside = self.inside();
+            inside.stage = Stage::Open(sandbox.clone());
+            inside.unkept = inexact(&lost);
+            inside.lease.is_none()
+        };
+        if is_destroyed {
+            sandbox.destroy().await;
+            return Err(Error::Destroyed);
+        }
+        Ok(sandbox)
+    }
+
+    /// Returns true if the store may not have the present state.
+    fn is_changed(&self) -> bool {
+        let inside = self.inside();
+        inside.is_shared || inside.unkept.is_some()
+    }
+
+    /// Writes the state of the sandbox, and removes the journal of the execution before it. Returns false, and writes nothing, if the guest
+    /// with the state is gone.
+    async fn write(&self, sandbox: &Sandbox) -> bool {
+        let suspended = sandbox.suspend(MOST_BYTES).await;
+        let is_lost = suspended.as_ref().is_ok_and(|suspended| suspended.past.is_lost());
+        if is_lost || !sandbox.has_first_guest().await {
+            return false;
+        }
+        let written = async {
+            let suspended = suspended?;
+            let lost = inexact(&suspended.lost);
+            let saved = suspended.into_saved(json!(self.settings))?;
+            let writes = self.writes.fetch_add(1, Ordering::Relaxed);
+            let collects = self.place.collects && writes.is_multiple_of(COLLECTED_AFTER);
+            let write = move |tenant: &Tenant, session| {
+                tenant.write(session, &saved)?;
+                tenant.remove_journal(session)?;
+                match collects {
+                    true => tenant.collect(COLLECTED_AGE).map(drop),
+                    false => Ok(()),
+                }
+            };
+            self.work(write).await.map(|()| lost)
+        };
+        let unkept = written.await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the state of a kept sandbox could not be written");
+            Some(error.to_string())
+        });
+        self.inside().unkept = unkept;
+        true
+    }
+
+    /// Keeps what an execution has left.
+    async fn ended(&self, sandbox: &Sandbox, mut execution: Execution) -> Result<Execution, Error> {
+        let was_lost = execution.state.status == StateStatus::Lost;
+        if !was_lost && self.write(sandbox).await {
+            return Ok(execution);
+        }
+        // The guest is gone with its state. That of the store takes its place.
+        self.leave(sandbox).await;
+        self.work(Tenant::remove_journal).await?;
+        self.read_again(false).await?; // this execution tells it
+        let lost = execution.run.state.lost.take().unwrap_or_default();
+        let reason = match lost.first() {
+            Some(lost) if was_lost => lost.reason.clone(),
+            _ => "the guest ended while its state was written".to_owned(),
+        };
+        execution.run.state = match &self.inside().stage {
+            Stage::Stored(suspended) => StateReport::restored(suspended.past.execution(), [], &reason),
+            _ if was_lost => StateReport::lost(lost.into_iter().map(|lost| lost.name), &reason),
+            _ => StateReport::lost([], &reason),
+        };
+        Ok(execution)
+    }
+
+    /// Ends a sandbox whose state is gone, or that was destroyed. The state of the store takes its place, and the next execution tells it.
+    async fn lost(&self, sandbox: &Sandbox) -> Result<(), Error> {
+        self.leave(sandbox).await;
+        self.read_again_if_unread().await
+    }
+
+    /// Ends a sandbox whose state is gone, and knows no other state.
+    async fn leave(&self, sandbox: &Sandbox) {
+        {
+            let mut inside = self.inside();
+            let is_left = match inside.stage {
+                Stage::Unread { is_left } => is_left,
+                _ => inside.is_shared || inside.unkept.is_some(),
+            };
+            inside.stage = Stage::Unread { is_left };
+            inside.other = Some(sandbox.clone());
+            inside.is_shared = false;
+        }
+        sandbox.destroy().await;
+        self.inside().other = None;
+    }
+
+    async fn read_again_if_unread(&self) -> Result<(), Error> {
+        let is_left = match self.inside().stage {
+            Stage::Unread { is_left } => is_left,
+            _ => return Ok(()),
+        };
+        self.read_again(is_left).await
+    }
+
+    /// Takes the stage from the store. `is_left`: the next execution tells that a sandbox has gone on from it, and that this is lost.
+    async fn read_again(&self, is_left: bool) -> Result<(), Error> {
+        let found = self.work(read).await?;
+        if let Some((saved, _, journal)) = found {
+            self.inside().stage = Stage::of(saved, is_left, journal)?;
+            return Ok(());
+        }
+        let sandbox = built(self.builder()?).await?;
+        let mut inside = self.inside();
+        inside.stage = Stage::Open(sandbox);
+        inside.unkept = Some("it was not written yet".to_owned());
+        match is_left {
+            true => Err(Error::GuestLost(
+                "the guest ended, and the store has no state; nothing was done. The next call begins with no variables"
+                    .to_owned(),
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A sandbox whose guests can be recorded.
+async fn built(builder: SandboxBuilder) -> Result<Sandbox, Error> {
+    let sandbox = builder.build().await?;
+    match sandbox.capabilities().backend {
+        BackendKind::Bubblewrap | BackendKind::Subprocess => Ok(sandbox),
+        other => Err(Error::invalid(
+            "persist",
+            format!(
+                "guests of {} cannot be recorded: use bubblewrap or subprocess",
+                other.name()
+            ),
+        )),
+    }
+}
+
+/// The reason for which a state without these variables is not exactly the present one.
+fn inexact(lost: &[LostVariable]) -> Option<String> {
+    let LostVariable { name, reason } = lost.first()?;
+    Some(format!("{name} cannot be written ({reason})"))
+}
+
+fn nothing_pending(method: &str) -> Error {
+    Error::invalid(method, "no execution is pending; nothing was done")
+}
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error::PersistFailed(format!("the kept sandbox cannot be read or written: {error}"))
+}

@@ -23,6 +23,9 @@ use crate::protocol::{ReplyStatus, Step};
 const MAX_BYTES: usize = 64 * 1024 * 1024;
 /// The most bytes of notes. A guest sends at most a third of this.
 const MAX_NOTES: usize = 3 * 1024 * 1024;
+/// The most entries of notes beyond the number of calls. A guest sends one before the calls that it makes at once, one at its end, and
+/// perhaps one for calls that it does not make after all.
+const MOST_NOTES_WITHOUT_CALLS: usize = 16;
 /// The base of a record if the driver keeps the state before it, by value. No checkpoint has this number.
 pub(super) const BY_VALUE: u32 = 0;
 
@@ -139,6 +142,8 @@ pub struct Record<B> {
     /// For each call, the places of its entry and of its answer's.
     calls: Vec<(usize, Option<usize>)>,
     bytes: usize,
+    /// The number of entries of notes, and the bytes of all of them.
+    notes: usize,
     notes_bytes: usize,
     /// The reason for which the execution cannot be resumed.
     broken: Option<String>,
@@ -197,6 +202,7 @@ impl<B: Body> Record<B> {
             entries: Vec::new(),
             calls: Vec::new(),
             bytes: 0,
+            notes: 0,
             notes_bytes: 0,
             broken: None,
             is_told: false,
@@ -312,6 +318,7 @@ impl<B: Body> Record<B> {
         let index = self.entries.len();
         let size = match &entry {
             Entry::Notes { notes } => {
+                self.notes += 1;
                 self.notes_bytes = self.notes_bytes.saturating_add(notes.size());
                 notes.size()
             }
@@ -346,7 +353,8 @@ impl<B: Body> Record<B> {
         self.broken.get_or_insert_with(|| why.chars().take(300).collect());
     }
 
-    /// Takes notes of the guest, of which there is one entry before a call: drivers write each as a file. An error is a violation.
+    /// Takes notes of the guest. Their number is bounded by that of the calls, because drivers write each entry as a file. An error is a
+    /// violation.
     pub(super) fn hear(&mut self, notes: B) -> Result<(), &'static str> {
         if notes.size() == 0 {
             return Err("notes without content");
@@ -355,8 +363,8 @@ impl<B: Body> Record<B> {
             return Err("more notes than a guest makes");
         }
         if self.strictness == Strictness::Resume && self.broken.is_none() {
-            if matches!(self.entries.last(), Some(Entry::Notes { .. })) {
-                return Err("notes after notes, without a call");
+            if self.notes >= self.calls.len().saturating_add(MOST_NOTES_WITHOUT_CALLS) {
+                return Err("more notes than calls");
             }
             self.add(Entry::Notes { notes });
         }

@@ -18,7 +18,7 @@ export async function visit(url, visit) {
     if (error) throw new Error(error);
     return token;
   };
-  const sandbox = await createSandbox({
+  const options = {
     persist: { name: "kills", journal: true },
     onProgress: (progress) => {
       if (progress.stage === "kept" || progress.stage === "unkept") void tell("stored", progress);
@@ -31,7 +31,8 @@ export async function visit(url, visit) {
       },
     },
     onLLMQuery: (prompt) => effect(prompt, undefined),
-  });
+  };
+  const sandbox = await open(options);
   const pending = await sandbox.pending();
   let told = await tell("opened", { pending });
   while (told.method) {
@@ -43,5 +44,16 @@ export async function visit(url, visit) {
       answer = { error: `${/** @type {any} */ (error).code}: ${/** @type {any} */ (error).message}` };
     }
     told = await tell("done", { ...answer, method: told.method });
+  }
+}
+
+/** Makes the sandbox. A page that was killed may have the session for another moment. @param {object} options */
+async function open(options) {
+  for (;;) {
+    try {
+      return await createSandbox(options);
+    } catch (error) {
+      if (/** @type {any} */ (error).code !== "persist_in_use") throw error;
+    }
   }
 }

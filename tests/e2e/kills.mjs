@@ -23,7 +23,7 @@ const { values } = parseArgs({
 const name = /** @type {"chromium" | "firefox"} */ (values.browser);
 const wanted = Number(values.kills);
 /** The longest time without a word from a page, in milliseconds. */
-const PATIENCE_MS = 120_000;
+const PATIENCE_MS = 300_000;
 /** The time after which a page is killed that has not come to the moment that was drawn, in milliseconds. */
 const LONGEST_VISIT_MS = 15_000;
 /** The words on the command line of a process that runs pages. */
@@ -114,7 +114,8 @@ async function visit(plan) {
   const page = await browser.newPage();
   page.setDefaultTimeout(0);
   await page.goto(`${site.url}/tests/e2e/page.html`);
-  const ends = Promise.withResolvers();
+  const ends = { resolve: () => {}, reject: (/** @type {Error} */ _) => {} };
+  const ended = new Promise((resolve, reject) => Object.assign(ends, { resolve: () => resolve(undefined), reject }));
   let isKilled = false;
   let seen = 0;
   /** @type {Process[]} */
@@ -129,7 +130,7 @@ async function visit(plan) {
     for (const victim of found) end(victim);
     look(); // processes that have come meanwhile
     for (const victim of found) end(victim);
-    ends.resolve(undefined);
+    ends.resolve();
   };
   meets = (moment) => {
     if (moment === "opened") look();
@@ -152,12 +153,12 @@ async function visit(plan) {
     /** @type {const} */ ([url, book.visit]),
   );
   runs.then(
-    () => book.isOver && ends.resolve(undefined),
+    () => book.isOver && ends.resolve(),
     (error) => isKilled || ends.reject(error),
   );
   meets("begun");
   try {
-    await ends.promise;
+    await ended;
   } finally {
     clearInterval(watch);
     meets = () => false;

@@ -81,7 +81,8 @@ export async function launch(name, { headless = true, args = [], prefs = {}, env
     defaultViewport: { width: 1280, height: 800 },
     protocolTimeout: 3_600_000,
     networkEnabled: network,
-    userDataDir: profile,
+    // A browser that was killed may open no page by itself the next time.
+    ...(profile ? { userDataDir: profile, waitForInitialPage: false, timeout: 180_000 } : {}),
     env: { ...process.env, ...env },
   };
   if (name === "firefox") {

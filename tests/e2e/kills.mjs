@@ -29,12 +29,15 @@ const LONGEST_VISIT_MS = 15_000;
 /** The words on the command line of a process that runs pages. */
 const RENDERER = { chromium: "--type=renderer", firefox: "-contentproc" }[name];
 
+/** Keeps Chromium from giving the next page a process that was killed while it waited for one. */
+const NO_SPARES = ["--disable-features=SpareRendererForSitePerProcess"];
+
 const random = randomness(Number(values.seed));
 /** A random whole number below `limit`. @param {number} limit */
 const below = (limit) => Math.floor(random() * limit);
 const score = new Score();
 const book = new Book(below);
-const counts = { browsers: 0, pages: 0, inCalls: 0, late: 0 };
+const counts = { browsers: 0, pages: 0, inCalls: 0, late: 0, replaced: 0 };
 
 /** @import { Moment } from "./kills-book.mjs" */
 /**
@@ -109,11 +112,8 @@ score.end();
 async function visit(plan) {
   book.visit += 1;
   book.isOver = false;
-  browser ??= await launch(name, { profile });
-  const program = browser.process()?.pid;
-  const page = await browser.newPage();
-  page.setDefaultTimeout(0);
-  await page.goto(`${site.url}/tests/e2e/page.html`);
+  const page = await openPage();
+  const program = browser?.process()?.pid;
   const ends = { resolve: () => {}, reject: (/** @type {Error} */ _) => {} };
   const ended = new Promise((resolve, reject) => Object.assign(ends, { resolve: () => resolve(undefined), reject }));
   let isKilled = false;
@@ -165,10 +165,34 @@ async function visit(plan) {
   }
   if (!plan) return page.close();
   counts[plan.victim === "browser" ? "browsers" : "pages"] += 1;
-  while (found.some(({ id, started }) => findProcess(id)?.started === started))
-    await new Promise((resolve) => setTimeout(resolve, 5));
+  await killAll(found);
   if (plan.victim === "browser") browser = undefined;
   else page.close().catch(() => {});
+}
+
+/** Opens a page. A browser that has lost processes may fail to: then another one takes its place. */
+async function openPage() {
+  for (let tries = 1; ; tries++) {
+    browser ??= await launch(name, { profile, args: name === "chromium" ? NO_SPARES : [] });
+    try {
+      const page = await browser.newPage();
+      page.setDefaultTimeout(0);
+      await page.goto(`${site.url}/tests/e2e/page.html`);
+      return page;
+    } catch (error) {
+      if (tries === 3) throw error;
+      counts.replaced += 1;
+      await killAll(family(browser.process()?.pid));
+      browser = undefined;
+    }
+  }
+}
+
+/** Kills processes, and waits until they are gone. @param {Process[]} victims */
+async function killAll(victims) {
+  for (const victim of victims) end(victim);
+  while (victims.some(({ id, started }) => findProcess(id)?.started === started))
+    await new Promise((resolve) => setTimeout(resolve, 5));
 }
 
 /** @import { Process } from "../../scripts/processes.mjs" */

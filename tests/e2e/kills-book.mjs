@@ -147,6 +147,7 @@ export class Book {
         this.#fault(`the replay of execution ${replays.execution} is another: ${difference}`);
       return { answer: this.#next() };
     }
+    if (execution.state.status !== "kept") this.#fault(`${method} of cell ${cell}: ${JSON.stringify(execution.state)}`);
     this.#lastExecution = execution.id;
     if (isLook) {
       this.#compare(execution.stdout, digest ?? "");

@@ -34,6 +34,8 @@ export class Book {
   #now = 0;
   /** The newest cell that must not be lost: its state was kept, or it has made a call. */
   #kept = 0;
+  /** The newest cell whose state was kept. */
+  #storedCell = 0;
   #lastCell = 0;
   #lastExecution = 0;
   /** @type {Map<string, Call>} */
@@ -95,8 +97,14 @@ export class Book {
   #stored({ stage, execution, reason, visit }) {
     if (stage === "unkept") this.#fault(`execution ${execution} is not kept: ${reason}`);
     const ended = this.#ended.find((ended) => ended.execution === execution && ended.visit === visit);
-    if (ended) this.#kept = Math.max(this.#kept, ended.cell);
+    if (ended) this.#keeps(ended.cell);
     return "stored";
+  }
+
+  /** The state after a cell is kept. @param {number} cell */
+  #keeps(cell) {
+    this.#storedCell = Math.max(this.#storedCell, cell);
+    this.#kept = Math.max(this.#kept, cell);
   }
 
   /** @param {any} pending */
@@ -118,6 +126,9 @@ export class Book {
     }
     for (const key of this.#calls.keys()) if (!this.#waiting.has(key)) this.#answered.add(key);
     if (!cell) return this.#look();
+    if (number <= this.#storedCell) this.#fault(`cell ${number} is pending, and its state was kept`);
+    // It may have ended, with its state not kept yet. What the world said after its last call is in no journal, so it may be another now.
+    this.#ended = this.#ended.filter((ended) => ended.cell !== number);
     this.counts.resumed += 1;
     this.#asked = { cell: number };
     return { method: "resume", given: [] };
@@ -133,7 +144,7 @@ export class Book {
     }
     if (method === "initialize") return { answer: this.#execute(PREPARE, { cell: 0 }) };
     if (method === "checkpoint") {
-      this.#kept = Math.max(this.#kept, this.#now);
+      this.#keeps(this.#now);
       return { answer: this.#next() };
     }
     const { execution = value, difference } = value;

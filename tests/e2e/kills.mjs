@@ -1,5 +1,5 @@
-// A browser that is killed at random moments, in the middle of host calls too, and a sandbox that goes on in the same profile.
-//   node tests/e2e/kills.mjs [--kills 10] [--seed N] [--browser chromium]
+// Chromium that is killed at random moments, in the middle of host calls too, and a sandbox that goes on in the same profile.
+//   node tests/e2e/kills.mjs [--kills 10] [--seed N]
 // After each kill the kept session is compared with a model of every variable, executions of earlier pages are replayed, and the host calls are
 // compared with a book that is kept outside of the browser. No execution that was kept is lost, and no answered call is made again.
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
@@ -15,19 +15,17 @@ import { randomness } from "./tools.js";
 
 const { values } = parseArgs({
   options: {
-    browser: { type: "string", default: "chromium" },
     kills: { type: "string", default: "10" },
     seed: { type: "string", default: `${Date.now() % 1_000_000}` },
   },
 });
-const name = /** @type {"chromium" | "firefox"} */ (values.browser);
 const wanted = Number(values.kills);
 /** The longest time without a word from a page, in milliseconds. */
 const PATIENCE_MS = 300_000;
 /** The time after which a page is killed that has not come to the moment that was drawn, in milliseconds. */
 const LONGEST_VISIT_MS = 15_000;
-/** The words on the command line of a process that runs pages. */
-const RENDERER = { chromium: "--type=renderer", firefox: "-contentproc" }[name];
+/** A word on the command line of a process that runs pages. */
+const RENDERER = "--type=renderer";
 
 /** Keeps Chromium from giving the next page a process that was killed while it waited for one. */
 const NO_SPARES = ["--disable-features=SpareRendererForSitePerProcess"];
@@ -100,7 +98,7 @@ try {
   rmSync(profile, { recursive: true, force: true, maxRetries: 5 });
 }
 const kills = counts.browsers + counts.pages;
-console.log(`seed ${values.seed}, ${kills} kills in ${name}: ${JSON.stringify({ ...counts, ...book.counts })}`);
+console.log(`seed ${values.seed}, ${kills} kills: ${JSON.stringify({ ...counts, ...book.counts })}`);
 score.add("nothing that was kept is lost, and no answered call is made again", book.wrong);
 score.add("pages were killed, and executions of earlier pages were replayed", [
   ...(kills >= wanted ? [] : [`${kills} kills`]),
@@ -173,7 +171,7 @@ async function visit(plan) {
 /** Opens a page. A browser that has lost processes may fail to: then another one takes its place. */
 async function openPage() {
   for (let tries = 1; ; tries++) {
-    browser ??= await launch(name, { profile, args: name === "chromium" ? NO_SPARES : [] });
+    browser ??= await launch("chromium", { profile, args: NO_SPARES });
     try {
       const page = await browser.newPage();
       page.setDefaultTimeout(0);

@@ -83,7 +83,9 @@ impl Tenant {
             journal,
             text: text.to_owned(),
             writer,
-            body: body.map(|body| self.write_body(writer, body, &mut written)).transpose()?,
+            body: body
+                .map(|body| self.write_body(writer, body, &mut written))
+                .transpose()?,
             written_ms: now_ms(),
         };
         let name = Name::Part(self.id(), session, number);

@@ -392,7 +392,9 @@ impl Tenant {
             let pieces = bodies.all().flat_map(|body| &body.pieces);
             named.extend(pieces.chain(&stored.manifest.pieces).map(|id| (stored.writer, *id)));
             for number in self.part_numbers(session)? {
-                let Some(part) = self.part(session, number)? else { continue };
+                let Some(part) = self.part(session, number)? else {
+                    continue;
+                };
                 let pieces = part.body.iter().flat_map(|body| &body.pieces);
                 named.extend(pieces.map(|id| (part.writer, *id)));
             }
@@ -455,7 +457,12 @@ impl Tenant {
         }
     }
 
-    pub(crate) fn write_body(&self, writer: Option<ServerId>, bytes: &[u8], written: &mut Written) -> Result<Body, StateError> {
+    pub(crate) fn write_body(
+        &self,
+        writer: Option<ServerId>,
+        bytes: &[u8],
+        written: &mut Written,
+    ) -> Result<Body, StateError> {
         let write = |piece| self.write_object(writer, piece, written);
         Ok(Body {
             bytes: bytes.len() as u64,

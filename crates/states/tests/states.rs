@@ -12,7 +12,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use sandglass_states::{
     FolderStore, JournalId, Listed, Lost, MasterKey, MemoryStore, Name, Place, Saved, SavedFile, SessionId, StateError,
-    States, Store, Tenant,
+    States, Store, Tenant, Version,
 };
 use serde_json::json;
 use tempfile::TempDir;

@@ -237,6 +237,25 @@ impl<B: Body> Record<B> {
         Ok(record)
     }
 
+    /// A record that is not there, because of this. It stands for one, so that the reason can be told.
+    pub fn missing(execution: u32, why: &str) -> Self {
+        let mut record = Self::new(Beginning {
+            execution,
+            code: String::new(),
+            timeout_ms: 0.0,
+            budget: BudgetLimits::default(),
+            base: 0,
+            steps: Vec::new(),
+        });
+        record.end(why);
+        record
+    }
+
+    /// The execution of the record and the state before it, and all entries, as [`Record::written`] takes them.
+    pub fn parts(&self) -> (&Beginning, &[Entry<B>]) {
+        (&self.beginning, &self.entries)
+    }
+
     /// The execution's number.
     pub fn execution(&self) -> u32 {
         self.beginning.execution
@@ -292,9 +311,11 @@ impl<B: Body> Record<B> {
         self
     }
 
-    /// The size of all bodies.
-    pub(super) fn bytes(&self) -> usize {
+    /// The size of all bodies, and of all code.
+    pub fn size(&self) -> usize {
+        let steps = self.beginning.steps.iter().map(|step| step.code.len());
         self.bytes
+            .saturating_add(self.beginning.code.len() + steps.sum::<usize>())
     }
 
     pub(super) fn strictness(&self) -> Strictness {

@@ -20,6 +20,8 @@ import { SandboxError } from "./sandbox-error.js";
  * A part of a journal: its text and a body, if it has one. Without a key, `proof` is the hash of the part before and of this one.
  * @typedef {{ at: number, text: string | Sealed, body?: StoredBody | Sealed | Checked, proof?: ArrayBuffer }} Part
  */
+/** The journal of an ended execution: its text, and the bodies that the text names by their places. @typedef {[text: string, ...bodies: StoredBody[]]} Ended */
+/** The same in the store. Without a key, its hash is there. @typedef {{ journal: Sealed | { bytes: Uint8Array<ArrayBuffer>, sha256: ArrayBuffer } }} StoredEnded */
 /**
  * A change of a session's journal: the part's number, its text and its body. A number of 0 begins another journal, and without a text there
  * is none any more. -1 is the reason for which the execution cannot be resumed.
@@ -68,7 +70,12 @@ export async function openSession(name, key, build) {
     const description = entry && String(await seal.open(0, entry.description));
     /** @type {Map<number, StoredBody>} */
     const found = new Map();
-    for (const [id, body] of bodies) found.set(id, await seal.open(id, body));
+    /** @type {Map<number, StoredEnded>} */
+    const ended = new Map();
+    for (const [id, body] of bodies) {
+      if (typeof body === "object" && "journal" in body) ended.set(id, body);
+      else found.set(id, await seal.open(id, body));
+    }
     const journal = createJournal(name, seal, Boolean(key));
     const noted = entry && (await journal.read(parts));
     return {
@@ -98,20 +105,36 @@ export async function openSession(name, key, build) {
       isOfBuild: entry?.build === build,
       /** @param {number} id */
       body: (id) => found.get(id),
+      /** The journal of an ended execution. Rejects if it is damaged: the session is worth more than it. @param {number} id @returns {Promise<Ended>} */
+      async ended(id) {
+        const stored = ended.get(id)?.journal;
+        if (!stored) throw failed(name, `the journal ${id} is missing`);
+        if ("data" in stored) return unpack(/** @type {Uint8Array} */ (await seal.open(id, stored)));
+        const { bytes, sha256 } = stored;
+        if (!isSame(sha256, await crypto.subtle.digest("SHA-256", bytes)))
+          throw failed(name, `the journal ${id} is damaged`);
+        return unpack(bytes);
+      },
       /** Lets go of the bodies that were read. */
-      forgetBodies: () => found.clear(),
+      forgetBodies() {
+        found.clear();
+        ended.clear();
+      },
 
       /**
        * Replaces what is kept. `added` are bodies and their numbers; those whose numbers are not among `all` are removed.
        * @param {string} description @param {number} execution @param {number} bytes
-       * @param {[number, StoredBody][]} added @param {number[]} all
+       * @param {[number, StoredBody | Ended][]} added @param {number[]} all
        * @param {boolean} keepsJournal  whether the journal is of an execution after this state
        */
       async write(description, execution, bytes, added, all, keepsJournal) {
         try {
-          /** @type {[number, StoredBody | Sealed | Checked][]} */
+          /** @type {[number, StoredBody | Sealed | Checked | StoredEnded][]} */
           const sealed = [];
-          for (const [id, body] of added) sealed.push([id, await seal.close(id, body)]);
+          for (const [id, body] of added) {
+            if (!Array.isArray(body)) sealed.push([id, await seal.close(id, body)]);
+            else sealed.push([id, { journal: await seal.closeBytes(id, await pack(body)) }]);
+          }
           const text = /** @type {string | Sealed} */ (await seal.close(0, description));
           const entry = { build, savedAt: Date.now(), bytes, execution, encrypted: Boolean(key), description: text };
           await write(database, name, entry, sealed, new Set(all), keepsJournal);
@@ -224,7 +247,7 @@ async function read(database, name) {
   const [entry, keys, values, numbers, parts] = await Promise.all([
     result(/** @type {IDBRequest<Entry | undefined>} */ (transaction.objectStore(SESSIONS).get(name))),
     result(bodies.getAllKeys(allOf(name))),
-    result(/** @type {IDBRequest<(StoredBody | Sealed | Checked)[]>} */ (bodies.getAll(allOf(name)))),
+    result(/** @type {IDBRequest<(StoredBody | Sealed | Checked | StoredEnded)[]>} */ (bodies.getAll(allOf(name)))),
     result(journals.getAllKeys(allOf(name))),
     result(/** @type {IDBRequest<Part[]>} */ (journals.getAll(allOf(name)))),
   ]);
@@ -235,11 +258,11 @@ async function read(database, name) {
   return {
     entry,
     parts: new Map(numbered),
-    bodies: /** @type {[number, StoredBody | Sealed | Checked][]} */ (/** @type {unknown} */ (pairs)),
+    bodies: /** @type {[number, StoredBody | Sealed | Checked | StoredEnded][]} */ (/** @type {unknown} */ (pairs)),
   };
 }
 
-/** @param {IDBDatabase} database @param {string} name @param {Entry} entry @param {[number, StoredBody | Sealed | Checked][]} added @param {Set<number>} all @param {boolean} keepsJournal */
+/** @param {IDBDatabase} database @param {string} name @param {Entry} entry @param {[number, StoredBody | Sealed | Checked | StoredEnded][]} added @param {Set<number>} all @param {boolean} keepsJournal */
 const write = (database, name, entry, added, all, keepsJournal) =>
   inTransaction(database, [SESSIONS, BODIES, JOURNALS], (sessions, bodies, parts) => {
     if (!keepsJournal) parts.delete(allOf(name));
@@ -393,6 +416,11 @@ function createSeal(name, key) {
             : /** @type {const} */ (["bytes", /** @type {BufferSource} */ (body)]);
       return { kind, iv, data: await crypto.subtle.encrypt(algorithm(id, iv), /** @type {any} */ (key), data) };
     },
+    /** @param {number} id @param {Uint8Array<ArrayBuffer>} bytes @returns {Promise<StoredEnded["journal"]>} */
+    async closeBytes(id, bytes) {
+      if (key) return /** @type {Sealed} */ (await this.close(id, bytes));
+      return { bytes, sha256: await crypto.subtle.digest("SHA-256", bytes) };
+    },
     /** @param {number | string} id @param {StoredBody | Sealed | Checked} body @returns {Promise<StoredBody>} */
     async open(id, body) {
       try {
@@ -409,6 +437,39 @@ function createSeal(name, key) {
       }
     },
   };
+}
+
+/**
+ * A journal as one body: the length of its head (four bytes), the head as JSON, and the contents of its bodies.
+ * @param {Ended} journal
+ */
+async function pack([text, ...bodies]) {
+  /** @type {[kind: Sealed["kind"], bytes: number][]} */
+  const kinds = [];
+  /** @type {Uint8Array[]} */
+  const parts = [];
+  for (const body of bodies) {
+    const isText = typeof body === "string";
+    const buffer = isText ? codes(body).buffer : body instanceof Blob ? await body.arrayBuffer() : undefined;
+    const bytes = buffer ? new Uint8Array(buffer) : /** @type {Uint8Array} */ (body);
+    parts.push(bytes);
+    kinds.push([isText ? "string" : body instanceof Blob ? "blob" : "bytes", bytes.length]);
+  }
+  const head = new TextEncoder().encode(JSON.stringify([text, kinds]));
+  const size = new Uint8Array(4);
+  new DataView(size.buffer).setUint32(0, head.length, true);
+  return joined([size, head, ...parts]);
+}
+
+/** @param {Uint8Array} bytes @returns {Ended} */
+function unpack(bytes) {
+  let at = 4 + new DataView(bytes.buffer, bytes.byteOffset).getUint32(0, true);
+  const [text, kinds] = JSON.parse(new TextDecoder().decode(bytes.subarray(4, at)));
+  const bodies = kinds.map((/** @type {[Sealed["kind"], number]} */ [kind, size]) => {
+    const part = bytes.slice(at, (at += size));
+    return kind === "string" ? textOf(part.buffer) : kind === "blob" ? new Blob([part]) : part;
+  });
+  return [text, ...bodies];
 }
 
 /** @param {Blob} blob */

@@ -62,11 +62,12 @@ export function find(program) {
 /**
  * Starts a headless browser with a profile of its own, which is deleted when it closes.
  * @param {"chromium" | "firefox"} name
- * @param {{ headless?: boolean, args?: string[], prefs?: Record<string, unknown>, env?: Record<string, string>, network?: boolean }} [options]
- *   without `network`, nobody is told of requests and frames, and pages run at the speed that they have for users
+ * @param {{ headless?: boolean, args?: string[], prefs?: Record<string, unknown>, env?: Record<string, string>, network?: boolean, profile?: string }} [options]
+ *   without `network`, nobody is told of requests and frames, and pages run at the speed that they have for users; `profile` is a folder
+ *   with the browser's data, which stays
  * @returns {Promise<import("puppeteer-core").Browser>}
  */
-export async function launch(name, { headless = true, args = [], prefs = {}, env = {}, network = true } = {}) {
+export async function launch(name, { headless = true, args = [], prefs = {}, env = {}, network = true, profile } = {}) {
   if (name !== "chromium" && name !== "firefox") throw new Error(`unknown browser "${name}": chromium or firefox`);
   const executablePath = find(name);
   if (!executablePath) {
@@ -80,6 +81,8 @@ export async function launch(name, { headless = true, args = [], prefs = {}, env
     defaultViewport: { width: 1280, height: 800 },
     protocolTimeout: 3_600_000,
     networkEnabled: network,
+    // A browser that was killed may open no page by itself the next time.
+    ...(profile ? { userDataDir: profile, waitForInitialPage: false, timeout: 180_000 } : {}),
     env: { ...process.env, ...env },
   };
   if (name === "firefox") {

@@ -39,6 +39,7 @@ const PYTHON_FOLDERS = [
   "tests/jupyter",
   "tests/kernel",
   "tests/mcp",
+  "tests/s3",
   "examples/python",
   "scripts/bench/rlm",
   "scripts/bench/forks",
@@ -242,6 +243,7 @@ const SUITES = [
   // Python waits for its calls in both ways: with shared memory, and without.
   ...inBrowsers(COMPUTES, "journal", "--shared", ...either(["--rounds", "200"])),
   ...inBrowsers(COMPUTES, "journal", ...either(["--rounds", "200"])).filter(({ name }) => name.includes("chromium")),
+  { name: "kills of a tab", ...e2e("kills", ...either(["--kills", "300"], ["--kills", "10"])) },
   ...inBrowsers(0.5, "snapshot"),
   { name: "examples", ...e2e("examples", ...either([], ["--only", "vite build|script"])) },
 ];

@@ -1,11 +1,11 @@
-//! Journals of kept sessions: the record of the execution that runs, as the browser's store has it.
+//! Journals of kept sessions, as the browser's store has them: the record of the execution that runs, and records of ended executions.
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use js_sys::Array;
+use js_sys::{Array, Uint8Array};
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
@@ -74,6 +74,13 @@ export interface Replay {
 struct Head {
     id: String,
     beginning: Beginning,
+}
+
+/// The record of an ended execution, written as JSON. Bodies are named by their places.
+#[derive(Serialize, Deserialize)]
+struct Ended {
+    beginning: Beginning,
+    entries: Vec<Entry<u32>>,
 }
 
 /// A journal, as far as the page knows it.
@@ -150,4 +157,33 @@ impl Journal {
 /// The place of a call, by its name.
 pub(super) fn place(id: &str) -> Option<u32> {
     id.rsplit('.').next()?.parse().ok().filter(|place| *place > 0)
+}
+
+/// The record of an ended execution for the store: its text, followed by its bodies.
+pub(super) fn of_ended(record: &Record<JsBody>) -> Result<Array, String> {
+    let (beginning, entries) = record.parts();
+    let bodies = Array::new();
+    let mut place = |body: JsBody| bodies.push(&body.to_value()) - 1;
+    let entries = entries.iter().cloned().map(|entry| entry.map(&mut place)).collect();
+    let beginning = beginning.clone();
+    let text = serde_json::to_string(&Ended { beginning, entries }).map_err(|error| error.to_string())?;
+    bodies.unshift(&text.into());
+    Ok(bodies)
+}
+
+/// Reads the record of an ended execution.
+pub(super) fn ended(parts: &Array) -> Result<Record<JsBody>, String> {
+    let text = parts.get(0).as_string().unwrap_or_default();
+    let Ended { beginning, entries } = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    let mut is_missing = false;
+    let mut body = |place: u32| {
+        let body = JsBody::of_value(&parts.get(place.saturating_add(1)));
+        is_missing |= body.is_none();
+        body.unwrap_or_else(|| JsBody::Bytes(Uint8Array::new_with_length(0)))
+    };
+    let entries = entries.into_iter().map(|entry| entry.map(&mut body)).collect();
+    match is_missing {
+        true => Err("it lacks a body".to_owned()),
+        false => Record::written(beginning, entries, None),
+    }
 }

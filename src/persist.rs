@@ -7,6 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use js_sys::{Array, Object, Promise, Uint8Array};
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,7 @@ use web_sys::CryptoKey;
 use super::arguments::entries;
 use super::budget::shown;
 use super::glue::{Glue, get, sandbox_error};
-use super::journal::Journal;
+use super::journal::{self, Journal};
 use super::outbox::JsBody;
 use sandglass_core::error::Error;
 use sandglass_core::session::{HistoryEntry, Kept, Record, RecordChange};
@@ -71,6 +72,8 @@ extern "C" {
     fn is_of_build(this: &Store) -> bool;
     #[wasm_bindgen(method)]
     fn body(this: &Store, id: u32) -> JsValue;
+    #[wasm_bindgen(method)]
+    fn ended(this: &Store, id: u32) -> Promise;
     #[wasm_bindgen(method, js_name = forgetBodies)]
     fn forget_bodies(this: &Store);
     #[wasm_bindgen(method)]
@@ -145,15 +148,16 @@ impl Persist {
         let store = JsFuture::from(glue.open_session(&self.name, &key)?).await?;
         let store: Store = store.unchecked_into();
         let mut written = Written::default();
+        let foreign = (!store.is_of_build()).then_some("another release of sandglass has saved it");
         let kept = match store.description() {
             None => None,
             Some(description) => {
                 let read = written.read(&description, &store).inspect_err(|_| store.close());
-                Some(read.map_err(|error| self.unreadable(glue, &error))?)
+                let (kept, ended) = read.map_err(|error| self.unreadable(glue, &error))?;
+                Some(written.read_ended(kept, ended, foreign, &store).await)
             }
         };
         store.forget_bodies();
-        let foreign = (!store.is_of_build()).then_some("another release of sandglass has saved it");
         let journal = Journal::default();
         let broken = foreign.map(str::to_owned).or_else(|| store.broken());
         let record = journal.read(&store.journal(), broken).map_err(|error| {
@@ -204,6 +208,17 @@ struct Description<K> {
     kept: K,
     /// The times at which checkpoints were first kept, by their numbers, in milliseconds since 1970.
     times: BTreeMap<u32, f64>,
+    /// The journals of ended executions, the oldest first. Sessions of earlier releases have none.
+    #[serde(default)]
+    ended: Vec<Ended>,
+}
+
+/// The journal of an ended execution: the number of its body, or the reason for which there is none.
+#[derive(Serialize, Deserialize)]
+struct Ended {
+    execution: u32,
+    body: Option<u32>,
+    why: Option<String>,
 }
 
 /// The numbers of bodies that are in the store.
@@ -214,12 +229,14 @@ struct Written {
     checkpoints: HashMap<u32, u32>,
     /// Contexts and packages.
     others: Vec<(JsValue, u32)>,
+    /// Journals of ended executions.
+    ended: Vec<(Arc<Record<JsBody>>, u32)>,
     times: BTreeMap<u32, f64>,
 }
 
 impl Written {
-    fn read(&mut self, description: &str, store: &Store) -> Result<Kept<JsBody>, String> {
-        let Description { kept, times }: Description<Kept<u32>> =
+    fn read(&mut self, description: &str, store: &Store) -> Result<(Kept<JsBody>, Vec<Ended>), String> {
+        let Description { kept, times, ended }: Description<Kept<u32>> =
             serde_json::from_str(description).map_err(|error| error.to_string())?;
         self.times = times;
         let mut missing = None;
@@ -238,14 +255,44 @@ impl Written {
         });
         match missing {
             Some(id) => Err(format!("body {id} is missing")),
-            None => Ok(kept),
+            None => Ok((kept, ended)),
         }
+    }
+
+    /// Adds the journals of ended executions to the session. A journal that cannot be read costs only itself.
+    async fn read_ended(
+        &mut self,
+        kept: Kept<JsBody>,
+        ended: Vec<Ended>,
+        foreign: Option<&str>,
+        store: &Store,
+    ) -> Kept<JsBody> {
+        let mut records = Vec::new();
+        for Ended { execution, body, why } in &ended {
+            self.last = self.last.max(body.unwrap_or_default());
+            let why = why.as_deref().or(foreign);
+            let read = match (why, body) {
+                (None, Some(id)) => JsFuture::from(store.ended(*id)).await.ok(),
+                _ => None,
+            };
+            let record = read.and_then(|parts| journal::ended(parts.unchecked_ref()).ok());
+            let record = record.filter(|record| record.execution() == *execution);
+            records
+                .push(record.unwrap_or_else(|| Record::missing(*execution, why.unwrap_or("its journal is damaged"))));
+        }
+        let kept = kept.with_records(records);
+        let known = kept.records().iter().zip(&ended);
+        self.ended = known
+            .filter_map(|(record, row)| Some((Arc::clone(record), row.body?)))
+            .collect();
+        kept
     }
 
     /// Returns the description of a session, the bodies that are new, and the numbers of all.
     fn describe(&mut self, kept: Kept<JsBody>, history: &[HistoryEntry]) -> Result<(String, Array, Array), String> {
         let (added, all) = (Array::new(), Array::new());
         let (mut checkpoints, mut others) = (HashMap::new(), Vec::new());
+        let ended = self.describe_ended(&kept, &added, &all)?;
         let kept = kept.map(|checkpoint, body| {
             let value = body.to_value();
             let known = match checkpoint {
@@ -276,8 +323,37 @@ impl Written {
         });
         let times: BTreeMap<u32, f64> = times.collect();
         self.times.clone_from(&times);
-        let description = serde_json::to_string(&Description { kept, times });
+        let description = serde_json::to_string(&Description { kept, times, ended });
         Ok((description.map_err(|error| error.to_string())?, added, all))
+    }
+
+    /// The same for the journals of ended executions. Each is written once.
+    fn describe_ended(&mut self, kept: &Kept<JsBody>, added: &Array, all: &Array) -> Result<Vec<Ended>, String> {
+        let (mut rows, mut ended) = (Vec::new(), Vec::new());
+        for record in kept.records() {
+            let mut row = Ended {
+                execution: record.execution(),
+                body: None,
+                why: record.broken().map(str::to_owned),
+            };
+            if row.why.is_none() {
+                let known = self.ended.iter().find(|(other, _)| Arc::ptr_eq(other, record));
+                let id = match known {
+                    Some((_, id)) => *id,
+                    None => {
+                        self.last += 1;
+                        added.push(&Array::of2(&self.last.into(), &journal::of_ended(record)?.into()));
+                        self.last
+                    }
+                };
+                all.push(&id.into());
+                ended.push((Arc::clone(record), id));
+                row.body = Some(id);
+            }
+            rows.push(row);
+        }
+        self.ended = ended;
+        Ok(rows)
     }
 }
 
@@ -401,9 +477,23 @@ impl Keeper {
         }
     }
 
+    /// Writes the session. If the journals of ended executions do not fit, it is written without them.
     async fn write(&self, kept: Kept<JsBody>) -> Result<(), JsValue> {
+        let has_ended = kept.records().iter().any(|record| record.broken().is_none());
+        match self.write_all(kept.clone()).await {
+            Err(_) if has_ended => {
+                let why = "the browser could not write its journal";
+                self.write_all(kept.without_records(why)).await
+            }
+            result => result,
+        }
+    }
+
+    async fn write_all(&self, kept: Kept<JsBody>) -> Result<(), JsValue> {
         let (execution, history, has_record) = (kept.execution(), kept.history(), kept.has_record());
-        let bytes = history.iter().map(|entry| entry.bytes).sum();
+        let journals: usize = kept.records().iter().map(|record| record.size()).sum();
+        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+        let bytes = history.iter().map(|entry| entry.bytes).sum::<f64>() + journals as f64;
         let mut written = self.written.borrow().clone();
         let described = written.describe(kept, &history);
         let (description, added, all) = described.map_err(|error| JsValue::from(js_sys::Error::new(&error)))?;

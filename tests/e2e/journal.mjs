@@ -2,6 +2,7 @@
 //   node tests/e2e/journal.mjs --browser chromium|firefox [--shared] [--rounds 100]   tabs that are closed at random moments
 import { parseArgs } from "node:util";
 import { openBrowser, Score } from "./harness.mjs";
+import { replays } from "./replays.mjs";
 
 const { values } = parseArgs({
   options: {
@@ -621,6 +622,8 @@ while True:
     await page.close();
     return problems;
   });
+
+  await replays(score, { openPage, run, open, call, begin, calls, expect, cell: CELL });
 
   await score.test(
     "tabs that are closed at random moments make no answered call again",

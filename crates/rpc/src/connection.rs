@@ -14,6 +14,7 @@ use futures_util::StreamExt;
 use futures_util::future::{AbortHandle, Abortable, BoxFuture, join_all, poll_fn};
 use futures_util::stream::FuturesUnordered;
 use sandglass_host::Sandbox;
+use sandglass_host::kept::Kept;
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -98,12 +99,27 @@ pub trait Keeper: Send + Sync {
     fn destroy(&self) -> BoxFuture<'_, ()>;
 }
 
+/// The sandbox of a [`Made`].
+#[derive(Debug, Clone)]
+pub enum Inner {
+    /// One that is the same until it is destroyed.
+    Sandbox(Sandbox),
+    /// One whose executions outlive this program. After a loss, another sandbox has its state.
+    Kept(Arc<Kept>),
+}
+
+impl From<Sandbox> for Inner {
+    fn from(sandbox: Sandbox) -> Self {
+        Self::Sandbox(sandbox)
+    }
+}
+
 /// A sandbox that its home has made.
 pub struct Made {
     /// The sandbox's id. No two sandboxes of a home have the same.
     pub id: String,
     /// The sandbox.
-    pub sandbox: Sandbox,
+    pub sandbox: Inner,
     /// Its keeper.
     pub keeper: Box<dyn Keeper>,
     /// Its cells, if it is a notebook.
@@ -335,11 +351,14 @@ impl Connection {
                 },
             }
         };
-        self.running.clear();
         let sandboxes: Vec<_> = lock(&self.context.sandboxes)
             .drain()
             .map(|(_, sandbox)| sandbox)
             .collect();
+        // A dropped request interrupts its code, and then no later program can go on with it.
+        let kept = sandboxes.iter().filter(|sandbox| sandbox.kept().is_ok());
+        join_all(kept.map(|sandbox| sandbox.keeper().destroy())).await;
+        self.running.clear();
         join_all(sandboxes.iter().map(|sandbox| sandbox.keeper().destroy())).await;
         ended
     }

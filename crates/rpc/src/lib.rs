@@ -9,6 +9,7 @@
 //! | [`options`] | the options of a sandbox, as JSON |
 //! | [`connection`] | one connection: requests of both sides, in order and bounded |
 //! | `client` | messages to the client, and the requests that it answers |
+//! | `kept` | the methods of executions that outlive the program |
 //! | `methods` | the methods of sandboxes |
 //! | `notebook` | the methods of notebooks |
 //! | `sandbox` | a connection's sandbox, and the functions of the client that Python calls |
@@ -17,6 +18,7 @@
 pub mod blobs;
 mod client;
 pub mod connection;
+mod kept;
 pub mod messages;
 mod methods;
 mod notebook;
@@ -24,6 +26,6 @@ pub mod options;
 mod sandbox;
 pub mod stdio;
 
-pub use connection::{Connection, Held, Home, Keeper, Made, Message, Outbox};
+pub use connection::{Connection, Held, Home, Inner, Keeper, Made, Message, Outbox};
 pub use messages::{RpcError, VERSION};
 pub use notebook::Cells;

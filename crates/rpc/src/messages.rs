@@ -377,6 +377,22 @@ pub struct FinalAnswer {
     pub value: WireValue,
 }
 
+/// Parameters of `resume`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Resume {
+    /// The id that `create` returned.
+    pub sandbox: String,
+    /// Answers to calls that wait: an object with a value for the id of each. These calls are not made again.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(with = "Json"))]
+    pub answers: Option<WireValue>,
+    /// True if `output` and `display` notifications shall tell what is printed and shown, from the beginning of the execution.
+    #[serde(default)]
+    pub stream: bool,
+}
+
 /// Parameters of `hint`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -680,6 +696,9 @@ pub struct Call<'a> {
     pub request: Option<Id>,
     /// The function's name.
     pub name: &'a str,
+    /// The call's id, if the sandbox has `persist`. A call that is made again by `resume` has the same one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
     /// The positional arguments.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<Vec<Json>>"))]

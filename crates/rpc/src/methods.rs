@@ -20,8 +20,8 @@ use crate::connection::{Home, lock, read};
 use crate::messages::{
     AddContext, AllCells, BudgetCounts, CaptureState, CapturedState, Configure, Converse, Counts, Created, Displayed,
     Empty, Execute, Executed, Files, FinalAnswer, Fork, Forked, GetVariable, Hello, Hint, Id, Initialize, ListFiles,
-    OfCell, OfCellFile, OfFile, OfSandbox, OpenState, OpenedState, Output, RanCell, RestoreState, RpcError, RunCell,
-    SeriesName, SetVariable, StateOf, Valued, Variable, Variables, Welcome, WireValue, WriteFile, Written,
+    OfCell, OfCellFile, OfFile, OfSandbox, OpenState, OpenedState, Output, RanCell, RestoreState, Resume, RpcError,
+    RunCell, SeriesName, SetVariable, StateOf, Valued, Variable, Variables, Welcome, WireValue, WriteFile, Written,
 };
 use crate::options::Options;
 use crate::sandbox::{Caller, ClientSandbox, Executing, Turn, name_of};
@@ -80,6 +80,9 @@ methods! {
     "initialize" initialize Initialize => Empty;
     "addContext" add_context AddContext => crate::messages::Named;
     "execute" execute Execute => Executed;
+    "pending" pending OfSandbox => Valued;
+    "resume" resume Resume => Executed;
+    "discard" discard OfSandbox => Empty;
     "hint" hint Hint => Empty;
     "written" take_written Written => Empty;
     "converse" converse Converse => Empty;
@@ -126,7 +129,7 @@ impl Context {
     }
 
     /// The sandbox, when it is the turn of this request's command, which is submitted at once.
-    async fn in_turn(&self, id: &str) -> Result<Arc<ClientSandbox>, RpcError> {
+    pub(crate) async fn in_turn(&self, id: &str) -> Result<Arc<ClientSandbox>, RpcError> {
         Ok(self.turn(id).await?.0)
     }
 
@@ -145,7 +148,7 @@ impl Context {
         let sandbox = Arc::new(ClientSandbox::new(made, caller, options));
         // If the request is cancelled before the end, the sandbox is dropped, because nobody knows its id.
         if let Some(context) = context {
-            sandbox.sandbox.initialize(context).await?;
+            sandbox.own().await?.initialize(context).await?;
         }
         Ok(self.add(sandbox))
     }
@@ -153,7 +156,7 @@ impl Context {
     /// Adds a sandbox, which the client knows from now on.
     fn add(&self, sandbox: Arc<ClientSandbox>) -> Created {
         sandbox.caller().known();
-        let capabilities = sandbox.sandbox.capabilities();
+        let capabilities = sandbox.capabilities();
         let created = Created {
             sandbox: sandbox.id().to_owned(),
             backend: capabilities.backend.to_string(),
@@ -164,14 +167,14 @@ impl Context {
     }
 
     async fn start(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
-        self.in_turn(&of.sandbox).await?.sandbox.start().await?;
+        self.in_turn(&of.sandbox).await?.own().await?.start().await?;
         Ok(Empty {})
     }
 
     async fn initialize(&self, _: &Id, params: Initialize, blobs: &mut Named) -> Result<Empty, RpcError> {
         let sandbox = self.in_turn(&params.sandbox).await?;
         let context = blobs.value("context", &params.context)?;
-        sandbox.sandbox.initialize(context).await?;
+        sandbox.own().await?.initialize(context).await?;
         Ok(Empty {})
     }
 
@@ -187,7 +190,7 @@ impl Context {
             SeriesName::Context => Series::Context,
             SeriesName::History => Series::History,
         };
-        let name = sandbox.sandbox.add_context(series, value).await?;
+        let name = sandbox.own().await?.add_context(series, value).await?;
         Ok(crate::messages::Named { name })
     }
 
@@ -259,7 +262,9 @@ impl Context {
     async fn hint(&self, _: &Id, params: Hint, _: &mut Named) -> Result<Empty, RpcError> {
         let sandbox = self.sandbox(&params.sandbox)?;
         let _admitted = sandbox.keeper().admit(None)?; // none runs ahead either where no more may run
-        sandbox.sandbox.hint(params.codes);
+        if let Some(sandbox) = sandbox.current() {
+            sandbox.hint(params.codes);
+        }
         Ok(Empty {})
     }
 
@@ -270,14 +275,18 @@ impl Context {
             .complete(&params.code)
             .to_owned();
         // The beginning of a line predicts nothing yet.
-        if params.code.is_empty() || !complete.is_empty() {
-            sandbox.sandbox.written(&complete, params.timeout);
+        if (params.code.is_empty() || !complete.is_empty())
+            && let Some(sandbox) = sandbox.current()
+        {
+            sandbox.written(&complete, params.timeout);
         }
         Ok(Empty {})
     }
 
     async fn converse(&self, _: &Id, params: Converse, _: &mut Named) -> Result<Empty, RpcError> {
-        self.sandbox(&params.sandbox)?.sandbox.update_conversation(params.text);
+        if let Some(sandbox) = self.sandbox(&params.sandbox)?.current() {
+            sandbox.update_conversation(params.text);
+        }
         Ok(Empty {})
     }
 
@@ -285,7 +294,8 @@ impl Context {
         let value = self
             .in_turn(&params.sandbox)
             .await?
-            .sandbox
+            .own()
+            .await?
             .get_variable(params.name)
             .await?;
         Ok(Variable {
@@ -297,12 +307,12 @@ impl Context {
     async fn set_variable(&self, _: &Id, params: SetVariable, blobs: &mut Named) -> Result<Empty, RpcError> {
         let sandbox = self.in_turn(&params.sandbox).await?;
         let value = blobs.value("value", &params.value)?;
-        sandbox.sandbox.set_variable(params.name, value).await?;
+        sandbox.own().await?.set_variable(params.name, value).await?;
         Ok(Empty {})
     }
 
     async fn list_variables(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Variables, RpcError> {
-        let variables = self.in_turn(&of.sandbox).await?.sandbox.list_variables().await?;
+        let variables = self.in_turn(&of.sandbox).await?.own().await?.list_variables().await?;
         Ok(Variables { variables })
     }
 
@@ -310,7 +320,8 @@ impl Context {
         let bytes = self
             .in_turn(&params.sandbox)
             .await?
-            .sandbox
+            .own()
+            .await?
             .read_file(params.path)
             .await?;
         Ok(Valued {
@@ -326,7 +337,11 @@ impl Context {
             _ => return Err(RpcError::InvalidParams("value: must be bytes or a str".to_owned())),
         };
         sandbox.keeper().room_for(bytes.len()).await?;
-        begun(sandbox.sandbox.write_file(params.path, bytes), turn).await?;
+        let writes = async {
+            let written = sandbox.own().await?.write_file(params.path, bytes).await;
+            written.map_err(RpcError::from)
+        };
+        begun(writes, turn).await?;
         Ok(Empty {})
     }
 
@@ -334,7 +349,8 @@ impl Context {
         let files = self
             .in_turn(&params.sandbox)
             .await?
-            .sandbox
+            .own()
+            .await?
             .list_files(params.path)
             .await?;
         Ok(Files { files })
@@ -343,7 +359,8 @@ impl Context {
     async fn remove_file(&self, _: &Id, params: OfFile, _: &mut Named) -> Result<Empty, RpcError> {
         self.in_turn(&params.sandbox)
             .await?
-            .sandbox
+            .own()
+            .await?
             .remove_file(params.path)
             .await?;
         Ok(Empty {})
@@ -356,9 +373,14 @@ impl Context {
             output_fields,
             ..
         } = params;
+        if sandbox.kept().is_ok() {
+            let problem =
+                "configure: a sandbox with \"persist\" has the functions and fields of create; nothing was done";
+            return Err(RpcError::InvalidParams(problem.to_owned()));
+        }
         let functions = host_functions.as_deref();
         let functions = functions.map(|names| sandbox.caller().functions(names)).transpose()?;
-        sandbox.sandbox.configure(functions, output_fields.clone()).await?;
+        sandbox.own().await?.configure(functions, output_fields.clone()).await?;
         sandbox.configured(host_functions, output_fields);
         Ok(Empty {})
     }
@@ -374,7 +396,7 @@ impl Context {
         }
         let most_bytes = self.home.bounds().max_state_bytes;
         let admitted = original.keeper().admit(None)?; // pickling runs the user's code
-        let suspended = original.sandbox.suspend(most_bytes).await?;
+        let suspended = original.own().await?.suspend(most_bytes).await?;
         drop(admitted);
         let make = |_| self.copy(&options, &suspended, most_bytes);
         let (copies, lost) = suspended.copies(0..count, make).await?;
@@ -396,7 +418,7 @@ impl Context {
         let made = self.home.make(options.clone(), Box::new(with_past)).await?;
         let copy = Arc::new(ClientSandbox::new(made, caller, options.clone()));
         let _admitted = copy.keeper().admit(None)?; // opening a state runs code, too
-        let lost = copy.sandbox.take_up(suspended, most_bytes).await?;
+        let lost = copy.own().await?.take_up(suspended, most_bytes).await?;
         Ok((copy, lost))
     }
 
@@ -405,8 +427,8 @@ impl Context {
         let _admitted = sandbox.keeper().admit(None)?; // pickling runs the user's code
         let most_bytes = self.home.bounds().max_state_bytes;
         let Captured { state, lost } = match params.portable {
-            true => sandbox.sandbox.capture_portable_state(most_bytes).await?,
-            false => sandbox.sandbox.capture_state(most_bytes).await?,
+            true => sandbox.own().await?.capture_portable_state(most_bytes).await?,
+            false => sandbox.own().await?.capture_state(most_bytes).await?,
         };
         Ok(CapturedState {
             value: self.client.put(Value::Bytes(state)),
@@ -421,39 +443,45 @@ impl Context {
         };
         let _admitted = sandbox.keeper().admit(None)?;
         let most_bytes = self.home.bounds().max_state_bytes;
-        let lost = sandbox.sandbox.open_state(state, most_bytes).await?;
+        let lost = sandbox.own().await?.open_state(state, most_bytes).await?;
         Ok(OpenedState { lost })
     }
 
     async fn checkpoint(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<StateOf, RpcError> {
-        let execution = self.in_turn(&of.sandbox).await?.sandbox.checkpoint().await?;
+        let execution = self.in_turn(&of.sandbox).await?.own().await?.checkpoint().await?;
         Ok(StateOf { execution })
     }
 
     async fn undo(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<StateOf, RpcError> {
-        let execution = self.in_turn(&of.sandbox).await?.sandbox.undo().await?;
+        let execution = self.in_turn(&of.sandbox).await?.own().await?.undo().await?;
         Ok(StateOf { execution })
     }
 
     async fn restore(&self, _: &Id, params: RestoreState, _: &mut Named) -> Result<StateOf, RpcError> {
         let sandbox = self.in_turn(&params.sandbox).await?;
-        let execution = sandbox.sandbox.restore(params.execution).await?;
+        let execution = sandbox.own().await?.restore(params.execution).await?;
         Ok(StateOf { execution })
     }
 
     async fn stats(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Counts, RpcError> {
         let sandbox = self.sandbox(&of.sandbox)?;
+        let sandbox = match sandbox.current() {
+            Some(sandbox) => sandbox,
+            None => sandbox.own().await?,
+        };
         Ok(Counts {
-            stats: sandbox.sandbox.stats().await?,
+            stats: sandbox.stats().await?,
             budget: BudgetCounts {
-                left: sandbox.sandbox.budget_left(),
-                spent: sandbox.sandbox.spent(),
+                left: sandbox.budget_left(),
+                spent: sandbox.spent(),
             },
         })
     }
 
     async fn interrupt(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
-        self.sandbox(&of.sandbox)?.sandbox.interrupt();
+        if let Some(sandbox) = self.sandbox(&of.sandbox)?.current() {
+            sandbox.interrupt();
+        }
         Ok(Empty {})
     }
 
@@ -466,7 +494,7 @@ impl Context {
 }
 
 /// Awaits a command, which its first poll submits. Then it is the turn of the next one.
-async fn begun<T>(command: impl Future<Output = T>, turn: Turn) -> T {
+pub(crate) async fn begun<T>(command: impl Future<Output = T>, turn: Turn) -> T {
     let mut command = std::pin::pin!(command);
     let first = poll_fn(|context| Poll::Ready(command.as_mut().poll(context))).await;
     drop(turn);

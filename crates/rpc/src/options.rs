@@ -86,6 +86,8 @@ pub struct Local {
     pub workspace: Option<PathBuf>,
     /// True for a notebook, whose cells leave files in the working folder.
     pub notebook: bool,
+    /// The folder that keeps the state and the execution under way. They outlive this program.
+    pub persist: Option<PathBuf>,
 }
 
 impl Options {
@@ -126,6 +128,7 @@ impl Options {
             let problem = "nothing that is predicted could run: \"ahead\" must be true";
             return Err(Error::invalid("predictions", problem));
         }
+        options.check_persist()?;
         Ok(options)
     }
 
@@ -177,10 +180,33 @@ impl Options {
             "image" if bounds.is_local => self.local.image = Some(text(name, value)?),
             "runtime" if bounds.is_local => self.local.runtime = Some(text(name, value)?),
             "notebook" if bounds.is_local => self.local.notebook = flag(name, &value)?,
+            "persist" if bounds.is_local => self.local.persist = Some(text(name, value)?.into()),
             "workspace" if bounds.is_local => self.local.workspace = Some(text(name, value)?.into()),
             _ => self.limit(name, &value, bounds)?,
         }
         Ok(())
+    }
+
+    /// Refuses what a sandbox with `persist` cannot have.
+    fn check_persist(&self) -> Result<(), Error> {
+        let others = [
+            ("ahead", self.ahead),
+            ("checkpoints", self.checkpoints > 0),
+            ("context", self.context.is_some()),
+            ("notebook", self.local.notebook),
+            ("workspace", self.local.workspace.is_some()),
+        ];
+        match others
+            .iter()
+            .find(|(_, is_given)| *is_given && self.local.persist.is_some())
+        {
+            Some(("context", _)) => Err(Error::invalid(
+                "context",
+                "give it once by initialize: \"persist\" keeps it",
+            )),
+            Some((name, _)) => Err(Error::invalid(*name, "cannot be given together with \"persist\"")),
+            None => Ok(()),
+        }
     }
 
     fn limit(&mut self, name: &str, value: &Json, bounds: &Bounds) -> Result<(), Error> {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use sandglass_core::budget::Usage;
 use sandglass_core::protocol::QUERIES;
+use sandglass_host::kept::Kept;
 use sandglass_host::sandbox::{Answer, Capabilities, HostCall, HostFunctions, Query, SandboxBuilder};
 use sandglass_host::{Sandbox, Value};
 use serde_json::value::RawValue;
@@ -14,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::blobs::Named;
 use crate::client::Client;
-use crate::connection::{Keeper, Made, lock};
+use crate::connection::{Inner, Keeper, Made, lock};
 use crate::messages::{
     Answered, BLOB_BYTES, Call, CodeLine, Id, LlmQuery, Returned, RlmQuery, RpcError, Started, UsageOfCall,
 };
@@ -36,7 +37,7 @@ pub(crate) struct Caller {
 
 /// A sandbox of a connection.
 pub(crate) struct ClientSandbox {
-    pub(crate) sandbox: Sandbox,
+    inner: Inner,
     /// True if the HTML of rich outputs is cleaned.
     pub(crate) clean_html: bool,
     caller: Arc<Caller>,
@@ -156,6 +157,7 @@ impl Caller {
             line,
             request,
             approval,
+            id,
             ..
         } = call;
         self.client.outbox.room().await;
@@ -171,6 +173,7 @@ impl Caller {
             sandbox: self.id(),
             request: id_of(request),
             name: &name,
+            id,
             args: small(args),
             kwargs: small(kwargs),
             arguments,
@@ -252,7 +255,7 @@ impl ClientSandbox {
         } = made;
         let _ = caller.id.set(id);
         Self {
-            sandbox,
+            inner: sandbox,
             clean_html: options.clean_html,
             caller,
             keeper,
@@ -266,7 +269,7 @@ impl ClientSandbox {
     /// The notebook's new sandbox in place of this one, with the same id.
     pub(crate) fn renewed(&self, sandbox: Sandbox, keeper: Box<dyn Keeper>) -> Self {
         Self {
-            sandbox,
+            inner: sandbox.into(),
             clean_html: self.clean_html,
             caller: Arc::clone(&self.caller),
             keeper,
@@ -289,9 +292,51 @@ impl ClientSandbox {
         self.caller.id()
     }
 
-    /// The options of a copy.
+    /// The sandbox itself.
+    ///
+    /// # Errors
+    /// An execution is pending, or the state cannot be had.
+    pub(crate) async fn own(&self) -> Result<Sandbox, RpcError> {
+        match &self.inner {
+            Inner::Sandbox(sandbox) => Ok(sandbox.clone()),
+            Inner::Kept(kept) => Ok(kept.sandbox().await?),
+        }
+    }
+
+    /// The sandbox as it is now, for what waits for nothing. `None` while only a store has the state.
+    pub(crate) fn current(&self) -> Option<Sandbox> {
+        match &self.inner {
+            Inner::Sandbox(sandbox) => Some(sandbox.clone()),
+            Inner::Kept(kept) => kept.current(),
+        }
+    }
+
+    /// The sandbox whose executions outlive this program, if it is such a one.
+    ///
+    /// # Errors
+    /// It is not.
+    pub(crate) fn kept(&self) -> Result<&Arc<Kept>, RpcError> {
+        match &self.inner {
+            Inner::Kept(kept) => Ok(kept),
+            Inner::Sandbox(_) => {
+                let problem = "no execution is pending: the sandbox was created without \"persist\"; nothing was done";
+                Err(RpcError::InvalidParams(problem.to_owned()))
+            }
+        }
+    }
+
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        match &self.inner {
+            Inner::Sandbox(sandbox) => sandbox.capabilities(),
+            Inner::Kept(kept) => kept.capabilities().clone(),
+        }
+    }
+
+    /// The options of a copy, which is not kept.
     pub(crate) fn options(&self) -> Options {
-        lock(&self.options).clone()
+        let mut options = lock(&self.options).clone();
+        options.local.persist = None;
+        options
     }
 
     /// Notes the names that the sandbox was configured with.

@@ -12,6 +12,7 @@ use futures_util::{FutureExt, Stream, stream};
 use sandglass_core::{Error, Limits};
 use sandglass_host::Settings;
 use sandglass_host::args::GuestArgs;
+use sandglass_host::kept::{Kept, KeptPlace};
 use sandglass_host::notebook::Notebook;
 use sandglass_host::sandbox::{ExecuteOptions, Execution, Sandbox, SandboxBuilder};
 use sandglass_host::workspace::Workspace;
@@ -19,7 +20,7 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWr
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use crate::connection::{Connection, Held, Home, Keeper, Made, Message, Outbox};
+use crate::connection::{Connection, Held, Home, Inner, Keeper, Made, Message, Outbox};
 use crate::messages::{MAX_JSON_BYTES, MAX_PIECE_BYTES, RpcError};
 use crate::notebook::Cells;
 use crate::options::{Bounds, Local, Options};
@@ -189,6 +190,11 @@ impl OwnProcess {
             last: AtomicU64::new(0),
         }
     }
+
+    /// The id of the next sandbox.
+    fn id(&self) -> String {
+        (self.last.fetch_add(1, Ordering::Relaxed) + 1).to_string()
+    }
 }
 
 impl Home for OwnProcess {
@@ -212,6 +218,7 @@ impl Home for OwnProcess {
                 runtime,
                 workspace,
                 notebook,
+                persist,
             } = options.local;
             let settings = self.settings.clone();
             let workspace = workspace.or(settings.workspace);
@@ -239,6 +246,17 @@ impl Home for OwnProcess {
                 .predictions(options.predictions)
                 .without_context();
             let builder = client(builder);
+            if let Some(folder) = persist {
+                let place = spawn_blocking(move || KeptPlace::in_folder(folder)).await;
+                let place = place.map_err(|error| RpcError::internal(error.to_string()))??;
+                let kept = Inner::Kept(Arc::new(Kept::open(builder, place).await?));
+                return Ok(Made {
+                    id: self.id(),
+                    keeper: Box::new(Own(kept.clone())),
+                    sandbox: kept,
+                    cells: None,
+                });
+            }
             let (sandbox, cells) = match claimed {
                 Some(workspace) => {
                     let mut notebook = Notebook::new(workspace, builder)?;
@@ -247,9 +265,9 @@ impl Home for OwnProcess {
                 None => (builder.build().await?, None),
             };
             Ok(Made {
-                id: (self.last.fetch_add(1, Ordering::Relaxed) + 1).to_string(),
+                id: self.id(),
                 keeper: keep(sandbox.clone()),
-                sandbox,
+                sandbox: sandbox.into(),
                 cells,
             })
         }
@@ -272,11 +290,11 @@ async fn claim(folder: Option<PathBuf>) -> Result<Workspace, RpcError> {
 }
 
 fn keep(sandbox: Sandbox) -> Box<dyn Keeper> {
-    Box::new(Own(sandbox))
+    Box::new(Own(sandbox.into()))
 }
 
 /// The keeper of a sandbox of this program.
-struct Own(Sandbox);
+struct Own(Inner);
 
 impl Keeper for Own {
     fn room(&self) -> BoxFuture<'_, Result<(), RpcError>> {
@@ -284,7 +302,13 @@ impl Keeper for Own {
     }
 
     fn execute(&self, code: String, options: ExecuteOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
-        async move { Ok(self.0.execute_with(code, options).await?) }.boxed()
+        async move {
+            Ok(match &self.0 {
+                Inner::Sandbox(sandbox) => sandbox.execute_with(code, options).await?,
+                Inner::Kept(kept) => kept.execute_with(code, options).await?,
+            })
+        }
+        .boxed()
     }
 
     fn admit(&self, timeout_ms: Option<f64>) -> Result<Held, RpcError> {
@@ -299,6 +323,9 @@ impl Keeper for Own {
     }
 
     fn destroy(&self) -> BoxFuture<'_, ()> {
-        self.0.destroy().boxed()
+        match &self.0 {
+            Inner::Sandbox(sandbox) => sandbox.destroy().boxed(),
+            Inner::Kept(kept) => kept.destroy().boxed(),
+        }
     }
 }

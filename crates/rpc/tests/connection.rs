@@ -102,7 +102,7 @@ impl Home for Plain {
             Ok(Made {
                 id: format!("s{}", self.last.fetch_add(1, Ordering::Relaxed)),
                 keeper: Box::new(Kept(sandbox.clone(), self.room.clone())),
-                sandbox,
+                sandbox: sandbox.into(),
                 cells,
             })
         }

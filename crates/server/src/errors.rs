@@ -5,6 +5,9 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
+/// The code of the error for a session that is not there.
+pub(super) const NO_SESSION: &str = "session_not_found";
+
 /// The error of a request.
 #[derive(Debug, Clone)]
 pub struct ApiError {
@@ -52,7 +55,7 @@ impl ApiError {
         let message = format!(
             "there is no session \"{id}\": it was never there, was destroyed, has expired, or is another key's"
         );
-        Self::new(StatusCode::NOT_FOUND, "session_not_found", message)
+        Self::new(StatusCode::NOT_FOUND, NO_SESSION, message)
     }
 
     /// 503: the server is shutting down.

@@ -24,6 +24,7 @@ use super::errors::ApiError;
 use super::own_session::{OwnId, OwnSession};
 use super::quotas::{Account, Held};
 use super::sessions::{InUse, Known, Session};
+use super::sharing;
 use sandglass_host::sandbox::{ExecuteOptions, Execution};
 use sandglass_host::{Sandbox, Stream};
 
@@ -156,6 +157,7 @@ pub async fn hint(
 
 /// `POST /v1/sessions/{id}/interrupt`.
 pub async fn interrupt(State(app): State<App>, OwnId(id, account): OwnId) -> Result<Response, ApiError> {
+    sharing::look_up(&app, &account, &id).await?;
     // Nothing runs in a session that is suspended, or moves.
     if let (Known::Awake(session), None) = app.sessions.of(&account.owner, &id)? {
         let (sandbox, _in_use) = session.sandbox()?;

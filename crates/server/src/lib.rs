@@ -13,6 +13,7 @@
 //! | [`bodies`] | request bodies and JSON, with limits and deadlines |
 //! | [`sessions`] | all sessions, their places and their expiry |
 //! | `suspension`, `stored`, `suspending`, `waking` | states of sessions that nobody uses: the store, their form there, the way there, the way back |
+//! | `places`, `sharing` | the store of states that the settings name, and the lease on one that other servers use, too |
 //! | `forking` | copies of sessions |
 //! | `create`, `listing`, `own_session`, `execute`, `variables`, `files` | the routes of a session |
 //! | `channel`, `relayed`, `pieces`, `exchanges`, `checkpoints` | the WebSocket relay between a page's supervisor and a guest |
@@ -44,12 +45,14 @@ pub mod metrics;
 mod middleware;
 mod own_session;
 mod pieces;
+mod places;
 pub mod quotas;
 mod relayed;
 pub mod routes;
 mod rpc;
 pub mod sessions;
 pub mod settings;
+mod sharing;
 mod sockets;
 mod stateless;
 mod storage;
@@ -212,6 +215,7 @@ impl Server {
         };
         let expiring = tokio::spawn(sessions::expire(app.clone()));
         let suspending = tokio::spawn(suspending::run(app.clone()));
+        let sharing = tokio::spawn(sharing::run(app.clone()));
         ended.await;
         tracing::info!(
             sessions = app.quotas.sessions(),
@@ -253,9 +257,12 @@ impl Server {
         if tokio::time::timeout(SPARES_END, app.warm.end()).await.is_err() {
             tracing::warn!("guests that waited are not all gone yet: the next server removes what is left");
         }
+        sharing.abort(); // until now, so that no other server took a session that was being suspended
+        let _ = sharing.await;
         // Late answers of a driver may still hold the store for a moment.
-        if let (Some(suspension), Ok(()), Ok(())) = (&app.suspension, idle, used) {
-            suspension.release();
+        if let (Ok(()), Ok(())) = (idle, used) {
+            let app = app.clone();
+            let _ = bodies::off_the_workers(move || app.suspension.as_ref().map(suspension::Suspension::release)).await;
         }
         tracing::info!("ended");
     }

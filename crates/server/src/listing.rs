@@ -15,8 +15,9 @@ use super::errors::ApiError;
 use super::own_session::OwnId;
 use super::quotas::Account;
 use super::sessions::Known;
+use super::sharing;
 use super::storage::Fate;
-use super::suspending;
+use super::suspending::{self, Unused};
 
 fn told(known: &Known) -> Json {
     match known {
@@ -44,6 +45,7 @@ pub async fn list(State(app): State<App>, Extension(account): Extension<Arc<Acco
 
 /// `GET /v1/sessions/{id}`.
 pub async fn show(State(app): State<App>, OwnId(id, account): OwnId) -> Result<Response, ApiError> {
+    sharing::look_up(&app, &account, &id).await?;
     let (known, _) = app.sessions.of(&account.owner, &id)?;
     bodies::json(StatusCode::OK, 0, told(&known)).await
 }
@@ -59,11 +61,12 @@ pub async fn destroy(State(app): State<App>, OwnId(id, account): OwnId) -> Resul
 }
 
 async fn remove(app: App, account: Arc<Account>, id: String) -> Result<(), ApiError> {
+    sharing::look_up(&app, &account, &id).await?;
     let mut found = app.sessions.of(&account.owner, &id)?;
     loop {
         match found {
             (_, Some(settled)) => drop(settled.wait().await),
-            (Known::Asleep(_), None) => suspending::forget(&app, &id).await?,
+            (Known::Asleep(_), None) => suspending::forget(&app, &id, Unused::OrUsed).await?,
             (Known::Awake(session), None) => {
                 // The stored state goes first: a server that is killed in between must not bring the session back.
                 suspending::forget_stored(&app, &session).await?;

@@ -187,7 +187,7 @@ impl Home for OfKey {
             let (sandbox, in_use) = session.sandbox().map_err(told)?;
             Ok(Made {
                 id: session.id.clone(),
-                sandbox: sandbox.clone(),
+                sandbox: sandbox.clone().into(),
                 keeper: Box::new(OfSession {
                     app: self.app.clone(),
                     account: Arc::clone(&self.account),

@@ -397,9 +397,9 @@ async fn end_unused(app: &App, id: &str, idle: Duration) -> bool {
     let stored = session.stored();
     let noted = match (&app.suspension, &stored) {
         // It was used until now, so its state is as young as one that is written now.
-        (Some(suspension), Some(asleep)) => suspension.mark_awake(asleep).await,
+        (Some(suspension), Some(asleep)) => suspension.mark_left(asleep).await,
         // A write that failed late may have left a state. The next server would take it for a session that its client still has.
-        (Some(suspension), None) if session.recipe.is_some() => suspension.remove(&session.owner, id).await,
+        (Some(suspension), None) if session.recipe.is_some() => suspension.remove(&session.owner, id, None).await,
         _ => Ok(()),
     };
     if let Err(error) = noted {

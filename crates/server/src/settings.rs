@@ -205,9 +205,16 @@ pub struct SuspendArgs {
     /// Keep the states of unused sessions in DIR, and end their guests. The next request wakes a session, on a later server as well.
     #[arg(long, env = "SANDGLASS_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
+    /// The same in object storage, which several servers may share: `s3://BUCKET/PREFIX`, with settings from `AWS_*` variables.
+    /// `file:///DIR` is the same as `--state-dir DIR`.
+    #[arg(long, env = "SANDGLASS_STATE_URL", value_name = "URL", conflicts_with = "state_dir")]
+    pub state_url: Option<String>,
+    /// Seconds after which another server may take over the sessions of one that is silent, with `--state-url s3://…`.
+    #[arg(long, env = "SANDGLASS_STATE_LEASE_SECONDS", default_value = "30", value_parser = lease_seconds, value_name = "SECONDS")]
+    pub state_lease_seconds: f64,
     /// A file with the key that encrypts the states: 64 hexadecimal digits. The variable SANDGLASS_STATE_KEY takes the same text. By
-    /// default, a new key is made in DIR/key.
-    #[arg(long, env = "SANDGLASS_STATE_KEY_FILE", value_name = "FILE", requires = "state_dir")]
+    /// default, a new key is made in DIR/key. Object storage needs one of the two.
+    #[arg(long, env = "SANDGLASS_STATE_KEY_FILE", value_name = "FILE")]
     pub state_key_file: Option<PathBuf>,
     /// Seconds without use after which a session is suspended.
     #[arg(long, env = "SANDGLASS_SUSPEND_AFTER", default_value = "300", value_parser = seconds, value_name = "SECONDS")]
@@ -243,6 +250,13 @@ fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.001..=1e7).contains(&seconds) => Ok(seconds),
         _ => Err("must be a number of seconds above 0".to_owned()),
+    }
+}
+
+fn lease_seconds(text: &str) -> Result<f64, String> {
+    match seconds(text)? {
+        seconds if (1.0..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("must be a number of seconds from 1 to 3600".to_owned()),
     }
 }
 

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use futures_util::{Stream, StreamExt, stream};
 use sandglass_core::Error;
 use sandglass_host::Sandbox;
-use sandglass_states::{Head, Saved};
+use sandglass_states::{Head, Saved, StateError};
 use serde_json::json;
 use tokio::sync::SemaphorePermit;
 use tokio::task::JoinSet;
@@ -21,6 +21,7 @@ use super::errors::ApiError;
 use super::quotas::{Account, Held};
 use super::sessions::{Kind, Known, Session, Sessions};
 use super::settings::MIB;
+use super::sharing;
 use super::storage::Fate;
 use super::stored::pack;
 use super::suspension::{Asleep, Recipe, Suspension, now_ms, session_id};
@@ -50,6 +51,8 @@ pub(super) enum Vain {
     State(String),
     /// The store cannot take it now, or the key may store no more.
     Store(String),
+    /// Another server has the session.
+    Taken,
 }
 
 impl Vain {
@@ -116,7 +119,7 @@ async fn forget_old(app: &App, most: Duration) {
     for asleep in old {
         tracing::info!(session = asleep.id, owner = %asleep.owner, "expired while it was suspended");
         app.metrics.sessions_expired.inc();
-        if let Err(error) = forget(app, &asleep.id).await {
+        if let Err(error) = forget(app, &asleep.id, Unused::Only).await {
             tracing::error!(session = asleep.id, why = error.message, "not removed");
         }
     }
@@ -211,10 +214,17 @@ async fn suspend(app: &App, session: &Session, idle: Option<Duration>, attempt: 
             tracing::info!(session = session.id, owner = %session.owner, bytes = asleep.head.bytes, ms, "suspended");
             moving.end(Some(Known::Asleep(asleep)), Ok(()));
         }
+        Err(Vain::Taken) => {
+            app.metrics.suspension("taken");
+            tracing::error!(session = session.id, owner = %session.owner, "another server has taken it over: it ends here");
+            sharing::end(&session).await;
+            moving.end(session.stored().map(Known::Asleep), Ok(()));
+        }
         Err(why) => {
             let (word, why, pause) = match why {
                 Vain::State(why) => ("state", why, STATE_PAUSE),
                 Vain::Store(why) => ("store", why, STORE_PAUSE),
+                Vain::Taken => return,
             };
             app.metrics.suspension(word);
             tracing::warn!(session = session.id, owner = %session.owner, why, "not suspended: it goes on");
@@ -255,7 +265,7 @@ async fn write(
     let kept = about.clone();
     let written = off_the_workers(move || {
         let written = tenant.write_about(id, &saved, kept);
-        if written.is_err() {
+        if written.as_ref().is_err_and(|error| !matches!(error, StateError::Taken)) {
             // It may be there all the same, and the session goes on.
             let _ = tenant.mark_awake(id);
         }
@@ -266,7 +276,10 @@ async fn write(
             let held = account.stored_instead(stored.head.bytes, held);
             stored.hold(held.unwrap_or_else(|(_, held)| held));
         }
-        return Err(Vain::Store(error.to_string()));
+        return Err(match error {
+            StateError::Taken => Vain::Taken,
+            error => Vain::Store(error.to_string()),
+        });
     }
     suspension.has_garbage(&session.owner); // of its earlier state
     let head = Head {
@@ -316,16 +329,34 @@ fn place(account: &Account, session: &Session, bytes: u64) -> Result<Held, Vain>
     })
 }
 
+/// The sessions that are to be removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unused {
+    /// Only those that no other server has used since this one heard of them.
+    Only,
+    /// All.
+    OrUsed,
+}
+
 /// Removes a suspended session with its stored state, unless it is not suspended any more.
 ///
 /// # Errors
 /// The stored state cannot be removed. Then the session stays.
-pub(super) async fn forget(app: &App, id: &str) -> Result<(), ApiError> {
+pub(super) async fn forget(app: &App, id: &str, unused: Unused) -> Result<(), ApiError> {
     let Some((asleep, moving)) = Sessions::begin_to_forget(app, id) else {
         return Ok(());
     };
-    match remove(app, &asleep.owner, id).await {
+    let Some(suspension) = &app.suspension else {
+        return Ok(());
+    };
+    let used_ms = (unused == Unused::Only).then(|| asleep.used_ms());
+    match suspension.remove(&asleep.owner, id, used_ms).await {
         Ok(()) => {
+            moving.end(None, Ok(()));
+            Ok(())
+        }
+        // Another server has used it. Whoever asks for it here finds it again.
+        Err(_) if unused == Unused::Only && suspension.is_shared() => {
             moving.end(None, Ok(()));
             Ok(())
         }
@@ -343,14 +374,10 @@ pub(super) async fn forget(app: &App, id: &str) -> Result<(), ApiError> {
 pub(super) async fn forget_stored(app: &App, session: &Session) -> Result<(), ApiError> {
     match session.recipe() {
         // An attempt that failed may have left one as well.
-        Some(_) => remove(app, &session.owner, &session.id).await,
-        None => Ok(()),
-    }
-}
-
-async fn remove(app: &App, owner: &str, id: &str) -> Result<(), ApiError> {
-    match &app.suspension {
-        Some(suspension) => suspension.remove(owner, id).await,
+        Some(_) => match &app.suspension {
+            Some(suspension) => suspension.remove(&session.owner, &session.id, None).await,
+            None => Ok(()),
+        },
         None => Ok(()),
     }
 }

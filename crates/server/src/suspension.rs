@@ -2,7 +2,9 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | this one | opens the store, and knows what is in it |
+//! | this one | knows what is in the store |
+//! | `places` | opens the store that the settings name |
+//! | `sharing` | keeps this server's lease on a store that others use, too |
 //! | `stored` | turns a session's state into what the store has, and back |
 //! | `suspending` | writes sessions that nobody uses, and ends their guests |
 //! | `waking` | brings a suspended session back when it is used |
@@ -12,26 +14,29 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 use sandglass_host::args::Secrets;
-use sandglass_states::{FolderStore, Found, Head, MasterKey, SessionId, StateError, States, Tenant};
+use sandglass_states::{Found, Head, ServerId, SessionId, StateError, States, Tenant};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::bodies::off_the_workers;
 use super::errors::ApiError;
+use super::places::{self, Opened};
 use super::quotas::{Account, Held};
 use super::settings::{MIB, ServeArgs};
 
-/// The name of the key's file in the folder of states, if the operator gives no key.
-const KEY_FILE: &str = "key";
 /// Guests that write their states at once, of all owners. Each needs a processor for a moment.
 const AT_ONCE: usize = 4;
 /// The age from which objects are collected that nobody needs.
 const COLLECTED_AGE: Duration = Duration::from_secs(60);
+/// The same in a store that others use. A request of a server that counts as ended may still arrive there.
+const COLLECTED_AGE_SHARED: Duration = Duration::from_secs(3600);
+/// The interval between two collections there, whether or not this server has left garbage: others wake its sessions as well.
+const COLLECT_SHARED: Duration = Duration::from_secs(1800);
 
 /// The options with which a client made a session, as it gave them, without the context.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -52,6 +57,8 @@ pub struct Asleep {
     used_ms: AtomicU64,
     /// Its place in the quota. `None` if a former server stored more than this one allows.
     held: Mutex<Option<Held>>,
+    /// The id of this server under which the session goes on from this state, if it does.
+    server: Mutex<Option<ServerId>>,
 }
 
 impl Asleep {
@@ -64,6 +71,7 @@ impl Asleep {
             used_ms: AtomicU64::new(head.last_used_ms()),
             head,
             held: Mutex::new(held),
+            server: Mutex::default(),
         })
     }
 
@@ -93,17 +101,30 @@ impl Asleep {
         self.is_left.store(true, Ordering::Release);
     }
 
+    /// The id of this server under which the session goes on from this state, if it does.
+    pub fn server(&self) -> Option<ServerId> {
+        *self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The time of the last use, as far as that is known, in milliseconds since 1970.
+    pub fn used_ms(&self) -> u64 {
+        self.used_ms.load(Ordering::Acquire)
+    }
+
     /// The time since the session was last used, as far as that is known.
     pub fn age(&self) -> Duration {
-        Duration::from_millis(now_ms().saturating_sub(self.used_ms.load(Ordering::Acquire)))
+        Duration::from_millis(now_ms().saturating_sub(self.used_ms()))
     }
 }
 
 /// The store of suspended sessions.
 #[derive(Debug)]
 pub struct Suspension {
-    store: Arc<FolderStore>,
+    states: States,
+    place: Opened,
     tenants: HashMap<Arc<str>, Owned>,
+    /// The time of the last collection in a store that others use, too.
+    collected: Mutex<Instant>,
     /// The turns to have a guest write its state.
     turns: Semaphore,
     /// The time without use after which a session is suspended.
@@ -125,34 +146,27 @@ struct Owned {
 }
 
 impl Suspension {
-    /// Opens the store of the settings; `None` without one. It is open in one server at a time.
+    /// Opens the store of the settings; `None` without one.
     ///
     /// # Errors
     /// The store cannot be used, or the settings contradict each other.
     pub fn open(args: &ServeArgs, secrets: &Secrets, owners: &[Arc<str>]) -> Result<Option<Self>, String> {
         let (suspend, idle) = (&args.suspend, args.session_idle_seconds);
-        let Some(folder) = &suspend.state_dir else {
+        let Some((states, place)) = places::open(suspend, secrets)? else {
             return Ok(None);
         };
+        if matches!(place, Opened::Shared) && args.workspace_dir.is_some() {
+            let problem = "--workspace-dir keeps files on this machine, where other servers that share --state-url miss them: give one of the two";
+            return Err(problem.to_owned());
+        }
         if suspend.suspend_after >= idle {
             return Err(format!(
                 "--suspend-after is {} s, but --session-idle-seconds ends sessions after {idle} s: give a shorter time",
                 suspend.suspend_after
             ));
         }
-        let told = |error: StateError| format!("--state-dir (SANDGLASS_STATE_DIR): {error}");
-        let store = FolderStore::open(folder).map_err(told)?;
-        let key = match (&suspend.state_key_file, &secrets.state_key) {
-            (Some(_), Some(_)) => return Err("give --state-key-file or SANDGLASS_STATE_KEY, not both".to_owned()),
-            (Some(file), None) => MasterKey::from_file(file),
-            (None, Some(text)) => MasterKey::parse(text),
-            (None, None) => MasterKey::from_file_or_new(&store.path().join(KEY_FILE)),
-        };
-        let store = Arc::new(store);
-        let shared = Arc::clone(&store);
-        let states = States::new(shared, key.map_err(told)?).map_err(told)?;
         let owned = |owner: &Arc<str>| {
-            let tenant = Arc::new(states.tenant(owner).map_err(told)?);
+            let tenant = Arc::new(states.tenant(owner).map_err(|error| error.to_string())?);
             let owned = Owned {
                 tenant,
                 has_garbage: AtomicBool::new(true), // of a server that was killed
@@ -160,9 +174,12 @@ impl Suspension {
             };
             Ok((Arc::clone(owner), owned))
         };
+        let tenants = owners.iter().map(owned).collect::<Result<_, String>>()?;
         Ok(Some(Self {
-            store,
-            tenants: owners.iter().map(owned).collect::<Result<_, String>>()?,
+            states,
+            place,
+            tenants,
+            collected: Mutex::new(Instant::now()),
             turns: Semaphore::new(AT_ONCE),
             after: Duration::from_secs_f64(suspend.suspend_after),
             forget_after: Duration::from_secs_f64(suspend.forget_after),
@@ -213,21 +230,62 @@ impl Suspension {
     pub async fn mark_awake(&self, asleep: &Asleep) -> Result<(), ApiError> {
         let (tenant, id) = (self.tenant(&asleep.owner)?, session_id(&asleep.id)?);
         let marked = off_the_workers(move || tenant.mark_awake(id)).await?;
-        marked.map_err(|error| unreadable(&asleep.id, &error))?;
+        let server = marked.map_err(|error| unreadable(&asleep.id, &error))?;
+        *asleep.server.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
         asleep.leave();
         Ok(())
     }
 
-    /// Removes the state of a session, if it has one.
+    /// Notes that a session went on from this state until now, and ended.
+    ///
+    /// # Errors
+    /// The state cannot be read or written.
+    pub async fn mark_left(&self, asleep: &Asleep) -> Result<(), ApiError> {
+        asleep.leave();
+        let (tenant, id) = (self.tenant(&asleep.owner)?, session_id(&asleep.id)?);
+        let marked = off_the_workers(move || tenant.mark_left(id)).await?;
+        marked.map_err(|error| unreadable(&asleep.id, &error))
+    }
+
+    /// Removes the state of a session, if it has one. With `used_ms`, it must not have been used after that time.
     ///
     /// # Errors
     /// It cannot be removed.
-    pub async fn remove(&self, owner: &str, id: &str) -> Result<(), ApiError> {
+    pub async fn remove(&self, owner: &str, id: &str, used_ms: Option<u64>) -> Result<(), ApiError> {
         let (tenant, session) = (self.tenant(owner)?, session_id(id)?);
-        let removed = off_the_workers(move || tenant.remove(session)).await?;
+        let removed = off_the_workers(move || tenant.remove_unused(session, used_ms.unwrap_or(u64::MAX))).await?;
         removed.map_err(|error| unreadable(id, &error))?;
         self.has_garbage(owner);
         Ok(())
+    }
+
+    /// A session that another server has stored in the meantime; `None` if there is none.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub async fn find(&self, account: &Account, id: &str) -> Result<Option<Arc<Asleep>>, ApiError> {
+        if !self.is_shared() {
+            return Ok(None);
+        }
+        let (tenant, Ok(session)) = (self.tenant(&account.owner)?, session_id(id)) else {
+            return Ok(None);
+        };
+        let head = off_the_workers(move || tenant.head(session)).await?;
+        let head = head.map_err(|error| unreadable(id, &error))?;
+        Ok(head.map(|head| {
+            let held = account.stored(head.bytes).ok();
+            Asleep::new(id.to_owned(), Arc::clone(&account.owner), head, held)
+        }))
+    }
+
+    /// Returns true if other servers may use the store.
+    pub fn is_shared(&self) -> bool {
+        matches!(self.place, Opened::Shared)
+    }
+
+    /// All states, and this server's lease on them.
+    pub fn states(&self) -> &States {
+        &self.states
     }
 
     /// Waits for the turn to have a guest write its state. The oldest wait ends first.
@@ -237,7 +295,14 @@ impl Suspension {
 
     /// Lets the next server open the store. Nothing of this one uses it any more.
     pub fn release(&self) {
-        self.store.release();
+        match &self.place {
+            Opened::Folder(folder) => folder.release(),
+            Opened::Shared => {
+                if let Err(error) = self.states.end() {
+                    tracing::warn!(%error, "the lease of this server was not ended: it runs out");
+                }
+            }
+        }
     }
 
     /// Notes that some objects of an owner may not be needed any more.
@@ -247,13 +312,25 @@ impl Suspension {
         }
     }
 
-    /// Removes objects that nobody needs. Blocks as long as the disk does.
+    /// Removes objects that nobody needs. Blocks as long as the store does.
     pub fn collect(&self) {
+        let age = match self.is_shared() {
+            true => COLLECTED_AGE_SHARED,
+            false => COLLECTED_AGE,
+        };
+        if self.is_shared() {
+            let mut collected = self.collected.lock().unwrap_or_else(PoisonError::into_inner);
+            if collected.elapsed() < COLLECT_SHARED {
+                return;
+            }
+            *collected = Instant::now();
+            self.tenants.keys().for_each(|owner| self.has_garbage(owner));
+        }
         for (owner, owned) in &self.tenants {
             if !owned.has_garbage.swap(false, Ordering::AcqRel) {
                 continue;
             }
-            let collected = owned.tenant.collect(COLLECTED_AGE);
+            let collected = owned.tenant.collect(age);
             let mut problem = owned.problem.lock().unwrap_or_else(PoisonError::into_inner);
             match collected {
                 Ok(collected) => {
@@ -291,8 +368,20 @@ pub(super) fn unreadable(id: &str, error: &StateError) -> ApiError {
         );
         return ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "state_damaged", message);
     }
+    if matches!(error, StateError::Taken) {
+        return elsewhere(id);
+    }
     let message = format!("session {id} is suspended, and its state cannot be read now: {error}; it stays suspended");
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "state_unavailable", message).retry_after(10)
+}
+
+/// The error for a client whose session another server has, as far as is known.
+pub(super) fn elsewhere(id: &str) -> ApiError {
+    let message = format!(
+        "session {id} is awake on another server that uses the same store, or was until now; its state stays there. Ask that server, \
+         or try again: a server that is silent loses its sessions to others"
+    );
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "state_unavailable", message).retry_after(5)
 }
 
 /// The time now, in milliseconds since 1970.

@@ -8,26 +8,35 @@ use sandglass_core::Error;
 use sandglass_host::Sandbox;
 use sandglass_host::sandbox::{Files, Suspended};
 use sandglass_rpc::options::Options;
-use sandglass_states::StateError;
+use sandglass_states::{Standing, StateError};
 
 use super::App;
 use super::bodies::off_the_workers;
 use super::create::{Prepared, bounds, prepare, watch};
-use super::errors::ApiError;
+use super::errors::{ApiError, NO_SESSION};
 use super::quotas::Account;
 use super::sessions::{InUse, Kind, Known, Move, Session, Sessions, Target};
+use super::sharing;
 use super::storage::Fate;
 use super::stored::unpack;
-use super::suspension::{Asleep, Recipe, Suspension, session_id, unreadable};
+use super::suspension::{Asleep, Recipe, Suspension, elsewhere, session_id, unreadable};
 
 /// A session of this key, in use. A suspended session is woken first.
 ///
 /// # Errors
 /// 404: no session has this id, or it belongs to another key. Otherwise the reason why the session cannot be woken; it stays suspended.
 pub async fn awake(app: &App, account: &Arc<Account>, id: &str) -> Result<(Arc<Session>, InUse), ApiError> {
+    sharing::look_up(app, account, id).await?;
     loop {
         match Sessions::to_use(app, &account.owner, id)? {
-            Target::Awake(session, in_use) => return Ok((session, in_use)),
+            Target::Awake(session, in_use) => match sharing::standing(app, &session) {
+                Standing::Held => return Ok((session, in_use)),
+                Standing::Unsure => return Err(elsewhere(id)),
+                Standing::Lost => {
+                    drop(in_use);
+                    sharing::lose(app, id).await;
+                }
+            },
             Target::Moving(settled) => settled.wait().await?,
             Target::Asleep(asleep, moving) => {
                 let settled = moving.settled();
@@ -53,7 +62,11 @@ async fn wake(app: App, account: Arc<Account>, asleep: Arc<Asleep>, moving: Move
         Err(error) => {
             app.metrics.wake(error.code, began.elapsed());
             tracing::warn!(session = asleep.id, owner = %asleep.owner, code = error.code, why = error.message, "not woken");
-            moving.end_in_vain(Err(error));
+            if error.code == NO_SESSION {
+                moving.end(None, Err(error)); // another server has removed it
+            } else {
+                moving.end_in_vain(Err(error));
+            }
         }
     }
 }
@@ -100,15 +113,21 @@ async fn read(suspension: &Suspension, asleep: &Asleep) -> Result<(u64, Recipe, 
     let (tenant, id) = (suspension.tenant(&asleep.owner)?, session_id(&asleep.id)?);
     let allowed = suspension.most_bytes;
     let found = off_the_workers(move || {
-        let missing = || StateError::Damaged("its file is missing".to_owned());
-        let head = tenant.head(id)?.ok_or_else(missing)?;
+        let Some((head, saved)) = tenant.take_up(id, allowed)? else {
+            return Ok(None);
+        };
         // An earlier server may have allowed more.
         let most = head.bytes.max(allowed);
-        let saved = tenant.read(id, most)?.ok_or_else(missing)?;
         let (recipe, suspended) = unpack(saved).map_err(StateError::Damaged)?;
-        Ok((head, most, recipe, suspended))
+        Ok(Some((head, most, recipe, suspended)))
     });
-    let (head, most, recipe, mut suspended) = found.await?.map_err(|error| unreadable(&asleep.id, &error))?;
+    let found = found.await?.map_err(|error| unreadable(&asleep.id, &error))?;
+    let Some((head, most, recipe, mut suspended)) = found else {
+        return Err(match suspension.is_shared() {
+            true => ApiError::no_session(&asleep.id),
+            false => unreadable(&asleep.id, &StateError::Damaged("its file is missing".to_owned())),
+        });
+    };
     asleep.is_read_again(&head);
     if asleep.is_left() {
         // It was awake once more, and ended without being suspended again.

@@ -19,6 +19,9 @@ pub enum StateError {
         /// The most bytes.
         most: u64,
     },
+    /// Another server has a session, or had it in the meantime.
+    #[error("another server has the session now; nothing was changed")]
+    Taken,
     /// A key is malformed, or another one than that of the store.
     #[error("{0}")]
     Key(String),
@@ -51,4 +54,8 @@ impl StateError {
     pub fn is_damage(&self) -> bool {
         matches!(self, Self::Damaged(_) | Self::Newer(_) | Self::TooLarge { .. })
     }
+}
+
+pub(crate) fn no_random_numbers() -> StateError {
+    StateError::Key("the system gives no random numbers".to_owned())
 }

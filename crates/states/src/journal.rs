@@ -8,10 +8,10 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::error::StateError;
+use crate::error::{StateError, no_random_numbers};
 use crate::manifest::{Body, FORMAT, read, write};
-use crate::names::{JournalId, Name, Place, SessionId};
-use crate::seal::{MOST_SEALED, no_random_numbers};
+use crate::names::{JournalId, Name, Place, ServerId, SessionId};
+use crate::seal::MOST_SEALED;
 use crate::states::{Tenant, Written, now_ms, within};
 
 /// The most parts of a journal.
@@ -34,6 +34,9 @@ pub(crate) struct Sealed {
     format: u32,
     journal: JournalId,
     text: String,
+    /// The server that wrote the body's objects, in a store of several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) writer: Option<ServerId>,
     pub(crate) body: Option<Body>,
     written_ms: u64,
 }
@@ -74,12 +77,15 @@ impl Tenant {
             self.remove_journal(session)?;
         }
         let _writing = self.writers();
-        let mut written = Written::default();
+        let (writer, mut written) = (self.writer(), Written::default());
         let part = Sealed {
             format: FORMAT,
             journal,
             text: text.to_owned(),
-            body: body.map(|body| self.write_body(body, &mut written)).transpose()?,
+            writer,
+            body: body
+                .map(|body| self.write_body(writer, body, &mut written))
+                .transpose()?,
             written_ms: now_ms(),
         };
         let name = Name::Part(self.id(), session, number);
@@ -100,7 +106,7 @@ impl Tenant {
             bytes = bytes.saturating_add(body.map_or(0, |body| body.bytes));
             within(bytes, most)?;
             Ok(Part {
-                body: body.map(|body| self.read_body(body)).transpose()?,
+                body: body.map(|body| self.read_body(part.writer, body)).transpose()?,
                 text: part.text,
                 written_ms: part.written_ms,
             })

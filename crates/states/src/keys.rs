@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use ring::hkdf::{HKDF_SHA256, Prk, Salt};
 use ring::hmac;
 
-use crate::error::StateError;
+use crate::error::{StateError, no_random_numbers};
 use crate::names::{ObjectId, TenantId, read_hex};
-use crate::seal::{Sealer, no_random_numbers};
+use crate::seal::Sealer;
 
 const KEY_BYTES: usize = 32;
 /// The most bytes that are read of a file of a key.

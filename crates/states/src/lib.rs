@@ -12,15 +12,17 @@
 //! | `seal` | compression and encryption of one object |
 //! | `pieces` | cutting bodies |
 //! | `manifest` | states, and their manifests |
-//! | `states` | writing, reading, listing and collecting |
+//! | `lease` | the servers that share a store, and which of them live |
+//! | `states` | writing, reading, listing and collecting; the refs of sessions, and who may write them |
 //! | `journal` | the parts of the journal of an execution after a state |
-//! | `store` | the places of objects: a folder, or memory |
+//! | `store` | the places of objects: a folder, memory, or object storage |
 //!
 //! Decisions: `docs/internals/server.md`.
 
 mod error;
 mod journal;
 mod keys;
+mod lease;
 mod manifest;
 mod names;
 mod pieces;
@@ -31,7 +33,8 @@ mod store;
 pub use error::StateError;
 pub use journal::Part;
 pub use keys::MasterKey;
+pub use lease::{Beat, Clock, Standing};
 pub use manifest::{Head, Lost, Saved, SavedFile};
-pub use names::{JournalId, Name, ObjectId, Place, SessionId, TenantId};
+pub use names::{JournalId, Name, ObjectId, Place, ServerId, SessionId, TenantId};
 pub use states::{Collected, Found, States, Tenant, Written};
-pub use store::{FolderStore, Listed, MemoryStore, Store};
+pub use store::{FolderStore, Listed, MemoryStore, ObjectStorage, Store, Version};

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::StateError;
-use crate::names::{ObjectId, SessionId};
+use crate::names::{ObjectId, ServerId, SessionId};
 
 /// The version of manifests and refs.
 pub(crate) const FORMAT: u32 = 1;
@@ -115,6 +115,44 @@ pub(crate) struct Ref {
     pub(crate) format: u32,
     pub(crate) head: Head,
     pub(crate) manifest: Body,
+    /// The server among whose objects the manifest and its bodies are. `None` in a store of one server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) writer: Option<ServerId>,
+    /// The server that wrote the ref. `None` if an earlier version did.
+    #[serde(default)]
+    pub(crate) owner: Option<Owner>,
+    /// True if the session was removed. Its name is never used again.
+    #[serde(default)]
+    pub(crate) gone: bool,
+}
+
+impl Ref {
+    /// A ref in place of one that is to be removed.
+    pub(crate) fn gone(server: ServerId) -> Self {
+        let owner = Owner {
+            server,
+            epoch: u64::MAX,
+            holds: false,
+        };
+        Self {
+            format: FORMAT,
+            head: Head::default(),
+            manifest: Body::default(),
+            writer: None,
+            owner: Some(owner),
+            gone: true,
+        }
+    }
+}
+
+/// The server that wrote a ref last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Owner {
+    pub(crate) server: ServerId,
+    /// The number of servers that have had the session. Each of them makes it larger by one, so a late write can be told from its own.
+    pub(crate) epoch: u64,
+    /// True while the session goes on there. Others may have it when that server's lease is over.
+    pub(crate) holds: bool,
 }
 
 /// The manifest of a state.

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::error::StateError;
+use crate::error::{StateError, no_random_numbers};
 
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident $bytes:literal;)*) => {$(
@@ -59,6 +59,8 @@ ids! {
     TenantId 16;
     /// The id of an object: a keyed hash of its content.
     ObjectId 32;
+    /// The random id of a server, from its start or from a lost lease on.
+    ServerId 16;
     /// The id of a journal, which no other journal has.
     JournalId 16;
 }
@@ -88,19 +90,37 @@ pub(crate) fn read_hex(text: &str, bytes: &mut [u8]) -> bool {
 pub enum Name {
     /// A text that shows that a key is the store's.
     Check,
-    /// An object of a tenant.
-    Object(TenantId, ObjectId),
+    /// A text that is written to learn the time of the store.
+    Clock,
+    /// The lease of a server.
+    Lease(ServerId),
+    /// An object of a tenant. In a store of several servers, each writes objects of its own.
+    Object(TenantId, Option<ServerId>, ObjectId),
     /// The ref of a tenant's session.
     Ref(TenantId, SessionId),
     /// A part of the journal of a tenant's session, by its number.
     Part(TenantId, SessionId, u32),
 }
 
+impl ServerId {
+    /// An id that no server had before.
+    pub(crate) fn random() -> Result<Self, StateError> {
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(|_| no_random_numbers())?;
+        Ok(Self(id))
+    }
+}
+
 impl fmt::Display for Name {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Check => formatter.write_str("check"),
-            Self::Object(tenant, id) => write!(formatter, "{}/{id}", Place::Objects(*tenant)),
+            Self::Clock => formatter.write_str("clock"),
+            Self::Lease(server) => write!(formatter, "{}/{server}", Place::Leases),
+            Self::Object(tenant, None, id) => write!(formatter, "{}/{id}", Place::Objects(*tenant)),
+            Self::Object(tenant, Some(server), id) => {
+                write!(formatter, "{}/{server}/{id}", Place::Objects(*tenant))
+            }
             Self::Ref(tenant, id) => write!(formatter, "{}/{id}", Place::Refs(*tenant)),
             Self::Part(tenant, session, number) => {
                 write!(formatter, "{}/{number:08x}", Place::Journal(*tenant, *session))
@@ -112,6 +132,8 @@ impl fmt::Display for Name {
 /// A place whose names can be listed. Its text is a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
+    /// The leases of servers.
+    Leases,
     /// The objects of a tenant.
     Objects(TenantId),
     /// The refs of a tenant's sessions.
@@ -123,6 +145,7 @@ pub enum Place {
 impl fmt::Display for Place {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Leases => formatter.write_str("servers"),
             Self::Objects(tenant) => write!(formatter, "{tenant}/objects"),
             Self::Refs(tenant) => write!(formatter, "{tenant}/sessions"),
             Self::Journal(tenant, session) => write!(formatter, "{tenant}/journals/{session}"),
@@ -131,14 +154,18 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// The name that the last part of a path means here; `None` if it means none.
-    pub fn name(self, last: &str) -> Option<Name> {
+    /// The name that the rest of a path means here; `None` if it means none.
+    pub fn name(self, rest: &str) -> Option<Name> {
         match self {
-            Self::Objects(tenant) => last.parse().ok().map(|id| Name::Object(tenant, id)),
-            Self::Refs(tenant) => last.parse().ok().map(|id| Name::Ref(tenant, id)),
+            Self::Leases => rest.parse().ok().map(Name::Lease),
+            Self::Objects(tenant) => match rest.split_once('/') {
+                Some((server, id)) => Some(Name::Object(tenant, Some(server.parse().ok()?), id.parse().ok()?)),
+                None => rest.parse().ok().map(|id| Name::Object(tenant, None, id)),
+            },
+            Self::Refs(tenant) => rest.parse().ok().map(|id| Name::Ref(tenant, id)),
             Self::Journal(tenant, session) => {
                 let mut number = [0; 4];
-                read_hex(last, &mut number).then(|| Name::Part(tenant, session, u32::from_be_bytes(number)))
+                read_hex(rest, &mut number).then(|| Name::Part(tenant, session, u32::from_be_bytes(number)))
             }
         }
     }
@@ -146,7 +173,8 @@ impl Place {
     /// Returns true if the name is in this place.
     pub fn has(self, name: &Name) -> bool {
         match (self, name) {
-            (Self::Objects(here), Name::Object(tenant, _)) | (Self::Refs(here), Name::Ref(tenant, _)) => {
+            (Self::Leases, Name::Lease(_)) => true,
+            (Self::Objects(here), Name::Object(tenant, ..)) | (Self::Refs(here), Name::Ref(tenant, _)) => {
                 here == *tenant
             }
             (Self::Journal(here, its), Name::Part(tenant, session, _)) => here == *tenant && its == *session,
@@ -186,15 +214,21 @@ mod tests {
             &wide,
         ] {
             assert!(text.parse::<SessionId>().is_err(), "{text:?}");
-            assert!(Place::Refs(TenantId([0; 16])).name(text).is_none(), "{text:?}");
+            let tenant = TenantId([0; 16]);
+            for place in [Place::Leases, Place::Refs(tenant), Place::Objects(tenant)] {
+                assert!(place.name(text).is_none(), "{text:?}");
+            }
         }
     }
 
     #[test]
     fn a_path_leads_back_to_its_name() {
         let tenant = TenantId([7; 16]);
+        let (server, object) = (ServerId([6; 16]), ObjectId([9; 32]));
         for (place, name) in [
-            (Place::Objects(tenant), Name::Object(tenant, ObjectId([9; 32]))),
+            (Place::Leases, Name::Lease(server)),
+            (Place::Objects(tenant), Name::Object(tenant, None, object)),
+            (Place::Objects(tenant), Name::Object(tenant, Some(server), object)),
             (Place::Refs(tenant), Name::Ref(tenant, SessionId([8; 16]))),
             (
                 Place::Journal(tenant, SessionId([8; 16])),
@@ -202,8 +236,8 @@ mod tests {
             ),
         ] {
             let path = name.to_string();
-            let (folder, last) = path.rsplit_once('/').unwrap();
-            assert_eq!((folder, place.name(last)), (place.to_string().as_str(), Some(name)));
+            let rest = path.strip_prefix(&format!("{place}/")).unwrap();
+            assert_eq!(place.name(rest), Some(name));
             assert!(place.has(&name) && !place.has(&Name::Check));
         }
     }

@@ -7,7 +7,7 @@
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::hkdf::Prk;
 
-use crate::error::StateError;
+use crate::error::{StateError, no_random_numbers};
 use crate::names::Name;
 
 /// The beginning of a sealed text: its kind and format.
@@ -106,8 +106,4 @@ fn nonce() -> Nonce {
 /// The data that is authenticated with a text.
 fn about(name: &Name) -> Vec<u8> {
     [MAGIC.as_slice(), name.to_string().as_bytes()].concat()
-}
-
-pub(crate) fn no_random_numbers() -> StateError {
-    StateError::Key("the system gives no random numbers".to_owned())
 }

@@ -3,8 +3,10 @@
 //! A state is written in this order: its objects, its manifest, its ref. A process that is killed in between leaves the old ref, and
 //! objects that nobody names. [`Tenant::collect`] removes those.
 
-use std::collections::HashSet;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+mod refs;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -12,14 +14,18 @@ use serde_json::Value;
 
 use crate::error::StateError;
 use crate::keys::{MasterKey, TenantKeys};
+use crate::lease::{Beat, Clock, Leases, Servers, Standing, lock};
 use crate::manifest::{Body, FORMAT, Head, Manifest, Ref, Saved, SavedFile, read, write};
-use crate::names::{Name, ObjectId, Place, SessionId, TenantId};
+use crate::names::{Name, ObjectId, Place, ServerId, SessionId, TenantId};
 use crate::pieces::pieces;
 use crate::seal::MOST_SEALED;
 use crate::store::Store;
+use refs::{Hold, Next, Seen};
 
 /// The most bytes of a manifest. It names the pieces of many files.
 const MOST_MANIFEST: u64 = 32 << 20;
+/// Refs or pieces that are read at once. A piece has at most 4 MiB.
+const AT_ONCE: usize = 16;
 /// The content of [`Name::Check`].
 const CHECK: &[u8] = b"states of Sandglass";
 
@@ -27,6 +33,7 @@ const CHECK: &[u8] = b"states of Sandglass";
 #[derive(Debug)]
 pub struct States {
     store: Arc<dyn Store>,
+    servers: Arc<Servers>,
     key: MasterKey,
 }
 
@@ -34,9 +41,12 @@ pub struct States {
 #[derive(Debug)]
 pub struct Tenant {
     store: Arc<dyn Store>,
+    servers: Arc<Servers>,
     keys: TenantKeys,
     /// Held shared by writers, and alone by the collector.
     writing: RwLock<()>,
+    /// The refs of sessions that this server has, or is about to have. Only from these may it write them.
+    had: Mutex<HashMap<SessionId, Seen>>,
 }
 
 /// The work of a write.
@@ -67,24 +77,47 @@ pub struct Collected {
 }
 
 impl States {
-    /// The states in a store. A new store is marked with the key.
+    /// The states in a store that no other server uses. A new store is marked with the key.
     ///
     /// # Errors
     /// [`StateError::Key`] when the store was marked with another key; [`StateError::Io`].
     pub fn new(store: Arc<dyn Store>, key: MasterKey) -> Result<Self, StateError> {
-        let sealer = key.sealer()?;
-        match store.read(&Name::Check, MOST_SEALED)? {
-            None => store.write(&Name::Check, &sealer.seal(&Name::Check, CHECK)?)?,
-            Some(sealed) => {
-                let opened = sealer.open(&Name::Check, sealed).ok();
-                if opened.as_deref() != Some(CHECK) {
-                    let problem = "the key of states is not the one with which this store was begun, or its file \"check\" is damaged; \
-                                   give the earlier key, or another folder";
-                    return Err(StateError::Key(problem.to_owned()));
-                }
-            }
-        }
-        Ok(Self { store, key })
+        check_key(&*store, &key)?;
+        let servers = Arc::new(Servers::alone()?);
+        Ok(Self { store, servers, key })
+    }
+
+    /// The states in a store that other servers use as well. This server has a lease there, which [`States::beat`] renews. Without renewal
+    /// it lasts for `lasts`; then others take over what this server has.
+    ///
+    /// # Errors
+    /// As [`States::new`]; also [`StateError::Key`] when the store ignores conditions.
+    pub fn shared(store: Arc<dyn Store>, key: MasterKey, lasts: Duration, clock: Clock) -> Result<Self, StateError> {
+        check_key(&*store, &key)?;
+        let leases = Leases::new(Arc::clone(&store), &key, lasts, clock)?;
+        let servers = Arc::new(Servers::several(leases)?);
+        Ok(Self { store, servers, key })
+    }
+
+    /// Renews this server's lease, and watches the others. Call it several times in the time that a lease lasts.
+    ///
+    /// # Errors
+    /// [`StateError`]; then the lease runs on, and may end.
+    pub fn beat(&self) -> Result<Beat, StateError> {
+        self.servers.beat()
+    }
+
+    /// The right to sessions that [`Tenant::mark_awake`] noted under this id of this server. It asks the clock only.
+    pub fn standing(&self, server: ServerId) -> Standing {
+        self.servers.standing(server)
+    }
+
+    /// Ends this server's lease. What it has is free for others at once.
+    ///
+    /// # Errors
+    /// [`StateError`]; then the others wait until the lease has run out.
+    pub fn end(&self) -> Result<(), StateError> {
+        self.servers.end()
     }
 
     /// The states of an owner. Make one tenant of an owner only, since its lock keeps collections and writes apart.
@@ -94,27 +127,52 @@ impl States {
     pub fn tenant(&self, owner: &str) -> Result<Tenant, StateError> {
         Ok(Tenant {
             store: Arc::clone(&self.store),
+            servers: Arc::clone(&self.servers),
             keys: self.key.tenant(owner)?,
             writing: RwLock::new(()),
+            had: Mutex::default(),
         })
     }
 }
 
+fn check_key(store: &dyn Store, key: &MasterKey) -> Result<(), StateError> {
+    let (name, sealer) = (Name::Check, key.sealer()?);
+    let found = match store.read(&name, MOST_SEALED)? {
+        None if store.swap(&name, &sealer.seal(&name, CHECK)?, None)?.is_some() => return Ok(()),
+        None => store.read(&name, MOST_SEALED)?, // another server has begun the store just now
+        found => found,
+    };
+    let opened = found.and_then(|sealed| sealer.open(&name, sealed).ok());
+    if opened.as_deref() == Some(CHECK) {
+        return Ok(());
+    }
+    let problem = "the key of states is not the one with which this store was begun, or its file \"check\" is damaged; \
+                   give the earlier key, or another folder";
+    Err(StateError::Key(problem.to_owned()))
+}
+
 /// All these functions block as long as the store does.
 impl Tenant {
+    /// The tenant's id, which names its places in the store.
+    pub fn id(&self) -> TenantId {
+        self.keys.id
+    }
+
     /// Writes the state of a session, in place of its earlier one. It is durable when this returns. `about` is kept in the state's
-    /// [`Head`].
+    /// [`Head`]. From then on any server may have the session.
     ///
     /// # Errors
-    /// [`StateError`]; then the session has its earlier state.
+    /// [`StateError`]; then the session has its earlier state. [`StateError::Taken`]: another server went on with the session.
     pub fn write_about(&self, session: SessionId, saved: &Saved, about: Value) -> Result<Written, StateError> {
         let _writing = self.writers();
+        let before = self.before(session)?;
+        let writer = self.servers.writer();
         let mut written = Written {
             bytes: saved.bytes(),
             new_objects: 0,
             new_bytes: 0,
         };
-        let mut body = |bytes: &[u8]| self.write_body(bytes, &mut written);
+        let mut body = |bytes: &[u8]| self.write_body(writer, bytes, &mut written);
         let manifest = Manifest {
             format: FORMAT,
             session,
@@ -142,7 +200,8 @@ impl Tenant {
             awake: false,
             about,
         };
-        self.write_ref(session, head, manifest)?;
+        let next = Next { head, manifest, writer };
+        self.write_ref(session, next, (self.servers.id(), Hold::Free), before)?;
         Ok(written)
     }
 
@@ -159,29 +218,53 @@ impl Tenant {
     /// # Errors
     /// [`StateError`].
     pub fn read(&self, session: SessionId, most: u64) -> Result<Option<Saved>, StateError> {
-        let Some(Ref { manifest, .. }) = self.read_ref(session)? else {
+        let stored = self.read_ref(session)?;
+        stored.map(|stored| self.read_state(session, &stored, most)).transpose()
+    }
+
+    /// The state of a session with its facts, to go on from it with [`Tenant::mark_awake`]; `None` if it has none. `allowed` is the most
+    /// bytes of a state that is written now; one that is there may have more.
+    ///
+    /// # Errors
+    /// [`StateError`]. [`StateError::Taken`]: the session goes on elsewhere.
+    pub fn take_up(&self, session: SessionId, allowed: u64) -> Result<Option<(Head, Saved)>, StateError> {
+        let Some((stored, version)) = self.read_ref_version(session)? else {
             return Ok(None);
         };
-        let manifest = self.read_manifest(session, &manifest)?;
+        self.is_free(&stored)?;
+        let most = stored.head.bytes.max(allowed);
+        let saved = self.read_state(session, &stored, most)?;
+        let head = stored.head.clone();
+        let seen = Seen {
+            stored: Some(stored),
+            version,
+        };
+        lock(&self.had).insert(session, seen);
+        Ok(Some((head, saved)))
+    }
+
+    fn read_state(&self, session: SessionId, stored: &Ref, most: u64) -> Result<Saved, StateError> {
+        let writer = stored.writer;
+        let manifest = self.read_manifest(session, stored)?;
         let bytes = manifest.all().map(|body| body.bytes).fold(0, u64::saturating_add);
         within(bytes, most)?;
-        let bodies = manifest.bodies.iter().map(|body| self.read_body(body));
+        let bodies = manifest.bodies.iter().map(|body| self.read_body(writer, body));
         let files = manifest.files.iter().map(|(path, body)| {
             Ok(SavedFile {
                 path: path.clone(),
-                body: self.read_body(body)?,
+                body: self.read_body(writer, body)?,
             })
         });
-        Ok(Some(Saved {
+        Ok(Saved {
             bodies: bodies.collect::<Result<_, StateError>>()?,
             files: files.collect::<Result<_, StateError>>()?,
-            state: self.read_body(&manifest.state)?,
+            state: self.read_body(writer, &manifest.state)?,
             execution: manifest.execution,
             settings: manifest.settings,
             past: manifest.past,
             lost: manifest.lost,
             folders: manifest.folders,
-        }))
+        })
     }
 
     /// The facts about a session's state; `None` if it has none.
@@ -192,28 +275,78 @@ impl Tenant {
         Ok(self.read_ref(session)?.map(|stored| stored.head))
     }
 
-    /// Notes that a session goes on from its state now. The state stays.
+    /// Notes that a session goes on from its state here, from now on. The state stays. Returns the id of this server that has it now.
     ///
     /// # Errors
-    /// [`StateError`].
-    pub fn mark_awake(&self, session: SessionId) -> Result<(), StateError> {
+    /// [`StateError`]. [`StateError::Taken`]: another server has the session.
+    pub fn mark_awake(&self, session: SessionId) -> Result<ServerId, StateError> {
+        self.mark(session, Hold::Held)
+    }
+
+    /// Notes that a session has gone on from its state until now, and ended without a newer one. Any server may have it.
+    ///
+    /// # Errors
+    /// As [`Tenant::mark_awake`].
+    pub fn mark_left(&self, session: SessionId) -> Result<(), StateError> {
+        self.mark(session, Hold::Free).map(drop)
+    }
+
+    fn mark(&self, session: SessionId, hold: Hold) -> Result<ServerId, StateError> {
         let _writing = self.writers();
-        match self.read_ref(session)? {
-            Some(Ref { head, manifest, .. }) => {
-                let (awake, used_ms) = (true, now_ms());
-                self.write_ref(session, Head { awake, used_ms, ..head }, manifest)
-            }
-            None => Ok(()),
-        }
+        let server = self.servers.id();
+        let Some(before) = self.before(session)? else {
+            return Ok(server);
+        };
+        let Some(stored) = &before.stored else {
+            return Err(StateError::Damaged(format!("the ref of session {session}")));
+        };
+        let (awake, used_ms) = (true, now_ms());
+        let next = Next {
+            head: Head {
+                awake,
+                used_ms,
+                ..stored.head.clone()
+            },
+            manifest: stored.manifest.clone(),
+            writer: stored.writer,
+        };
+        self.write_ref(session, next, (server, hold), Some(before))?;
+        Ok(server)
     }
 
     /// Removes the state of a session, and its journal. Their objects stay until the next [collection](Tenant::collect).
     ///
     /// # Errors
-    /// [`StateError::Io`].
+    /// [`StateError::Io`]. [`StateError::Taken`]: another server has the session.
     pub fn remove(&self, session: SessionId) -> Result<(), StateError> {
+        self.remove_unused(session, u64::MAX)
+    }
+
+    /// As [`Tenant::remove`], unless the session was used after this time, in milliseconds since 1970. Then it is [`StateError::Taken`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn remove_unused(&self, session: SessionId, used_ms: u64) -> Result<(), StateError> {
+        let name = Name::Ref(self.keys.id, session);
+        if !self.servers.is_alone() {
+            let Some(seen) = self.see(session)? else {
+                return Ok(());
+            };
+            if let Some(stored) = seen.stored.as_ref().filter(|stored| !stored.gone) {
+                self.is_free(stored)?;
+                if stored.head.last_used_ms() > used_ms {
+                    return Err(StateError::Taken);
+                }
+            }
+            // Another server may take it up at this moment. Either that or the removal is refused.
+            let gone = self.sealed(&name, &Ref::gone(self.servers.id()))?;
+            if self.store.swap(&name, &gone, Some(&seen.version))?.is_none() {
+                return Err(StateError::Taken);
+            }
+        }
+        lock(&self.had).remove(&session);
         self.remove_journal(session)?;
-        self.store.remove(&Name::Ref(self.keys.id, session))
+        self.store.remove(&name)
     }
 
     /// The sessions that have a state, each with its facts or with the reason why they cannot be read.
@@ -222,43 +355,65 @@ impl Tenant {
     /// [`StateError::Io`] when they cannot be listed.
     pub fn sessions(&self) -> Result<Vec<Found>, StateError> {
         let listed = self.store.list(Place::Refs(self.keys.id))?;
-        let session = |name| match name {
-            Name::Ref(_, session) => Some(session),
-            _ => None,
-        };
-        let sessions = listed.into_iter().filter_map(|listed| session(listed.name));
-        let read = |session| match self.head(session) {
-            Ok(head) => head.map(|head| (session, Ok(head))),
-            Err(error) => Some((session, Err(error))),
-        };
-        Ok(sessions.filter_map(read).collect())
+        let names: Vec<_> = listed.into_iter().map(|listed| listed.name).collect();
+        let mut found = Vec::new();
+        for names in names.chunks(AT_ONCE) {
+            for (name, sealed) in names.iter().zip(self.store.read_all(names, MOST_SEALED)) {
+                let Name::Ref(_, session) = *name else { continue };
+                let stored = sealed.and_then(|sealed| sealed.map(|sealed| self.opened(name, sealed)).transpose());
+                match stored.map(|stored| stored.filter(|stored| !stored.gone)) {
+                    Ok(stored) => found.extend(stored.map(|stored| (session, Ok(stored.head)))),
+                    Err(error) => found.push((session, Err(error))),
+                }
+            }
+        }
+        Ok(found)
     }
 
-    /// Removes objects that no manifest names and that are at least so old. Writes of this tenant wait meanwhile.
+    /// Removes objects that no manifest names and that are at least so old: those of this server, and those of servers that have ended.
+    /// Writes of this tenant wait meanwhile. The age has to be longer than the slowest write of a server that counts as ended.
     ///
     /// # Errors
     /// [`StateError`]. When a ref or manifest cannot be read, nothing is removed, because its objects are not known.
     pub fn collect(&self, least_age: Duration) -> Result<Collected, StateError> {
         let _alone = self.writing.write().unwrap_or_else(PoisonError::into_inner);
-        let mut named: HashSet<ObjectId> = HashSet::new();
+        let mut named: HashSet<(Option<ServerId>, ObjectId)> = HashSet::new();
         let mut collected = Collected::default();
         for listed in self.store.list(Place::Refs(self.keys.id))? {
             let Name::Ref(_, session) = listed.name else { continue };
-            let Some(Ref { manifest, .. }) = self.read_ref(session)? else {
+            let Some((stored, _)) = self.read_any_ref(session)? else {
                 continue;
             };
-            let bodies = self.read_manifest(session, &manifest)?;
-            named.extend(manifest.pieces);
-            named.extend(bodies.all().flat_map(|body| &body.pieces));
+            if stored.gone {
+                self.store.remove(&listed.name)?; // as its server was about to
+                continue;
+            }
+            let bodies = self.read_manifest(session, &stored)?;
+            let pieces = bodies.all().flat_map(|body| &body.pieces);
+            named.extend(pieces.chain(&stored.manifest.pieces).map(|id| (stored.writer, *id)));
             for number in self.part_numbers(session)? {
-                let part = self.part(session, number)?;
-                named.extend(part.and_then(|part| part.body).into_iter().flat_map(|body| body.pieces));
+                let Some(part) = self.part(session, number)? else {
+                    continue;
+                };
+                let pieces = part.body.iter().flat_map(|body| &body.pieces);
+                named.extend(pieces.map(|id| (part.writer, *id)));
             }
             collected.sessions += 1;
         }
+        let mut of_others = HashMap::new();
         for listed in self.store.list(Place::Objects(self.keys.id))? {
-            let Name::Object(_, id) = listed.name else { continue };
-            if named.contains(&id) {
+            let Name::Object(_, writer, id) = listed.name else {
+                continue;
+            };
+            // Another server may name its own objects at any moment. Nobody else ever does.
+            let may_remove = match writer {
+                Some(other) if writer != self.servers.writer() => match of_others.get(&other) {
+                    Some(is_over) => *is_over,
+                    None => *of_others.entry(other).or_insert(self.servers.is_over(other)?),
+                },
+                _ => true,
+            };
+            if named.contains(&(writer, id)) || !may_remove {
                 collected.kept += 1;
             } else if listed.age < least_age {
                 collected.too_young += 1;
@@ -270,8 +425,9 @@ impl Tenant {
         Ok(collected)
     }
 
-    pub(crate) fn id(&self) -> TenantId {
-        self.keys.id
+    /// The server whose objects are written here.
+    pub(crate) fn writer(&self) -> Option<ServerId> {
+        self.servers.writer()
     }
 
     pub(crate) fn store(&self) -> &dyn Store {
@@ -291,36 +447,23 @@ impl Tenant {
         self.keys.sealer.open(name, sealed)
     }
 
-    fn write_ref(&self, session: SessionId, head: Head, manifest: Body) -> Result<(), StateError> {
-        let name = Name::Ref(self.keys.id, session);
-        let stored = Ref {
-            format: FORMAT,
-            head,
-            manifest,
-        };
-        self.write_sealed(&name, &write(&stored)?)
-    }
-
-    fn read_ref(&self, session: SessionId) -> Result<Option<Ref>, StateError> {
-        let name = Name::Ref(self.keys.id, session);
-        let Some(sealed) = self.store.read(&name, MOST_SEALED)? else {
-            return Ok(None);
-        };
-        read(&name.to_string(), &self.open_sealed(&name, sealed)?).map(Some)
-    }
-
-    fn read_manifest(&self, session: SessionId, body: &Body) -> Result<Manifest, StateError> {
-        within(body.bytes, MOST_MANIFEST)?;
+    fn read_manifest(&self, session: SessionId, stored: &Ref) -> Result<Manifest, StateError> {
+        within(stored.manifest.bytes, MOST_MANIFEST)?;
         let what = format!("the manifest of session {session}");
-        let manifest: Manifest = read(&what, &self.read_body(body)?)?;
+        let manifest: Manifest = read(&what, &self.read_body(stored.writer, &stored.manifest)?)?;
         match manifest.session == session {
             true => Ok(manifest),
             false => Err(StateError::Damaged(format!("{what} is another session's"))),
         }
     }
 
-    pub(crate) fn write_body(&self, bytes: &[u8], written: &mut Written) -> Result<Body, StateError> {
-        let write = |piece| self.write_object(piece, written);
+    pub(crate) fn write_body(
+        &self,
+        writer: Option<ServerId>,
+        bytes: &[u8],
+        written: &mut Written,
+    ) -> Result<Body, StateError> {
+        let write = |piece| self.write_object(writer, piece, written);
         Ok(Body {
             bytes: bytes.len() as u64,
             pieces: pieces(bytes).into_iter().map(write).collect::<Result<_, _>>()?,
@@ -328,13 +471,19 @@ impl Tenant {
     }
 
     /// Writes an object, unless it is there. An object that is there is read, so that a damaged one is replaced.
-    fn write_object(&self, content: &[u8], written: &mut Written) -> Result<ObjectId, StateError> {
+    fn write_object(
+        &self,
+        writer: Option<ServerId>,
+        content: &[u8],
+        written: &mut Written,
+    ) -> Result<ObjectId, StateError> {
         let id = self.keys.object(content);
-        let name = Name::Object(self.keys.id, id);
-        let there = self.store.read(&name, MOST_SEALED).unwrap_or_default();
-        let there = there.and_then(|sealed| self.keys.sealer.open(&name, sealed).ok());
-        if there.as_deref() == Some(content) && self.store.touch(&name)? {
-            return Ok(id);
+        let name = Name::Object(self.keys.id, writer, id);
+        if let Some(there) = self.store.read(&name, MOST_SEALED).unwrap_or_default() {
+            let opened = self.keys.sealer.open(&name, there.clone()).ok();
+            if opened.as_deref() == Some(content) && self.store.touch(&name, &there)? {
+                return Ok(id);
+            }
         }
         let sealed = self.keys.sealer.seal(&name, content)?;
         self.store.write(&name, &sealed)?;
@@ -343,13 +492,19 @@ impl Tenant {
         Ok(id)
     }
 
-    pub(crate) fn read_body(&self, body: &Body) -> Result<Bytes, StateError> {
+    pub(crate) fn read_body(&self, writer: Option<ServerId>, body: &Body) -> Result<Bytes, StateError> {
         let mut bytes = Vec::new();
-        for id in &body.pieces {
-            let name = Name::Object(self.keys.id, *id);
-            let sealed = self.store.read(&name, MOST_SEALED)?;
-            let sealed = sealed.ok_or_else(|| StateError::Damaged(format!("{name} is missing")))?;
-            let content = self.keys.sealer.open(&name, sealed)?;
+        let names: Vec<_> = body
+            .pieces
+            .iter()
+            .map(|id| Name::Object(self.keys.id, writer, *id))
+            .collect();
+        let read = names
+            .chunks(AT_ONCE)
+            .flat_map(|names| names.iter().zip(self.store.read_all(names, MOST_SEALED)));
+        for (name, sealed) in read {
+            let sealed = sealed?.ok_or_else(|| StateError::Damaged(format!("{name} is missing")))?;
+            let content = self.keys.sealer.open(name, sealed)?;
             if bytes.len() as u64 + content.len() as u64 > body.bytes {
                 return Err(StateError::Damaged(format!("{name} is larger than its manifest says")));
             }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use sandglass_states::{
     FolderStore, JournalId, Listed, Lost, MasterKey, MemoryStore, Name, Place, Saved, SavedFile, SessionId, StateError,
-    States, Store, Tenant,
+    States, Store, Tenant, Version,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -663,16 +663,20 @@ fn a_journal_has_a_bound() {
 struct Counting(MemoryStore, AtomicUsize);
 
 impl Store for Counting {
-    fn read(&self, name: &Name, most: u64) -> Result<Option<Vec<u8>>, StateError> {
-        self.0.read(name, most)
+    fn read_version(&self, name: &Name, most: u64) -> Result<Option<(Vec<u8>, Version)>, StateError> {
+        self.0.read_version(name, most)
+    }
+
+    fn swap(&self, name: &Name, bytes: &[u8], seen: Option<&Version>) -> Result<Option<Version>, StateError> {
+        self.0.swap(name, bytes, seen)
     }
 
     fn write(&self, name: &Name, bytes: &[u8]) -> Result<(), StateError> {
         self.0.write(name, bytes)
     }
 
-    fn touch(&self, name: &Name) -> Result<bool, StateError> {
-        self.0.touch(name)
+    fn touch(&self, name: &Name, bytes: &[u8]) -> Result<bool, StateError> {
+        self.0.touch(name, bytes)
     }
 
     fn remove(&self, name: &Name) -> Result<(), StateError> {

@@ -65,6 +65,7 @@ __all__ = [
     "Usage",
     "__version__",
     "approve",
+    "call_id",
 ]
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from sandglass.client import SandboxOptions as SandboxOptions
     from sandglass.client import Usage as Usage
     from sandglass.client import approve as approve
+    from sandglass.client import call_id as call_id
     from sandglass.jupyter import JupyterREPL as JupyterREPL
 
 #: Names of `client/`, which guests do not have.

@@ -2,12 +2,15 @@
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint_chain::{CheckpointChain, Link};
 use super::contexts::Contexts;
 use super::interpreter::{Config, Interpreter};
 use super::packages::Package;
+use super::records::Record;
 use super::{Body, Error};
 use crate::execution::StateReport;
 use crate::protocol::Profile;
@@ -48,6 +51,9 @@ pub struct Kept<B> {
     /// True if the driver has the record of an execution after this state.
     #[serde(skip)]
     has_record: bool,
+    /// Records of ended executions, the oldest first. The driver writes each by itself.
+    #[serde(skip, default = "Vec::new")]
+    records: Vec<Arc<Record<B>>>,
 }
 
 /// A checkpoint that a session can go back to.
@@ -80,7 +86,8 @@ impl<B> PartialEq for Kept<B> {
 }
 
 impl<B> Kept<B> {
-    /// Replaces each body. `replace` also gets the number of the checkpoint whose body it is, if it is one's.
+    /// Replaces each body, but drops the [records](Kept::records). `replace` also gets the number of the checkpoint whose body it is, if it is
+    /// one's.
     pub fn map<C>(self, mut replace: impl FnMut(Option<u32>, B) -> C) -> Kept<C> {
         let packages = self.packages.into_iter();
         Kept {
@@ -96,7 +103,20 @@ impl<B> Kept<B> {
             base: self.base,
             chain: self.chain.into_iter().map(|link| link.map(&mut replace)).collect(),
             has_record: self.has_record,
+            records: Vec::new(),
         }
+    }
+
+    /// The records of ended executions, the oldest first. One that cannot be replayed is [broken](Record::broken), and has nothing else.
+    pub fn records(&self) -> &[Arc<Record<B>>] {
+        &self.records
+    }
+
+    /// Adds the records that an earlier driver has written.
+    #[must_use]
+    pub fn with_records(mut self, records: Vec<Record<B>>) -> Self {
+        self.records = records.into_iter().map(Arc::new).collect();
+        self
     }
 
     /// The profile that Python's helpers follow in this state.
@@ -122,9 +142,26 @@ impl<B> Kept<B> {
 }
 
 impl<B: Body> Kept<B> {
+    /// The same without records, because of this. The state is worth more than they are.
+    #[must_use]
+    pub fn without_records(mut self, why: &str) -> Self {
+        for record in self.records.iter_mut().filter(|record| record.broken().is_none()) {
+            *record = Arc::new(Record::missing(record.execution(), why));
+        }
+        self
+    }
+
     /// The checkpoints that the user can go back to, the newest first.
     pub fn history(&self) -> Vec<HistoryEntry> {
         history(&self.chain, self.base)
+    }
+}
+
+impl<B> Fork<B> {
+    /// The same for guests that keep the settings of this checkpoint.
+    pub(super) fn with_settings_of(mut self, link: &Link<B>) -> Self {
+        self.settings = link.settings;
+        self
     }
 }
 
@@ -212,6 +249,7 @@ impl<B: Body> Interpreter<B> {
             base: self.checkpoints.base,
             chain: self.checkpoints.chain.all().to_vec(),
             has_record: self.has_told_record(),
+            records: self.kept_records(),
         }
     }
 
@@ -222,6 +260,7 @@ impl<B: Body> Interpreter<B> {
         self.packages = kept.packages;
         self.contexts = kept.contexts;
         self.untold_loss = kept.untold;
+        self.take_records(kept.records, foreign);
         // The settings of the new session may differ from those that the state has.
         self.checkpoints.settings = kept.settings + 1;
         let newest = kept.chain.iter().map(|link| link.number).max();

@@ -9,6 +9,7 @@
 //! Decisions: `docs/internals/guest-in-a-browser.md` and `docs/internals/saving-and-restoring.md`.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::checkpoints::Checkpoints;
 use super::commands::Queued;
@@ -116,8 +117,8 @@ pub(super) struct Interpreter<B> {
     pub(super) pending: Option<Record<B>>,
     /// The base of the record of an ended execution that the driver has.
     pub(super) told_record: Option<u32>,
-    /// Records of ended executions.
-    pub(super) ended_records: VecDeque<Record<B>>,
+    /// Records of ended executions, the oldest first.
+    pub(super) ended_records: VecDeque<Arc<Record<B>>>,
     /// The number of the newest exchange.
     pub(super) last_exchange: u32,
     pub(super) last_execution: u32,

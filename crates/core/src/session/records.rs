@@ -23,6 +23,9 @@ use crate::protocol::{ReplyStatus, Step};
 const MAX_BYTES: usize = 64 * 1024 * 1024;
 /// The most bytes of notes. A guest sends at most a third of this.
 const MAX_NOTES: usize = 3 * 1024 * 1024;
+/// The most entries of notes beyond the number of calls. A guest sends one before the calls that it makes at once, one at its end, and
+/// perhaps one for calls that it does not make after all.
+const MOST_NOTES_WITHOUT_CALLS: usize = 16;
 /// The base of a record if the driver keeps the state before it, by value. No checkpoint has this number.
 pub(super) const BY_VALUE: u32 = 0;
 
@@ -139,6 +142,8 @@ pub struct Record<B> {
     /// For each call, the places of its entry and of its answer's.
     calls: Vec<(usize, Option<usize>)>,
     bytes: usize,
+    /// The number of entries of notes, and the bytes of all of them.
+    notes: usize,
     notes_bytes: usize,
     /// The reason for which the execution cannot be resumed.
     broken: Option<String>,
@@ -197,6 +202,7 @@ impl<B: Body> Record<B> {
             entries: Vec::new(),
             calls: Vec::new(),
             bytes: 0,
+            notes: 0,
             notes_bytes: 0,
             broken: None,
             is_told: false,
@@ -229,6 +235,25 @@ impl<B: Body> Record<B> {
         record.broken = broken;
         record.told = record.entries.len();
         Ok(record)
+    }
+
+    /// A record that is not there, because of this. It stands for one, so that the reason can be told.
+    pub fn missing(execution: u32, why: &str) -> Self {
+        let mut record = Self::new(Beginning {
+            execution,
+            code: String::new(),
+            timeout_ms: 0.0,
+            budget: BudgetLimits::default(),
+            base: 0,
+            steps: Vec::new(),
+        });
+        record.end(why);
+        record
+    }
+
+    /// The execution of the record and the state before it, and all entries, as [`Record::written`] takes them.
+    pub fn parts(&self) -> (&Beginning, &[Entry<B>]) {
+        (&self.beginning, &self.entries)
     }
 
     /// The execution's number.
@@ -286,9 +311,11 @@ impl<B: Body> Record<B> {
         self
     }
 
-    /// The size of all bodies.
-    pub(super) fn bytes(&self) -> usize {
+    /// The size of all bodies, and of all code.
+    pub fn size(&self) -> usize {
+        let steps = self.beginning.steps.iter().map(|step| step.code.len());
         self.bytes
+            .saturating_add(self.beginning.code.len() + steps.sum::<usize>())
     }
 
     pub(super) fn strictness(&self) -> Strictness {
@@ -312,6 +339,7 @@ impl<B: Body> Record<B> {
         let index = self.entries.len();
         let size = match &entry {
             Entry::Notes { notes } => {
+                self.notes += 1;
                 self.notes_bytes = self.notes_bytes.saturating_add(notes.size());
                 notes.size()
             }
@@ -346,7 +374,8 @@ impl<B: Body> Record<B> {
         self.broken.get_or_insert_with(|| why.chars().take(300).collect());
     }
 
-    /// Takes notes of the guest, of which there is one entry before a call: drivers write each as a file. An error is a violation.
+    /// Takes notes of the guest. Their number is bounded by that of the calls, because drivers write each entry as a file. An error is a
+    /// violation.
     pub(super) fn hear(&mut self, notes: B) -> Result<(), &'static str> {
         if notes.size() == 0 {
             return Err("notes without content");
@@ -355,8 +384,8 @@ impl<B: Body> Record<B> {
             return Err("more notes than a guest makes");
         }
         if self.strictness == Strictness::Resume && self.broken.is_none() {
-            if matches!(self.entries.last(), Some(Entry::Notes { .. })) {
-                return Err("notes after notes, without a call");
+            if self.notes >= self.calls.len().saturating_add(MOST_NOTES_WITHOUT_CALLS) {
+                return Err("more notes than calls");
             }
             self.add(Entry::Notes { notes });
         }

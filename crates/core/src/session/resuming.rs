@@ -5,6 +5,8 @@
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
+use std::sync::Arc;
+
 use super::copies::Fork;
 use super::exchange::{Exchange, Job};
 use super::execution::{Execute, Execution};
@@ -15,7 +17,7 @@ use super::{Body, Command, Effect, Encoded, Error, HostEffect, Reply, Session, S
 use crate::execution::StateReport;
 use crate::protocol::ReplyStatus;
 
-/// The most records of ended executions, and the most bytes of their bodies.
+/// The most records of ended executions, and the most bytes of their bodies and code.
 const MOST_ENDED: usize = 32;
 const MOST_ENDED_BYTES: usize = 128 * 1024 * 1024;
 
@@ -81,6 +83,9 @@ impl<B: Body> Exchange<B> {
 impl<B: Body> Interpreter<B> {
     fn make_pending(&mut self, record: Record<B>, strictness: Strictness) {
         let beginning = &record.beginning;
+        // The page may have ended when the execution had, and the state after it was not kept.
+        self.ended_records
+            .retain(|ended| ended.execution() != beginning.execution);
         self.last_execution = self.last_execution.max(beginning.execution);
         let is_of_base = self.checkpoints.base == Some(beginning.base);
         let why = match record.broken() {
@@ -186,11 +191,42 @@ impl<B: Body> Interpreter<B> {
         if record.is_by_value() {
             return; // nothing here has the state before it, so it cannot be replayed
         }
-        self.ended_records.push_back(record);
-        let size = |records: &std::collections::VecDeque<Record<B>>| records.iter().map(Record::bytes).sum::<usize>();
-        while self.ended_records.len() > MOST_ENDED || size(&self.ended_records) > MOST_ENDED_BYTES {
-            self.ended_records.pop_front();
+        self.ended_records.push_back(Arc::new(record));
+        let mut bytes: usize = self.ended_records.iter().map(|record| record.size()).sum();
+        while self.ended_records.len() > MOST_ENDED || bytes > MOST_ENDED_BYTES {
+            let gone = self.ended_records.pop_front();
+            bytes -= gone.map_or(bytes, |gone| gone.size());
         }
+    }
+
+    /// The records of ended executions, for a later session. One that cannot be replayed is replaced by the reason.
+    pub(super) fn kept_records(&self) -> Vec<Arc<Record<B>>> {
+        let kept = |record: &Arc<Record<B>>| match self.why_not_replayed(record) {
+            Some(why) => Arc::new(Record::missing(record.execution(), why)),
+            None => Arc::clone(record),
+        };
+        self.ended_records.iter().map(kept).collect()
+    }
+
+    /// Takes the records of an earlier session. If guests cannot have its states, `foreign` says why.
+    pub(super) fn take_records(&mut self, records: Vec<Arc<Record<B>>>, foreign: Option<&str>) {
+        let taken = |record: Arc<Record<B>>| match foreign {
+            Some(why) if record.broken().is_none() => Arc::new(Record::missing(record.execution(), why)),
+            _ => record,
+        };
+        self.ended_records = records.into_iter().map(taken).collect();
+    }
+
+    /// The reason for which an ended execution cannot be replayed, if there is one.
+    fn why_not_replayed<'a>(&self, record: &'a Record<B>) -> Option<&'a str> {
+        if record.broken().is_some() {
+            return record.broken();
+        }
+        if !record.is_whole() {
+            return Some("a call in it has no answer");
+        }
+        let is_gone = self.checkpoints.chain.find(record.beginning.base).is_none();
+        is_gone.then_some("the state before it is gone")
     }
 
     /// Returns true if the driver has a record of an execution after the state that is kept.
@@ -319,14 +355,13 @@ impl<B: Body> Interpreter<B> {
         let mut ended = self.ended_records.iter().rev();
         let record = ended.find(|record| record.execution() == execution);
         let record = record.ok_or_else(|| none("there is no journal of it"))?;
-        if let Some(why) = record.broken() {
-            return Err(none(why));
-        }
-        if !record.is_whole() {
-            return Err(none("a call in it has no answer"));
-        }
         let link = self.checkpoints.chain.find(record.beginning.base);
-        let link = link.ok_or_else(|| none("the state before it is gone"))?;
-        Ok((self.fork_of(link), record.clone()))
+        let link = match (self.why_not_replayed(record), link) {
+            (None, Some(link)) => link,
+            (why, _) => return Err(none(why.unwrap_or_default())),
+        };
+        // The copy keeps the settings that the state has, such as the functions of another page.
+        let fork = self.fork_of(link).with_settings_of(link);
+        Ok((fork, Record::clone(record)))
     }
 }

@@ -365,15 +365,20 @@ fn damaged_records_are_refused() {
     assert!(!read(&[call, answer.clone(), answer]));
 }
 
-/// Replays the second execution of a session that has ended, with this answer to its first call.
-fn replaying(answer: Option<&str>) -> (World, u32) {
-    let mut first = waiting();
-    first.returns(first.under_way()[0], "second");
-    notes(&mut first, b"5");
-    first.ends_well(&["context", "x"]);
-    while first.saves(true) {}
-    let (fork, mut record) = first.session.replayed(2).expect("it can be replayed");
-    assert!(first.session.replayed(7).is_err());
+/// A session whose second execution has ended. The state after it is kept.
+fn ended() -> World {
+    let mut world = waiting();
+    world.returns(world.under_way()[0], "second");
+    notes(&mut world, b"5");
+    world.ends_well(&["context", "x"]);
+    while world.saves(true) {}
+    world
+}
+
+/// Replays the second execution of a session, with this answer to its first call.
+fn replaying_in(first: &Session<Bytes>, answer: Option<&str>) -> (World, u32) {
+    let (fork, mut record) = first.replayed(2).expect("it can be replayed");
+    assert!(first.replayed(7).is_err());
     let strictness = match answer {
         Some(answer) => {
             assert!(record.change(1, text(answer)) && !record.change(3, text(answer)));
@@ -388,6 +393,10 @@ fn replaying(answer: Option<&str>) -> (World, u32) {
     world.restored(&[]);
     assert_eq!(recalled(&world), Some(&b"1235"[..]));
     (world, ticket)
+}
+
+fn replaying(answer: Option<&str>) -> (World, u32) {
+    replaying_in(&ended().session, answer)
 }
 
 #[test]
@@ -602,17 +611,25 @@ fn what_the_driver_does_not_keep_has_no_record() {
     assert_eq!(world.noted, [], "another guest has another state");
 }
 
-/// A driver writes each entry. Calls are bounded, and so are notes if each needs a call.
+/// A driver writes each entry. Calls are bounded, and so are notes by their number.
 #[test]
-fn notes_without_content_or_without_a_call_are_a_violation() {
-    for sent in [&[&b""[..]][..], &[b"1", b"2"]] {
-        for mut world in [by_value(), ready()] {
-            let ticket = world.execute("ask()");
-            for more in sent {
-                notes(&mut world, more);
-            }
-            assert_eq!(world.execution(ticket).outcome, Outcome::Crashed);
+fn notes_without_content_and_many_without_calls_are_a_violation() {
+    for mut world in [by_value(), ready()] {
+        let ticket = world.execute("ask()");
+        notes(&mut world, b"");
+        assert_eq!(world.execution(ticket).outcome, Outcome::Crashed);
+    }
+    for mut world in [by_value(), ready()] {
+        let ticket = world.execute("ask(ask())");
+        for _ in 0..16 {
+            notes(&mut world, b"1");
         }
+        world.calls("ask");
+        world.returns(world.under_way()[0], "first");
+        notes(&mut world, b"2");
+        assert!(world.guest.is_some(), "one for each call, and a few");
+        notes(&mut world, b"3");
+        assert_eq!(world.execution(ticket).outcome, Outcome::Crashed);
     }
 }
 
@@ -658,4 +675,133 @@ fn a_session_knows_whether_recorded_code_only_waits() {
     world.execute("ask()");
     world.calls("ask");
     assert!(!world.session.only_waits(), "it is not recorded");
+}
+
+/// The session that was last kept, as a later one reads it, with the records of ended executions.
+fn kept(world: &World) -> Kept<Bytes> {
+    let kept = world.last_kept.clone().expect("it was kept");
+    let read = |record: &Record<Bytes>| match record.broken() {
+        Some(why) => Record::missing(record.execution(), why),
+        None => {
+            let (beginning, entries) = record.parts();
+            let json = serde_json::to_string(beginning).expect("it is plain data");
+            let beginning = serde_json::from_str(&json).expect("it can be read again");
+            let entries = entries.iter().cloned().map(through_json).collect();
+            Record::written(beginning, entries, None).expect("it is whole")
+        }
+    };
+    let records = kept.records().iter().map(|record| read(record)).collect();
+    kept.map(|_, body| body).with_records(records)
+}
+
+/// The reason for which a later session cannot replay an execution.
+fn refused(first: &World, foreign: Option<&str>, execution: u32) -> String {
+    let later = session().with_keeping(Some(kept(first)), foreign);
+    match later.replayed(execution) {
+        Ok(_) => "it can be replayed".to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn a_later_session_replays_an_execution_of_an_earlier_one() {
+    let first = ended();
+    let later = session().with_keeping(Some(kept(&first)), None);
+    // The copy is not given the settings of the later session: the code goes the same way with those of its time.
+    let (mut world, ticket) = replaying_in(&later, None);
+    world.calls("ask");
+    let call = world.calls("look");
+    assert_eq!(world.reply(call), Some((ReplyStatus::Ok, "second")));
+    world.ends(ok());
+    let execution = world.execution(ticket);
+    assert_eq!((execution.id, execution.outcome), (2, Outcome::Ok));
+
+    let (mut world, _) = replaying_in(&later, Some("otherwise"));
+    let call = world.calls("ask");
+    assert_eq!(world.reply(call), Some((ReplyStatus::Ok, "otherwise")));
+
+    let later = World::with(saved(), later);
+    assert_eq!(
+        later.session.kept().records().len(),
+        2,
+        "a third session gets them, too"
+    );
+}
+
+#[test]
+fn a_later_session_tells_why_an_execution_cannot_be_replayed() {
+    let mut first = ended();
+    assert_eq!(refused(&first, None, 2), "it can be replayed");
+    let why = refused(&first, Some("another release had saved it"), 2);
+    assert!(why.contains("execution 2 cannot be replayed: another release"), "{why}");
+    let why = refused(&first, None, 7);
+    assert!(why.contains("there is no journal of it"), "{why}");
+
+    first.execute("while True: ask()");
+    first.feed(Input::Interrupt);
+    first.ends_well(&["context", "x"]);
+    while first.saves(true) {}
+    let why = refused(&first, None, 3);
+    assert!(why.contains("it was stopped"), "{why}");
+}
+
+#[test]
+fn records_go_with_the_states_before_their_executions() {
+    let mut first = ended();
+    let base = first.last_kept.as_ref().expect("it is kept").records()[1]
+        .parts()
+        .0
+        .base;
+    first.feed(Input::CheckpointGone(base, "nobody needs it".to_owned()));
+    let kept = first.last_kept.as_ref().expect("it is kept again");
+    assert_eq!(kept.records()[1].parts().1, [], "no entry is kept");
+    let why = refused(&first, None, 2);
+    assert!(why.contains("the state before it is gone"), "{why}");
+}
+
+#[test]
+fn the_newest_records_are_kept() {
+    let mut world = ready();
+    for _ in 0..40 {
+        world.execute("x");
+        world.ends_well(&["context", "x"]);
+        while world.saves(true) {}
+    }
+    let kept = world.last_kept.expect("it is kept");
+    let executions: Vec<u32> = kept.records().iter().map(|record| record.execution()).collect();
+    assert_eq!(executions, Vec::from_iter(9..=40));
+}
+
+#[test]
+fn a_session_can_be_kept_without_records() {
+    let kept = ended()
+        .last_kept
+        .expect("it is kept")
+        .without_records("there is no room");
+    let later = session().with_keeping(Some(kept), None);
+    let why = later.replayed(2).expect_err("it has no record").to_string();
+    assert!(
+        why.contains("execution 2 cannot be replayed: there is no room"),
+        "{why}"
+    );
+}
+
+#[test]
+fn an_execution_that_is_pending_again_has_one_record() {
+    let mut first = waiting();
+    first.returns(first.under_way()[0], "second");
+    notes(&mut first, b"5");
+    first.ends_well(&["context", "x"]);
+    // The page ends before the state is saved, but not before something else was kept.
+    first.command(crate::world::assign_context("newer"));
+    first.done();
+    let executions = |kept: &Kept<Bytes>| Vec::from_iter(kept.records().iter().map(|record| record.execution()));
+    assert_eq!(executions(&kept(&first)), [1, 2]);
+
+    let (beginning, entries, broken) = written(&first).expect("the driver has its record");
+    let record = Record::written(beginning, entries, broken).expect("it is whole");
+    let session = session().with_keeping(Some(kept(&first)), None);
+    let session = session.with_pending(record, Strictness::Resume);
+    assert!(session.replayed(2).is_err(), "it has not ended");
+    assert_eq!(executions(&session.kept()), [1]);
 }

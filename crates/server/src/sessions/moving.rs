@@ -157,6 +157,14 @@ impl Sessions {
         lock(&self.all).insert(asleep.id.clone(), Place::Asleep(asleep));
     }
 
+    /// Adds a suspended session, unless it was added meanwhile.
+    pub fn add_found(&self, asleep: Arc<Asleep>) {
+        let mut all = lock(&self.all);
+        if !self.are_closed() {
+            all.entry(asleep.id.clone()).or_insert(Place::Asleep(asleep));
+        }
+    }
+
     /// A session of this owner, to use it. A suspended session begins to move.
     ///
     /// # Errors
@@ -233,6 +241,20 @@ impl Sessions {
         };
         let is_unused = session.idle_for().is_some_and(|unused| unused >= idle);
         let session = is_unused.then(|| Arc::clone(session))?;
+        let moving = begin(app, &mut all, Known::Awake(Arc::clone(&session)));
+        Some((session, moving))
+    }
+
+    /// Begins to end a session that is lost, also if it is in use. `None` if no such session is awake any more.
+    pub fn begin_to_lose(app: &App, id: &str, is_lost: impl Fn(&Session) -> bool) -> Option<(Arc<Session>, Move)> {
+        let mut all = lock(&app.sessions.all);
+        let Some(Place::Awake(session)) = all.get(id).filter(|place| match place {
+            Place::Awake(session) => is_lost(session),
+            _ => false,
+        }) else {
+            return None;
+        };
+        let session = Arc::clone(session);
         let moving = begin(app, &mut all, Known::Awake(Arc::clone(&session)));
         Some((session, moving))
     }

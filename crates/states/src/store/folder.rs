@@ -4,15 +4,16 @@ use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
 
-use super::{Listed, Store};
-use crate::error::StateError;
+use super::{Listed, Store, Version};
+use crate::error::{StateError, no_random_numbers};
 use crate::names::{Name, Place};
-use crate::seal::no_random_numbers;
+use crate::seal::MOST_SEALED;
 
 /// The beginning of names of files that are being written. No id begins so.
 const PART: &str = ".part-";
@@ -26,6 +27,8 @@ const LOCK: &str = "lock";
 pub struct FolderStore {
     path: PathBuf,
     lock: File,
+    /// Held while a name is compared and changed. No other process has the folder open.
+    swapping: Mutex<()>,
 }
 
 impl FolderStore {
@@ -65,6 +68,7 @@ impl FolderStore {
         Ok(Self {
             path,
             lock: lock.into(),
+            swapping: Mutex::default(),
         })
     }
 
@@ -76,6 +80,10 @@ impl FolderStore {
     /// Lets another process open the store. This one must not use it any more.
     pub fn release(&self) {
         let _ = flock(&self.lock, FlockOperation::Unlock);
+    }
+
+    fn alone(&self) -> MutexGuard<'_, ()> {
+        self.swapping.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn file(&self, name: &Name) -> PathBuf {
@@ -97,6 +105,24 @@ impl FolderStore {
 }
 
 impl Store for FolderStore {
+    fn read_version(&self, name: &Name, most: u64) -> Result<Option<(Vec<u8>, Version)>, StateError> {
+        let bytes = self.read(name, most)?;
+        Ok(bytes.map(|bytes| {
+            let version = Version::of(&bytes);
+            (bytes, version)
+        }))
+    }
+
+    fn swap(&self, name: &Name, bytes: &[u8], seen: Option<&Version>) -> Result<Option<Version>, StateError> {
+        let _alone = self.alone();
+        let there = self.read_version(name, MOST_SEALED)?.map(|(_, version)| version);
+        if there.as_ref() != seen {
+            return Ok(None);
+        }
+        self.write(name, bytes)?;
+        Ok(Some(Version::of(bytes)))
+    }
+
     fn read(&self, name: &Name, most: u64) -> Result<Option<Vec<u8>>, StateError> {
         let fail = |error: io::Error| StateError::io(format!("{name} cannot be read"), error);
         // A pipe in the place of a file must not stop the server.
@@ -141,7 +167,7 @@ impl Store for FolderStore {
         written.map_err(fail)
     }
 
-    fn touch(&self, name: &Name) -> Result<bool, StateError> {
+    fn touch(&self, name: &Name, _bytes: &[u8]) -> Result<bool, StateError> {
         let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let touched = match open(self.file(name), flags, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(false),
@@ -155,6 +181,7 @@ impl Store for FolderStore {
 
     fn remove(&self, name: &Name) -> Result<(), StateError> {
         // A ref that comes back after a power failure would be a session that its client has deleted.
+        let _alone = self.alone();
         let file = self.file(name);
         let folder = file.parent().unwrap_or(&self.path);
         let removed = unlink(&file).and_then(|was_there| match was_there {
@@ -172,28 +199,38 @@ impl Store for FolderStore {
     }
 
     fn list(&self, place: Place) -> Result<Vec<Listed>, StateError> {
-        let fail = |error: io::Error| StateError::io(format!("{place} cannot be listed"), error);
-        let entries = match fs::read_dir(self.path.join(place.to_string())) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(fail)?,
-        };
         let mut listed = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(fail)?;
-            let age = match entry.metadata().and_then(|data| data.modified()) {
-                Err(error) if error.kind() == ErrorKind::NotFound => continue, // removed just now
-                modified => modified.map_err(fail)?.elapsed().unwrap_or_default(),
-            };
-            let name = entry.file_name();
-            let Some(last) = name.to_str() else { continue };
-            if let Some(name) = place.name(last) {
-                listed.push(Listed { name, age });
-            } else if last.starts_with(PART) && age > LEFT_BEHIND {
-                let _ = fs::remove_file(entry.path());
-            }
-        }
+        list(&self.path.join(place.to_string()), place, None, &mut listed)
+            .map_err(|error| StateError::io(format!("{place} cannot be listed"), error))?;
         Ok(listed)
     }
+}
+
+/// Lists the names of a place that are in a folder. `above` is the folder's own name, if it is one in the place.
+fn list(folder: &Path, place: Place, above: Option<&str>, listed: &mut Vec<Listed>) -> io::Result<()> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let data = match entry.metadata() {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue, // removed just now
+            data => data?,
+        };
+        let age = data.modified()?.elapsed().unwrap_or_default();
+        let name = entry.file_name();
+        let Some(last) = name.to_str() else { continue };
+        let rest = above.map_or_else(|| last.to_owned(), |above| format!("{above}/{last}"));
+        if let Some(name) = place.name(&rest) {
+            listed.push(Listed { name, age });
+        } else if last.starts_with(PART) && age > LEFT_BEHIND {
+            let _ = fs::remove_file(entry.path());
+        } else if above.is_none() && data.is_dir() {
+            list(&entry.path(), place, Some(last), listed)?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes a file. Returns false if there is none.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::{Listed, Store};
+use super::{Listed, Store, Version};
 use crate::error::StateError;
 use crate::names::{Name, Place};
 
@@ -26,11 +26,21 @@ impl MemoryStore {
 }
 
 impl Store for MemoryStore {
-    fn read(&self, name: &Name, most: u64) -> Result<Option<Vec<u8>>, StateError> {
+    fn read_version(&self, name: &Name, most: u64) -> Result<Option<(Vec<u8>, Version)>, StateError> {
         match self.lock().get(name) {
             Some((bytes, _)) if bytes.len() as u64 > most => Err(StateError::Damaged(format!("{name} is too large"))),
-            found => Ok(found.map(|(bytes, _)| bytes.clone())),
+            found => Ok(found.map(|(bytes, _)| (bytes.clone(), Version::of(bytes)))),
         }
+    }
+
+    fn swap(&self, name: &Name, bytes: &[u8], seen: Option<&Version>) -> Result<Option<Version>, StateError> {
+        let mut all = self.lock();
+        let there = all.get(name).map(|(bytes, _)| Version::of(bytes));
+        if there.as_ref() != seen {
+            return Ok(None);
+        }
+        all.insert(*name, (bytes.to_vec(), Instant::now()));
+        Ok(Some(Version::of(bytes)))
     }
 
     fn write(&self, name: &Name, bytes: &[u8]) -> Result<(), StateError> {
@@ -38,7 +48,7 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    fn touch(&self, name: &Name) -> Result<bool, StateError> {
+    fn touch(&self, name: &Name, _bytes: &[u8]) -> Result<bool, StateError> {
         Ok(self.lock().get_mut(name).is_some_and(|(_, at)| {
             *at = Instant::now();
             true

@@ -18,7 +18,7 @@ Part of the wheel only. Guests start no sandboxes, so `crates/core/src/guest.rs`
 """
 
 from sandglass.client.asynchronous import AsyncFiles, AsyncSandbox
-from sandglass.client.calls import Answer, Approved, HostFunction, Tools, approve
+from sandglass.client.calls import Answer, Approved, HostFunction, Tools, approve, call_id
 from sandglass.client.errors import SandboxError
 from sandglass.client.execution import (
     BudgetLeft,
@@ -32,6 +32,8 @@ from sandglass.client.execution import (
     FileInfo,
     HostCall,
     Lost,
+    PendingCall,
+    PendingExecution,
     State,
     Truncated,
     Usage,
@@ -65,6 +67,8 @@ __all__ = [
     "Lost",
     "Notebook",
     "Opaque",
+    "PendingCall",
+    "PendingExecution",
     "Sandbox",
     "SandboxError",
     "SandboxOptions",
@@ -75,4 +79,5 @@ __all__ = [
     "Usage",
     "Variable",
     "approve",
+    "call_id",
 ]

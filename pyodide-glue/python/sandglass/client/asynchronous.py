@@ -12,7 +12,16 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 from sandglass.client.calls import Tools
 from sandglass.client.connection import Answer, Asked, Connection
 from sandglass.client.errors import SandboxError
-from sandglass.client.execution import BudgetState, CapturedState, CodeExecution, Display, FileInfo, Lost, Variable
+from sandglass.client.execution import (
+    BudgetState,
+    CapturedState,
+    CodeExecution,
+    Display,
+    FileInfo,
+    Lost,
+    PendingExecution,
+    Variable,
+)
 from sandglass.client.options import Budget, SandboxOptions
 from sandglass.client.session import Ask, Execution, Heard, Listeners, Session, ignore
 
@@ -127,6 +136,33 @@ class AsyncSandbox:
             connection.cancel(number)
             raise
         return await _read(ask, heard.answer)
+
+    async def pending(self) -> PendingExecution | None:
+        """The execution that an earlier program has not finished, in a sandbox with `persist`.
+
+        Until `resume` or `discard`, other calls raise `SandboxError` with the code `execution_pending`.
+        """
+        return await self._run(self._session.pending())
+
+    async def resume(
+        self,
+        answers: Mapping[str, Any] | None = None,
+        *,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
+        on_display: Callable[[Display], object] | None = None,
+    ) -> CodeExecution:
+        """Goes on with the pending execution: its code runs again from the state before, with the same answers.
+
+        Calls without an answer are made again, but those that `answers` names by their ids. Output comes from the
+        beginning. Raises `SandboxError` with the code `journal_differs` when the code goes another way.
+        """
+        listeners = {"stdout": on_stdout, "stderr": on_stderr, "display": on_display}
+        return await self._heard(listeners, lambda execution: self._session.resume(answers, execution))
+
+    async def discard(self) -> None:
+        """Gives the pending execution up. The state stays as it was before it."""
+        await self._run(self._session.discard())
 
     async def execute_stream(
         self,

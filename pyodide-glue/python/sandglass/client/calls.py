@@ -38,6 +38,17 @@ _CONTROLS = re.compile(r"[^\n\t -~\u00a0-\u2027\u202f-\u2065\u2070-\U0010ffff]")
 answering: ContextVar[tuple[int, ...]] = ContextVar("sandglass_answering", default=())
 
 
+_call_id: ContextVar[str | None] = ContextVar("sandglass_call_id", default=None)
+
+
+def call_id() -> str | None:
+    """Returns the id of the call that this host function answers, in a sandbox with `persist`.
+
+    A call that `resume` makes again has the same id, so a function can look whether it has run already.
+    """
+    return _call_id.get()
+
+
 class Refused(Exception):
     """A reason in this package's own words, for which a call has no answer. It needs no name of a class."""
 
@@ -280,6 +291,8 @@ class _Call:
         kwargs = arguments.get("kwargs") or {}
         record.args = tuple(args if is_read else map(read, args))
         record.kwargs = kwargs if is_read else {key: read(value) for key, value in kwargs.items()}
+        record.id = params.get("id")
+        _call_id.set(record.id)
         if params.get("line"):
             record.line = make(CodeLine, params["line"])
         found = self._callbacks.tools.find(name)

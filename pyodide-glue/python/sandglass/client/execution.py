@@ -159,7 +159,8 @@ class CodeLine:
 class HostCall:
     """A call of a host function: by the code's word, until `seconds` and `error` say how it ended.
 
-    `args` and `kwargs` are None where the arguments of all calls together have become too large to be kept.
+    `args` and `kwargs` are None where the arguments of all calls together have become too large to be kept. `id` is
+    there in a sandbox with `persist`; a call that `resume` makes again has the same one.
     `traceback` tells where in your program the function failed. The sandbox does not see it.
     """
 
@@ -170,6 +171,30 @@ class HostCall:
     seconds: float | None = None
     error: str | None = None
     traceback: str | None = None
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class PendingCall:
+    """A host call without an answer, of an execution that is pending. The function may have run.
+
+    `since` is the time at which Python made the call, in milliseconds since 1970.
+    """
+
+    id: str
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    since: float
+
+
+@dataclass(frozen=True)
+class PendingExecution:
+    """An execution that was under way when its program ended: its number, its code, and the calls that it waits for."""
+
+    execution: int
+    code: str
+    calls: list[PendingCall]
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class SandboxOptions(TypedDict, total=False):
 
     - `python`: the sandbox's Python; `image`, `runtime`: of Docker
     - `workspace`: the folder that Python works in; otherwise a new one, which is removed in the end
+    - `persist`: a folder that keeps the state, and the execution that waits in a host call: see `Sandbox.pending`
     - `allow_subprocess`: true allows the backend `"subprocess"`
     """
 
@@ -99,6 +100,7 @@ class SandboxOptions(TypedDict, total=False):
     image: str | None
     runtime: str | None
     workspace: str | PathLike[str] | None
+    persist: str | PathLike[str] | None
     allow_subprocess: bool | None
 
 

@@ -21,6 +21,8 @@ from sandglass.client.execution import (
     Display,
     FileInfo,
     Lost,
+    PendingCall,
+    PendingExecution,
     Usage,
     Variable,
     make,
@@ -302,6 +304,24 @@ class Session:
     ) -> Ask[CodeExecution]:
         params = _run_params(timeout, budget, execution)
         return Ask("execute", lambda message: _executed(message, _result(message), execution), {"code": code, **params})
+
+    def pending(self) -> Ask[PendingExecution | None]:
+        def read(message: Message) -> PendingExecution | None:
+            pending = message.value(_result(message)["value"])
+            if pending is None:
+                return None
+            calls = [make(PendingCall, {**call, "args": tuple(call["args"])}) for call in pending["calls"]]
+            return make(PendingExecution, {**pending, "calls": calls})
+
+        return Ask("pending", read)
+
+    def resume(self, answers: Mapping[str, Any] | None, execution: Execution) -> Ask[CodeExecution]:
+        params = _run_params(None, None, execution)
+        values = {"answers": (dict(answers), "answers")} if answers else {}
+        return Ask("resume", lambda message: _executed(message, _result(message), execution), params, values)
+
+    def discard(self) -> Ask[None]:
+        return Ask("discard", _nothing)
 
     def run_cell(
         self, cell: str | None, code: str | None, timeout: float | None, budget: Budget | None, execution: Execution

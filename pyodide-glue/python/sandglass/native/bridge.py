@@ -124,7 +124,7 @@ class NativeBridge:
                     if not self._calls:
                         self._paused_at = self._channel.now()
                     self._calls.update((first + index, (wait, index)) for index in range(len(calls)))
-                if recorder is not None:  # not before: a call that may not be made has no notes
+                if recorder is not None:  # a call that may not be made has no notes
                     recorder.calls(len(calls))
                     notes = recorder.take()
                     if notes:

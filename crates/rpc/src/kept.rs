@@ -1,0 +1,79 @@
+//! Executions that outlive the program: the methods `pending`, `resume` and `discard`.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
+
+use sandglass_host::Value;
+use sandglass_host::kept::{Pending, PendingCall, ResumeOptions};
+use serde_json::value::RawValue;
+
+use crate::blobs::Named;
+use crate::messages::{Empty, Executed, Id, OfSandbox, Resume, RpcError, Valued};
+use crate::methods::{Context, begun};
+
+impl Context {
+    /// The execution that an earlier program has not finished, as one value.
+    pub(crate) async fn pending(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Valued, RpcError> {
+        let sandbox = self.in_turn(&of.sandbox).await?;
+        let pending = sandbox.kept().ok().and_then(|kept| kept.pending());
+        Ok(Valued {
+            value: self.client.put(pending.map_or(Value::None, described)),
+        })
+    }
+
+    pub(crate) async fn resume(&self, id: &Id, params: Resume, blobs: &mut Named) -> Result<Executed, RpcError> {
+        let executing = self.sandbox(&params.sandbox)?.executing(id);
+        let (sandbox, turn) = self.turn(&params.sandbox).await?;
+        let options = ResumeOptions {
+            answers: params
+                .answers
+                .map_or(Ok(Vec::new()), |answers| answers_in(&answers, blobs))?,
+            execute: self.execute_options(id, &sandbox, &executing, params.stream),
+        };
+        let execution = begun(sandbox.kept()?.resume(options), turn).await?;
+        drop(executing);
+        Ok(self.executed(&sandbox, execution))
+    }
+
+    pub(crate) async fn discard(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
+        self.in_turn(&of.sandbox).await?.kept()?.discard().await?;
+        Ok(Empty {})
+    }
+}
+
+/// A pending execution as a value.
+fn described(Pending { execution, code, calls }: Pending) -> Value {
+    let dict = |fields: Vec<(&str, Value)>| {
+        let named = fields
+            .into_iter()
+            .map(|(name, value)| (Value::Str(name.to_owned()), value));
+        Value::Dict(named.collect())
+    };
+    let call = |call: PendingCall| {
+        let kwargs = call.kwargs.into_iter().map(|(name, value)| (Value::Str(name), value));
+        dict(vec![
+            ("id", Value::Str(call.id)),
+            ("name", Value::Str(call.name)),
+            ("args", Value::List(call.args)),
+            ("kwargs", Value::Dict(kwargs.collect())),
+            ("since", Value::Int(i64::try_from(call.since_ms).unwrap_or(i64::MAX))),
+        ])
+    };
+    dict(vec![
+        ("execution", Value::Int(execution.into())),
+        ("code", Value::Str(code)),
+        ("calls", Value::List(calls.into_iter().map(call).collect())),
+    ])
+}
+
+/// The answers that a client gives to calls, by their names.
+fn answers_in(answers: &RawValue, blobs: &mut Named) -> Result<Vec<(String, Value)>, RpcError> {
+    let problem = || RpcError::InvalidParams("answers: must be an object with a value for each call".to_owned());
+    let Value::Dict(answers) = blobs.value("answers", answers)? else {
+        return Err(problem());
+    };
+    let named = answers.into_iter().map(|(id, value)| match id {
+        Value::Str(id) => Ok((id, value)),
+        _ => Err(problem()),
+    });
+    named.collect()
+}

@@ -1,0 +1,415 @@
+//! Leases: how servers that share a store know which of them live.
+//!
+//! Each server has a lease in the store and renews it. The other servers watch it. The lease of a server is *over* when a watcher has seen
+//! it unchanged for as long as it lasts, on the watcher's own clock. So no two clocks are compared. The watcher then writes that the lease
+//! is over. A server that was only slow finds that out when it renews the lease, and before that by its own clock.
+//!
+//! A lease that is over never comes back: the server begins another one, under another id.
+//!
+//! Decisions: `docs/internals/server.md`.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::StateError;
+use crate::keys::MasterKey;
+use crate::manifest::{FORMAT, read, write};
+use crate::names::{Name, Place, ServerId};
+use crate::seal::{MOST_SEALED, Sealer};
+use crate::store::{Store, Version};
+
+/// The longest time that a lease of another server is believed to last.
+const MOST_LASTS: Duration = Duration::from_secs(3600);
+
+/// A clock that never goes back.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> Instant + Send + Sync>);
+
+impl Clock {
+    /// A clock that tells the time that `now` returns.
+    pub fn new(now: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now))
+    }
+
+    fn now(&self) -> Instant {
+        (self.0)()
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new(Instant::now)
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Clock")
+    }
+}
+
+/// The state of a lease after it was to be renewed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beat {
+    /// It is renewed.
+    Renewed,
+    /// Another server ended it, and may have taken the sessions over. A new lease has begun.
+    Lost,
+}
+
+/// The right of a server to the sessions that it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// No other server can have taken them over.
+    Held,
+    /// The lease has run out, and may be over.
+    Unsure,
+    /// The lease is over. Others may have them.
+    Lost,
+}
+
+/// The servers that use a store.
+#[derive(Debug)]
+pub(crate) enum Servers {
+    /// This one, by a lock that the store has.
+    Alone(ServerId),
+    /// Several, each with a lease.
+    Several {
+        leases: Box<Leases>,
+        own: RwLock<Arc<Lease>>,
+    },
+}
+
+impl Servers {
+    /// This server, without others.
+    pub(crate) fn alone() -> Result<Self, StateError> {
+        Ok(Self::Alone(ServerId::random()?))
+    }
+
+    /// This server among others.
+    pub(crate) fn several(leases: Leases) -> Result<Self, StateError> {
+        leases.check()?;
+        let own = RwLock::new(Arc::new(leases.begin()?));
+        let leases = Box::new(leases);
+        Ok(Self::Several { leases, own })
+    }
+
+    /// The id of this server.
+    pub(crate) fn id(&self) -> ServerId {
+        match self {
+            Self::Alone(id) => *id,
+            Self::Several { own, .. } => lease(own).id,
+        }
+    }
+
+    /// The server whose objects this one writes.
+    pub(crate) fn writer(&self) -> Option<ServerId> {
+        match self {
+            Self::Alone(_) => None,
+            Self::Several { own, .. } => Some(lease(own).id),
+        }
+    }
+
+    /// Returns true if no other server uses the store.
+    pub(crate) fn is_alone(&self) -> bool {
+        matches!(self, Self::Alone(_))
+    }
+
+    /// Returns true if the server of this id has ended. A server that has not been watched for long enough has not.
+    pub(crate) fn is_over(&self, server: ServerId) -> Result<bool, StateError> {
+        match self {
+            Self::Alone(id) => Ok(server != *id),
+            Self::Several { leases, own } => Ok(server != lease(own).id && leases.is_over(server)?),
+        }
+    }
+
+    /// The state of the lease under this id of this server.
+    pub(crate) fn standing(&self, server: ServerId) -> Standing {
+        match self {
+            Self::Alone(_) => Standing::Held,
+            Self::Several { leases, own } => {
+                let own = lease(own);
+                match (own.id == server, own.holds(leases.clock.now())) {
+                    (true, true) => Standing::Held,
+                    (true, false) => Standing::Unsure,
+                    (false, _) => Standing::Lost,
+                }
+            }
+        }
+    }
+
+    /// Renews the lease, and looks at the others'.
+    pub(crate) fn beat(&self) -> Result<Beat, StateError> {
+        let Self::Several { leases, own } = self else {
+            return Ok(Beat::Renewed);
+        };
+        let renewed = leases.renew(&lease(own))?;
+        if !renewed {
+            let next = Arc::new(leases.begin()?);
+            *own.write().unwrap_or_else(PoisonError::into_inner) = next;
+            return Ok(Beat::Lost);
+        }
+        leases.watch(lease(own).id)?;
+        Ok(Beat::Renewed)
+    }
+
+    /// Ends the lease. What the server still has in the store is free for others.
+    pub(crate) fn end(&self) -> Result<(), StateError> {
+        match self {
+            Self::Alone(_) => Ok(()),
+            Self::Several { leases, own } => leases.end(&lease(own)),
+        }
+    }
+}
+
+fn lease(own: &RwLock<Arc<Lease>>) -> Arc<Lease> {
+    Arc::clone(&own.read().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The lease of this server.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    id: ServerId,
+    lasts: Duration,
+    state: Mutex<State>,
+    /// Held while the lease is written.
+    writing: Mutex<()>,
+}
+
+#[derive(Debug, Clone)]
+struct State {
+    beat: u64,
+    version: Version,
+    /// The time before the last renewal was sent.
+    renewed: Instant,
+    is_over: bool,
+}
+
+impl Lease {
+    fn holds(&self, now: Instant) -> bool {
+        let state = lock(&self.state);
+        !state.is_over && now.saturating_duration_since(state.renewed) < self.lasts
+    }
+}
+
+/// The text of a lease.
+#[derive(Debug, Serialize, Deserialize)]
+struct Text {
+    format: u32,
+    /// The number of renewals.
+    beat: u64,
+    /// The time that the lease lasts without a renewal.
+    lasts_ms: u64,
+    /// True if the server has ended, or counts as ended.
+    is_over: bool,
+}
+
+/// A lease of another server, as this one saw it first.
+#[derive(Debug)]
+struct Watched {
+    version: Version,
+    since: Instant,
+}
+
+/// All leases of a store.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    store: Arc<dyn Store>,
+    sealer: Sealer,
+    lasts: Duration,
+    clock: Clock,
+    watched: Mutex<HashMap<ServerId, Watched>>,
+}
+
+impl Leases {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        key: &MasterKey,
+        lasts: Duration,
+        clock: Clock,
+    ) -> Result<Self, StateError> {
+        Ok(Self {
+            sealer: key.sealer()?,
+            store,
+            lasts: lasts.min(MOST_LASTS),
+            clock,
+            watched: Mutex::default(),
+        })
+    }
+
+    /// Tries a write that the store has to refuse. A store that ignores conditions would lose states without a word.
+    fn check(&self) -> Result<(), StateError> {
+        let name = Name::Lease(ServerId::random()?);
+        let text = |beat| self.sealed(&name, beat, true);
+        let first = self.store.swap(&name, &text(0)?, None)?;
+        let first = first.ok_or_else(|| StateError::Damaged(format!("{name} was there before it was written")))?;
+        let refused = [
+            self.store.swap(&name, &text(1)?, None)?.is_none(),
+            self.store.swap(&name, &text(2)?, Some(&first))?.is_some(),
+            self.store.swap(&name, &text(3)?, Some(&first))?.is_none(),
+        ];
+        self.store.remove(&name)?;
+        match refused {
+            [true, true, true] => Ok(()),
+            _ => Err(StateError::Key(
+                "this object storage ignores the conditions If-None-Match and If-Match of a PUT, so servers could overwrite each \
+                 other's states; use one that heeds them"
+                    .to_owned(),
+            )),
+        }
+    }
+
+    /// Begins a lease of this server.
+    fn begin(&self) -> Result<Lease, StateError> {
+        let id = ServerId::random()?;
+        let name = Name::Lease(id);
+        let renewed = self.clock.now();
+        let version = self.store.swap(&name, &self.sealed(&name, 0, false)?, None)?;
+        let version = version.ok_or_else(|| StateError::Damaged(format!("{name} was there before it was written")))?;
+        let state = State {
+            beat: 0,
+            version,
+            renewed,
+            is_over: false,
+        };
+        Ok(Lease {
+            id,
+            lasts: self.lasts,
+            state: Mutex::new(state),
+            writing: Mutex::default(),
+        })
+    }
+
+    /// Renews a lease of this server. Returns false if another server has ended it.
+    fn renew(&self, lease: &Lease) -> Result<bool, StateError> {
+        let renewed = self.clock.now();
+        self.put(lease, false, renewed)
+    }
+
+    fn end(&self, lease: &Lease) -> Result<(), StateError> {
+        self.put(lease, true, self.clock.now())?;
+        // Missing and over are the same. If this fails, whoever watches removes it.
+        let _ = self.store.remove(&Name::Lease(lease.id));
+        Ok(())
+    }
+
+    fn put(&self, lease: &Lease, is_over: bool, renewed: Instant) -> Result<bool, StateError> {
+        let _writing = lease.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let State { beat, version, .. } = lock(&lease.state).clone();
+        let name = Name::Lease(lease.id);
+        let sealed = self.sealed(&name, beat + 1, is_over)?;
+        let swapped = self.store.swap(&name, &sealed, Some(&version))?;
+        // A renewal whose answer was lost is the one that is there, if nobody has ended the lease.
+        let swapped = match swapped {
+            None => match self.seen(lease.id)? {
+                Some((Some(text), version)) if !text.is_over => self.store.swap(&name, &sealed, Some(&version))?,
+                _ => None,
+            },
+            swapped => swapped,
+        };
+        let mut state = lock(&lease.state);
+        let Some(version) = swapped else {
+            state.is_over = true;
+            return Ok(false);
+        };
+        *state = State {
+            beat: beat + 1,
+            version,
+            renewed,
+            is_over,
+        };
+        Ok(true)
+    }
+
+    /// Looks at the leases of all other servers, so that it is known later which of them stood still.
+    fn watch(&self, own: ServerId) -> Result<(), StateError> {
+        let listed = self.store.list(Place::Leases)?;
+        let servers = listed.into_iter().filter_map(|listed| match listed.name {
+            Name::Lease(server) if server != own => Some(server),
+            _ => None,
+        });
+        let servers: Vec<_> = servers.collect();
+        lock(&self.watched).retain(|server, _| servers.contains(server));
+        for server in servers {
+            self.is_over(server)?;
+        }
+        Ok(())
+    }
+
+    /// Returns true if the lease of another server is over. If it stood still for long enough, it is ended now.
+    fn is_over(&self, server: ServerId) -> Result<bool, StateError> {
+        let name = Name::Lease(server);
+        let asked = self.clock.now();
+        let Some((text, version)) = self.seen(server)? else {
+            lock(&self.watched).remove(&server);
+            return Ok(true);
+        };
+        // Whoever can damage a lease could remove it as well.
+        let lasts = text
+            .as_ref()
+            .map_or(self.lasts, |text| Duration::from_millis(text.lasts_ms).min(MOST_LASTS));
+        let beat = text.as_ref().map_or(0, |text| text.beat);
+        if !text.is_some_and(|text| text.is_over) {
+            if !self.has_stood_still(server, &version, asked, lasts) {
+                return Ok(false);
+            }
+            if self
+                .store
+                .swap(&name, &self.sealed(&name, beat, true)?, Some(&version))?
+                .is_none()
+            {
+                return Ok(false); // renewed at the last moment
+            }
+        }
+        lock(&self.watched).remove(&server);
+        let _ = self.store.remove(&name); // missing and over are the same
+        Ok(true)
+    }
+
+    /// Returns true if this version has been there for the whole time. `asked` is a time before it was read.
+    fn has_stood_still(&self, server: ServerId, version: &Version, asked: Instant, lasts: Duration) -> bool {
+        // An eighth more, because no two clocks run at the same rate.
+        let whole = lasts + lasts / 8;
+        let mut watched = lock(&self.watched);
+        match watched.get(&server).filter(|watched| watched.version == *version) {
+            Some(watched) => asked.saturating_duration_since(watched.since) >= whole,
+            None => {
+                let version = version.clone();
+                // A time after it was read: the lease may have been renewed just before.
+                let since = self.clock.now();
+                watched.insert(server, Watched { version, since });
+                false
+            }
+        }
+    }
+
+    /// The text of a lease, if it can be read, and its version. `None` if the lease is missing.
+    fn seen(&self, server: ServerId) -> Result<Option<(Option<Text>, Version)>, StateError> {
+        let name = Name::Lease(server);
+        let found = self.store.read_version(&name, MOST_SEALED)?;
+        Ok(found.map(|(sealed, version)| {
+            let text = self.sealer.open(&name, sealed);
+            let text = text.and_then(|json| read(&name.to_string(), &json));
+            (text.ok(), version)
+        }))
+    }
+
+    fn sealed(&self, name: &Name, beat: u64, is_over: bool) -> Result<Vec<u8>, StateError> {
+        let text = Text {
+            format: FORMAT,
+            beat,
+            lasts_ms: u64::try_from(self.lasts.as_millis()).unwrap_or(u64::MAX),
+            is_over,
+        };
+        self.sealer.seal(name, &write(&text)?)
+    }
+}
+
+/// Locks a mutex, also after a panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

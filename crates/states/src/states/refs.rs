@@ -1,0 +1,158 @@
+//! The refs of sessions, and who may write them.
+//!
+//! A ref names the server that wrote it last, and tells whether that server still has the session. Others may have it once that server
+//! gives it back, or its lease is over. A ref is only ever swapped for the one that its writer saw, so the write of a server that was
+//! thought to be dead comes too late.
+//!
+//! Decisions: `docs/internals/server.md`.
+
+use super::Tenant;
+use crate::error::StateError;
+use crate::lease::lock;
+use crate::manifest::{Body, FORMAT, Head, Owner, Ref, read, write};
+use crate::names::{Name, ServerId, SessionId};
+use crate::seal::MOST_SEALED;
+use crate::store::Version;
+
+/// A ref, as this server saw or wrote it last. `None` if it cannot be read.
+#[derive(Debug, Clone)]
+pub(super) struct Seen {
+    pub(super) stored: Option<Ref>,
+    pub(super) version: Version,
+}
+
+/// The ref of a session that is written next.
+pub(super) struct Next {
+    pub(super) head: Head,
+    pub(super) manifest: Body,
+    pub(super) writer: Option<ServerId>,
+}
+
+/// The right to a session after a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hold {
+    /// This server has it.
+    Held,
+    /// Any server may have it.
+    Free,
+}
+
+impl Tenant {
+    /// The ref from which this server may write a session: the one that it saw last if it has the session. `None` if there is none.
+    pub(super) fn before(&self, session: SessionId) -> Result<Option<Seen>, StateError> {
+        if let Some(seen) = lock(&self.had).get(&session) {
+            return Ok(Some(seen.clone()));
+        }
+        let seen = self.see(session)?;
+        match seen.as_ref().map(|seen| &seen.stored) {
+            Some(Some(stored)) if stored.gone => return Err(StateError::Taken),
+            Some(Some(stored)) => self.is_free(stored)?,
+            _ => {}
+        }
+        Ok(seen)
+    }
+
+    /// Writes a ref in place of the one before, unless another server has written one since.
+    pub(super) fn write_ref(
+        &self,
+        session: SessionId,
+        next: Next,
+        (server, hold): (ServerId, Hold),
+        before: Option<Seen>,
+    ) -> Result<(), StateError> {
+        let name = Name::Ref(self.keys.id, session);
+        let owner = before.as_ref().and_then(|before| before.stored.as_ref()?.owner);
+        let epoch = match owner {
+            Some(owner) if owner.server == server => owner.epoch,
+            owner => owner.map_or(0, |owner| owner.epoch) + 1,
+        };
+        let owner = Owner {
+            server,
+            epoch,
+            holds: hold == Hold::Held,
+        };
+        let stored = Ref {
+            format: FORMAT,
+            head: next.head,
+            manifest: next.manifest,
+            writer: next.writer,
+            owner: Some(owner),
+            gone: false,
+        };
+        let sealed = self.sealed(&name, &stored)?;
+        let seen = before.map(|before| before.version);
+        let version = match self.store.swap(&name, &sealed, seen.as_ref())? {
+            // It may be there by a write of this server whose answer was lost. A store of one server has no other writes.
+            None => {
+                let is_own = |seen: &Seen| {
+                    let owner = seen.stored.as_ref().and_then(|stored| stored.owner);
+                    self.servers.is_alone() || owner.is_some_and(|owner| (owner.server, owner.epoch) == (server, epoch))
+                };
+                let there = self.see(session)?.filter(is_own).ok_or(StateError::Taken)?;
+                let swapped = self.store.swap(&name, &sealed, Some(&there.version))?;
+                swapped.ok_or(StateError::Taken)?
+            }
+            Some(version) => version,
+        };
+        let mut had = lock(&self.had);
+        match hold {
+            Hold::Held => drop(had.insert(
+                session,
+                Seen {
+                    stored: Some(stored),
+                    version,
+                },
+            )),
+            Hold::Free => drop(had.remove(&session)),
+        }
+        Ok(())
+    }
+
+    /// Refuses a session that another server has.
+    pub(super) fn is_free(&self, stored: &Ref) -> Result<(), StateError> {
+        match stored.owner {
+            Some(owner) if owner.holds && owner.server != self.servers.id() => {
+                match self.servers.is_over(owner.server)? {
+                    true => Ok(()),
+                    false => Err(StateError::Taken),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn sealed(&self, name: &Name, stored: &Ref) -> Result<Vec<u8>, StateError> {
+        self.keys.sealer.seal(name, &write(stored)?)
+    }
+
+    pub(super) fn opened(&self, name: &Name, sealed: Vec<u8>) -> Result<Ref, StateError> {
+        read(&name.to_string(), &self.keys.sealer.open(name, sealed)?)
+    }
+
+    /// The ref of a session with its version, also if it cannot be opened or says that the session is gone.
+    pub(super) fn see(&self, session: SessionId) -> Result<Option<Seen>, StateError> {
+        let name = Name::Ref(self.keys.id, session);
+        let found = self.store.read_version(&name, MOST_SEALED)?;
+        Ok(found.map(|(sealed, version)| Seen {
+            stored: self.opened(&name, sealed).ok(),
+            version,
+        }))
+    }
+
+    /// The ref of a session with its version, also if it says that the session is gone.
+    pub(super) fn read_any_ref(&self, session: SessionId) -> Result<Option<(Ref, Version)>, StateError> {
+        let name = Name::Ref(self.keys.id, session);
+        let Some((sealed, version)) = self.store.read_version(&name, MOST_SEALED)? else {
+            return Ok(None);
+        };
+        Ok(Some((self.opened(&name, sealed)?, version)))
+    }
+
+    pub(super) fn read_ref_version(&self, session: SessionId) -> Result<Option<(Ref, Version)>, StateError> {
+        Ok(self.read_any_ref(session)?.filter(|(stored, _)| !stored.gone))
+    }
+
+    pub(super) fn read_ref(&self, session: SessionId) -> Result<Option<Ref>, StateError> {
+        Ok(self.read_ref_version(session)?.map(|(stored, _)| stored))
+    }
+}

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use sandglass_host::kept::{Kept, KeptPlace, ResumeOptions};
 use sandglass_host::{BackendKind, StateStatus};
-use sandglass_states::{Listed, MasterKey, MemoryStore, Name, Place, StateError, States, Store};
+use sandglass_states::{Listed, MasterKey, MemoryStore, Name, Place, StateError, States, Store, Version};
 use tempfile::TempDir;
 
 use super::{all, ends_while_it_waits, ok, open, questions, some};
@@ -62,22 +62,27 @@ fn fails_if(fails: bool) -> Result<(), StateError> {
 }
 
 impl Store for Faulty {
-    fn read(&self, name: &Name, most: u64) -> Result<Option<Vec<u8>>, StateError> {
+    fn read_version(&self, name: &Name, most: u64) -> Result<Option<(Vec<u8>, Version)>, StateError> {
         self.has(NO_READS)?;
-        self.store.read(name, most)
+        self.store.read_version(name, most)
+    }
+
+    fn swap(&self, name: &Name, bytes: &[u8], seen: Option<&Version>) -> Result<Option<Version>, StateError> {
+        if let Name::Ref(..) = name {
+            self.has(NO_STATES)?;
+        }
+        self.store.swap(name, bytes, seen)
     }
 
     fn write(&self, name: &Name, bytes: &[u8]) -> Result<(), StateError> {
-        match name {
-            Name::Ref(..) => self.has(NO_STATES)?,
-            Name::Part(_, _, number) => fails_if(*number >= self.parts.load(Ordering::SeqCst))?,
-            _ => {}
+        if let Name::Part(_, _, number) = name {
+            fails_if(*number >= self.parts.load(Ordering::SeqCst))?;
         }
         self.store.write(name, bytes)
     }
 
-    fn touch(&self, name: &Name) -> Result<bool, StateError> {
-        self.store.touch(name)
+    fn touch(&self, name: &Name, bytes: &[u8]) -> Result<bool, StateError> {
+        self.store.touch(name, bytes)
     }
 
     fn remove(&self, name: &Name) -> Result<(), StateError> {

@@ -424,10 +424,10 @@ impl Kept {
             let write = move |tenant: &Tenant, session| {
                 tenant.write(session, &saved)?;
                 tenant.remove_journal(session)?;
-                match collects {
-                    true => tenant.collect(COLLECTED_AGE).map(drop),
-                    false => Ok(()),
+                if collects && let Err(error) = tenant.collect(COLLECTED_AGE) {
+                    tracing::warn!(%error, "objects that no kept sandbox needs were not removed");
                 }
+                Ok(())
             };
             self.work(write).await.map(|()| lost)
         };

@@ -206,6 +206,8 @@ def test_another_way_is_told(other: str, what: str, tmp_path: Path) -> None:
         ("import _thread\n_thread.start_new_thread(print, ())", "it started a thread"),
         ("import socket\nsocket.socket().bind(('127.0.0.1', 0))", "it used the network"),
         ("open('/dev/urandom', 'rb').read(1)", "it read a random device"),
+        ("import os\nos.close(os.open(b'/dev/urandom', os.O_RDONLY))", "it read a random device"),
+        ("import uuid\nuuid.uuid1()", "it asked the system for a UUID"),
         ("open('/proc/self/stat').read()", "it opened /proc/self/stat"),
         ("import asyncio\nawait asyncio.sleep(0.01)", "it waited in an event loop, whose order no journal holds"),
         ("import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)", "it set an alarm"),

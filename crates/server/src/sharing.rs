@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sandglass_states::{Beat, Standing};
+use sandglass_states::{Beat, Standing, StateError, States};
 
 use super::App;
 use super::bodies::off_the_workers;
@@ -23,27 +23,63 @@ pub(super) async fn run(app: App) {
     if !app.suspension.as_ref().is_some_and(Suspension::is_shared) {
         return;
     }
-    let pause = Duration::from_secs_f64(app.args.suspend.state_lease_seconds / RENEWALS);
-    let mut problem = None;
+    tokio::join!(renew(&app), watch(&app));
+}
+
+/// Renews the lease. Nothing else delays it.
+async fn renew(app: &App) {
+    let mut problem = Problem::default();
     loop {
-        tokio::time::sleep(pause).await;
-        let beating = app.clone();
-        let beat = off_the_workers(move || beating.suspension.as_ref().map(|suspension| suspension.states().beat()));
-        match beat.await {
-            Ok(Some(Ok(Beat::Lost))) => {
+        tokio::time::sleep(pause(app)).await;
+        match ask(app, States::renew).await {
+            Some(Ok(Beat::Lost)) => {
                 tracing::error!(
                     "this server was silent for so long that others may have taken its sessions over: these end here"
                 );
-                lose_all(&app).await;
+                let app = app.clone();
+                tokio::spawn(async move { lose_all(&app).await });
             }
-            Ok(Some(Err(error))) => {
-                let why = error.to_string();
-                if problem.as_ref() != Some(&why) {
-                    tracing::error!(%error, "the lease of this server is not renewed");
-                    problem = Some(why);
-                }
-            }
-            _ => problem = None,
+            Some(Err(error)) => problem.tell(&error, "the lease of this server is not renewed"),
+            _ => problem = Problem::default(),
+        }
+    }
+}
+
+/// Watches the leases of the other servers, which may take longer than a renewal.
+async fn watch(app: &App) {
+    let mut problem = Problem::default();
+    loop {
+        tokio::time::sleep(pause(app)).await;
+        match ask(app, States::watch).await {
+            Some(Err(error)) => problem.tell(&error, "the leases of other servers cannot be read"),
+            _ => problem = Problem::default(),
+        }
+    }
+}
+
+fn pause(app: &App) -> Duration {
+    Duration::from_secs_f64(app.args.suspend.state_lease_seconds / RENEWALS)
+}
+
+async fn ask<T: Send + 'static>(
+    app: &App,
+    question: impl FnOnce(&States) -> Result<T, StateError> + Send + 'static,
+) -> Option<Result<T, StateError>> {
+    let app = app.clone();
+    let asked = off_the_workers(move || app.suspension.as_ref().map(|suspension| question(suspension.states())));
+    asked.await.ok().flatten()
+}
+
+/// The last problem that was told, so that it is told once.
+#[derive(Default)]
+struct Problem(Option<String>);
+
+impl Problem {
+    fn tell(&mut self, error: &StateError, what: &str) {
+        let why = error.to_string();
+        if self.0.as_ref() != Some(&why) {
+            tracing::error!(%error, "{what}");
+            self.0 = Some(why);
         }
     }
 }

@@ -106,7 +106,12 @@ pub(super) async fn run(app: App) {
         forget_old(&app, suspension.forget_after).await;
         if collected.is_none_or(|at: Instant| at.elapsed() >= COLLECT) {
             let app = app.clone();
-            let _ = off_the_workers(move || app.suspension.as_ref().map(Suspension::collect)).await;
+            let collect = move || {
+                if let Some(suspension) = &app.suspension {
+                    suspension.collect(|| !app.ending.is_cancelled());
+                }
+            };
+            let _ = off_the_workers(collect).await;
             collected = Some(Instant::now());
         }
     }
@@ -351,12 +356,8 @@ pub(super) async fn forget(app: &App, id: &str, unused: Unused) -> Result<(), Ap
     };
     let used_ms = (unused == Unused::Only).then(|| asleep.used_ms());
     match suspension.remove(&asleep.owner, id, used_ms).await {
+        // Or another server has used it. Whoever asks for it here finds it again.
         Ok(()) => {
-            moving.end(None, Ok(()));
-            Ok(())
-        }
-        // Another server has used it. Whoever asks for it here finds it again.
-        Err(_) if unused == Unused::Only && suspension.is_shared() => {
             moving.end(None, Ok(()));
             Ok(())
         }

@@ -247,14 +247,17 @@ impl Suspension {
         marked.map_err(|error| unreadable(&asleep.id, &error))
     }
 
-    /// Removes the state of a session, if it has one. With `used_ms`, it must not have been used after that time.
+    /// Removes the state of a session, if it has one. With `used_ms`, one that another server has used after that time stays.
     ///
     /// # Errors
     /// It cannot be removed.
     pub async fn remove(&self, owner: &str, id: &str, used_ms: Option<u64>) -> Result<(), ApiError> {
         let (tenant, session) = (self.tenant(owner)?, session_id(id)?);
         let removed = off_the_workers(move || tenant.remove_unused(session, used_ms.unwrap_or(u64::MAX))).await?;
-        removed.map_err(|error| unreadable(id, &error))?;
+        match removed {
+            Err(StateError::Taken) if used_ms.is_some() => return Ok(()),
+            removed => removed.map_err(|error| unreadable(id, &error))?,
+        }
         self.has_garbage(owner);
         Ok(())
     }
@@ -312,8 +315,8 @@ impl Suspension {
         }
     }
 
-    /// Removes objects that nobody needs. Blocks as long as the store does.
-    pub fn collect(&self) {
+    /// Removes objects that nobody needs, as long as `goes_on` returns true. Blocks as long as the store does.
+    pub fn collect(&self, goes_on: impl Fn() -> bool) {
         let age = match self.is_shared() {
             true => COLLECTED_AGE_SHARED,
             false => COLLECTED_AGE,
@@ -330,7 +333,7 @@ impl Suspension {
             if !owned.has_garbage.swap(false, Ordering::AcqRel) {
                 continue;
             }
-            let collected = owned.tenant.collect(age);
+            let collected = owned.tenant.collect_while(age, &goes_on);
             let mut problem = owned.problem.lock().unwrap_or_else(PoisonError::into_inner);
             match collected {
                 Ok(collected) => {
@@ -373,6 +376,15 @@ pub(super) fn unreadable(id: &str, error: &StateError) -> ApiError {
     }
     let message = format!("session {id} is suspended, and its state cannot be read now: {error}; it stays suspended");
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "state_unavailable", message).retry_after(10)
+}
+
+/// The error for a client whose session is here, while another server may take it over.
+pub(super) fn unsure(id: &str) -> ApiError {
+    let message = format!(
+        "the store of states is out of reach, so another server may take session {id} over; its state stays here as long as none did. \
+         Try again: it goes on when the store is back"
+    );
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "state_unavailable", message).retry_after(5)
 }
 
 /// The error for a client whose session another server has, as far as is known.

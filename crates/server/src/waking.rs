@@ -19,7 +19,7 @@ use super::sessions::{InUse, Kind, Known, Move, Session, Sessions, Target};
 use super::sharing;
 use super::storage::Fate;
 use super::stored::unpack;
-use super::suspension::{Asleep, Recipe, Suspension, elsewhere, session_id, unreadable};
+use super::suspension::{Asleep, Recipe, Suspension, session_id, unreadable, unsure};
 
 /// A session of this key, in use. A suspended session is woken first.
 ///
@@ -31,7 +31,7 @@ pub async fn awake(app: &App, account: &Arc<Account>, id: &str) -> Result<(Arc<S
         match Sessions::to_use(app, &account.owner, id)? {
             Target::Awake(session, in_use) => match sharing::standing(app, &session) {
                 Standing::Held => return Ok((session, in_use)),
-                Standing::Unsure => return Err(elsewhere(id)),
+                Standing::Unsure => return Err(unsure(id)),
                 Standing::Lost => {
                     drop(in_use);
                     sharing::lose(app, id).await;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{StateError, no_random_numbers};
 use crate::manifest::{Body, FORMAT, read, write};
-use crate::names::{JournalId, Name, Place, ServerId, SessionId};
+use crate::names::{JournalId, Name, Place, SessionId};
 use crate::seal::MOST_SEALED;
 use crate::states::{Tenant, Written, now_ms, within};
 
@@ -34,9 +34,6 @@ pub(crate) struct Sealed {
     format: u32,
     journal: JournalId,
     text: String,
-    /// The server that wrote the body's objects, in a store of several.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) writer: Option<ServerId>,
     pub(crate) body: Option<Body>,
     written_ms: u64,
 }
@@ -56,7 +53,7 @@ impl JournalId {
 /// All these functions block as long as the store does.
 impl Tenant {
     /// Writes the part with this number. Part 0 begins a journal, and takes the place of an earlier one. The part is durable when this
-    /// returns. The session must have a state.
+    /// returns. The session must have a state, in a store that no other server uses: nothing says whose a part is.
     ///
     /// # Errors
     /// [`StateError`], also for more parts than a journal may have; then the journal has no such part.
@@ -73,19 +70,20 @@ impl Tenant {
             let what = format!("the journal of session {session} may have {MOST_PARTS} parts");
             return Err(StateError::io(what, problem));
         }
+        if !self.is_alone() {
+            let problem = std::io::Error::from(std::io::ErrorKind::Unsupported);
+            return Err(StateError::io("a store that servers share has no journals", problem));
+        }
         if number == 0 {
             self.remove_journal(session)?;
         }
         let _writing = self.writers();
-        let (writer, mut written) = (self.writer(), Written::default());
+        let mut written = Written::default();
         let part = Sealed {
             format: FORMAT,
             journal,
             text: text.to_owned(),
-            writer,
-            body: body
-                .map(|body| self.write_body(writer, body, &mut written))
-                .transpose()?,
+            body: body.map(|body| self.write_body(None, body, &mut written)).transpose()?,
             written_ms: now_ms(),
         };
         let name = Name::Part(self.id(), session, number);
@@ -106,7 +104,7 @@ impl Tenant {
             bytes = bytes.saturating_add(body.map_or(0, |body| body.bytes));
             within(bytes, most)?;
             Ok(Part {
-                body: body.map(|body| self.read_body(part.writer, body)).transpose()?,
+                body: body.map(|body| self.read_body(None, body)).transpose()?,
                 text: part.text,
                 written_ms: part.written_ms,
             })

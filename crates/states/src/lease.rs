@@ -142,19 +142,25 @@ impl Servers {
         }
     }
 
-    /// Renews the lease, and looks at the others'.
-    pub(crate) fn beat(&self) -> Result<Beat, StateError> {
+    /// Renews the lease.
+    pub(crate) fn renew(&self) -> Result<Beat, StateError> {
         let Self::Several { leases, own } = self else {
             return Ok(Beat::Renewed);
         };
-        let renewed = leases.renew(&lease(own))?;
-        if !renewed {
-            let next = Arc::new(leases.begin()?);
-            *own.write().unwrap_or_else(PoisonError::into_inner) = next;
-            return Ok(Beat::Lost);
+        if leases.renew(&lease(own))? {
+            return Ok(Beat::Renewed);
         }
-        leases.watch(lease(own).id)?;
-        Ok(Beat::Renewed)
+        let next = Arc::new(leases.begin()?);
+        *own.write().unwrap_or_else(PoisonError::into_inner) = next;
+        Ok(Beat::Lost)
+    }
+
+    /// Looks at the leases of the others.
+    pub(crate) fn watch(&self) -> Result<(), StateError> {
+        match self {
+            Self::Alone(_) => Ok(()),
+            Self::Several { leases, own } => leases.watch(lease(own).id),
+        }
     }
 
     /// Ends the lease. What the server still has in the store is free for others.

@@ -20,7 +20,7 @@ use crate::names::{Name, ObjectId, Place, ServerId, SessionId, TenantId};
 use crate::pieces::pieces;
 use crate::seal::MOST_SEALED;
 use crate::store::Store;
-use refs::{Hold, Next, Seen};
+use refs::{Hold, Next, Seen, What};
 
 /// The most bytes of a manifest. It names the pieces of many files.
 const MOST_MANIFEST: u64 = 32 << 20;
@@ -87,7 +87,7 @@ impl States {
         Ok(Self { store, servers, key })
     }
 
-    /// The states in a store that other servers use as well. This server has a lease there, which [`States::beat`] renews. Without renewal
+    /// The states in a store that other servers use as well. This server has a lease there, which [`States::renew`] renews. Without renewal
     /// it lasts for `lasts`; then others take over what this server has.
     ///
     /// # Errors
@@ -99,12 +99,21 @@ impl States {
         Ok(Self { store, servers, key })
     }
 
-    /// Renews this server's lease, and watches the others. Call it several times in the time that a lease lasts.
+    /// Renews this server's lease. Call it several times in the time that the lease lasts.
     ///
     /// # Errors
     /// [`StateError`]; then the lease runs on, and may end.
-    pub fn beat(&self) -> Result<Beat, StateError> {
-        self.servers.beat()
+    pub fn renew(&self) -> Result<Beat, StateError> {
+        self.servers.renew()
+    }
+
+    /// Looks at the leases of other servers, so that it is known later which of them stood still. Call it as often as [`States::renew`], and
+    /// not in its place: it takes longer.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn watch(&self) -> Result<(), StateError> {
+        self.servers.watch()
     }
 
     /// The right to sessions that [`Tenant::mark_awake`] noted under this id of this server. It asks the clock only.
@@ -201,7 +210,7 @@ impl Tenant {
             about,
         };
         let next = Next { head, manifest, writer };
-        self.write_ref(session, next, (self.servers.id(), Hold::Free), before)?;
+        self.write_ref(session, next, (self.servers.id(), Hold::Free), (What::State, before))?;
         Ok(written)
     }
 
@@ -310,7 +319,7 @@ impl Tenant {
             manifest: stored.manifest.clone(),
             writer: stored.writer,
         };
-        self.write_ref(session, next, (server, hold), Some(before))?;
+        self.write_ref(session, next, (server, hold), (What::Mark, Some(before)))?;
         Ok(server)
     }
 
@@ -345,8 +354,12 @@ impl Tenant {
             }
         }
         lock(&self.had).remove(&session);
-        self.remove_journal(session)?;
-        self.store.remove(&name)
+        if self.servers.is_alone() {
+            self.remove_journal(session)?;
+            return self.store.remove(&name);
+        }
+        let _ = self.store.remove(&name); // it is gone already, and the next collection removes it
+        Ok(())
     }
 
     /// The sessions that have a state, each with its facts or with the reason why they cannot be read.
@@ -376,11 +389,22 @@ impl Tenant {
     /// # Errors
     /// [`StateError`]. When a ref or manifest cannot be read, nothing is removed, because its objects are not known.
     pub fn collect(&self, least_age: Duration) -> Result<Collected, StateError> {
+        self.collect_while(least_age, || true)
+    }
+
+    /// As [`Tenant::collect`], as long as `goes_on` returns true. It is asked before each request to the store.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn collect_while(&self, least_age: Duration, goes_on: impl Fn() -> bool) -> Result<Collected, StateError> {
         let _alone = self.writing.write().unwrap_or_else(PoisonError::into_inner);
         let mut named: HashSet<(Option<ServerId>, ObjectId)> = HashSet::new();
         let mut collected = Collected::default();
         for listed in self.store.list(Place::Refs(self.keys.id))? {
             let Name::Ref(_, session) = listed.name else { continue };
+            if !goes_on() {
+                return Ok(collected);
+            }
             let Some((stored, _)) = self.read_any_ref(session)? else {
                 continue;
             };
@@ -391,12 +415,13 @@ impl Tenant {
             let bodies = self.read_manifest(session, &stored)?;
             let pieces = bodies.all().flat_map(|body| &body.pieces);
             named.extend(pieces.chain(&stored.manifest.pieces).map(|id| (stored.writer, *id)));
-            for number in self.part_numbers(session)? {
-                let Some(part) = self.part(session, number)? else {
-                    continue;
-                };
-                let pieces = part.body.iter().flat_map(|body| &body.pieces);
-                named.extend(pieces.map(|id| (part.writer, *id)));
+            if self.servers.is_alone() {
+                // Only there are journals.
+                for number in self.part_numbers(session)? {
+                    let part = self.part(session, number)?;
+                    let pieces = part.and_then(|part| part.body).into_iter().flat_map(|body| body.pieces);
+                    named.extend(pieces.map(|id| (None, id)));
+                }
             }
             collected.sessions += 1;
         }
@@ -405,6 +430,9 @@ impl Tenant {
             let Name::Object(_, writer, id) = listed.name else {
                 continue;
             };
+            if !goes_on() {
+                return Ok(collected);
+            }
             // Another server may name its own objects at any moment. Nobody else ever does.
             let may_remove = match writer {
                 Some(other) if writer != self.servers.writer() => match of_others.get(&other) {
@@ -425,9 +453,9 @@ impl Tenant {
         Ok(collected)
     }
 
-    /// The server whose objects are written here.
-    pub(crate) fn writer(&self) -> Option<ServerId> {
-        self.servers.writer()
+    /// Returns true if no other server uses the store.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.servers.is_alone()
     }
 
     pub(crate) fn store(&self) -> &dyn Store {

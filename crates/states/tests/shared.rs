@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use common::{KINDS, Kind};
 use sandglass_states::{
-    Beat, Clock, Listed, MasterKey, MemoryStore, Name, Place, Saved, ServerId, SessionId, Standing, StateError, States,
-    Store, Tenant, Version,
+    Beat, Clock, JournalId, Listed, MasterKey, MemoryStore, Name, Place, Saved, ServerId, SessionId, Standing,
+    StateError, States, Store, Tenant, Version,
 };
 
 const MOST: u64 = 1 << 30;
@@ -46,6 +46,13 @@ impl Server {
         let states = States::shared(Arc::clone(store), key(), LASTS, hands.clock()).unwrap();
         let ann = states.tenant("ann").unwrap();
         Self { states, ann }
+    }
+
+    /// Renews the lease, and watches the others'.
+    fn beat(&self) -> Beat {
+        let beat = self.states.renew().unwrap();
+        self.states.watch().unwrap();
+        beat
     }
 
     /// Goes on with a session, and returns its execution.
@@ -129,15 +136,12 @@ fn the_sessions_of_a_silent_server_are_taken_over_and_it_is_too_late() {
         // As long as the first one renews its lease, the second waits.
         for _ in 0..5 {
             hands.pass(20);
-            assert_eq!(
-                (a.states.beat().unwrap(), b.states.beat().unwrap()),
-                (Beat::Renewed, Beat::Renewed)
-            );
+            assert_eq!((a.beat(), b.beat()), (Beat::Renewed, Beat::Renewed));
             assert!(matches!(b.wake(1), Err(StateError::Taken)));
             assert_eq!(a.states.standing(id), Standing::Held);
         }
         hands.pass(29);
-        b.states.beat().unwrap();
+        b.beat();
         assert!(matches!(b.wake(1), Err(StateError::Taken)));
         hands.pass(10);
         assert_eq!(
@@ -151,8 +155,8 @@ fn the_sessions_of_a_silent_server_are_taken_over_and_it_is_too_late() {
             "its state is older than what clients saw"
         );
         a.can_change_nothing(1);
-        assert_eq!(a.states.beat().unwrap(), Beat::Lost);
-        assert_eq!(a.states.beat().unwrap(), Beat::Renewed);
+        assert_eq!(a.beat(), Beat::Lost);
+        assert_eq!(a.beat(), Beat::Renewed);
         assert_eq!(a.states.standing(id), Standing::Lost);
         a.can_change_nothing(1);
         b.sleep(1, 2).unwrap();
@@ -176,7 +180,7 @@ fn a_server_that_nobody_watched_goes_on() {
     assert_eq!(a.states.standing(id), Standing::Unsure);
     // A watcher that has just come knows nothing of the time before.
     assert!(matches!(b.wake(1), Err(StateError::Taken)));
-    assert_eq!(a.states.beat().unwrap(), Beat::Renewed);
+    assert_eq!(a.beat(), Beat::Renewed);
     assert_eq!(a.states.standing(id), Standing::Held);
     hands.pass(33);
     assert!(matches!(b.wake(1), Err(StateError::Taken)), "it changed in between");
@@ -189,10 +193,10 @@ fn a_lost_lease_loses_no_session_that_nobody_wanted() {
     let (_, hands, a, b) = two(Kind::LibrarysMemory);
     a.sleep(1, 1).unwrap();
     a.wake(1).unwrap();
-    b.states.beat().unwrap();
+    b.beat();
     hands.pass(40);
-    b.states.beat().unwrap();
-    assert_eq!(a.states.beat().unwrap(), Beat::Lost);
+    b.beat();
+    assert_eq!(a.beat(), Beat::Lost);
     a.sleep(1, 2).unwrap();
     assert_eq!(b.wake(1).unwrap(), 2);
 }
@@ -276,7 +280,7 @@ fn each_server_collects_its_own_objects_and_those_of_dead_ones() {
         );
         b.sleep(1, 3).unwrap();
         assert_eq!(objects(), 6);
-        b.states.beat().unwrap();
+        b.beat();
         hands.pass(40);
         assert_eq!(b.ann.collect(Duration::ZERO).unwrap().removed, 3);
         assert_eq!((b.execution(1), objects()), (3, 3));
@@ -374,9 +378,45 @@ fn a_server_whose_answer_was_lost_goes_on() {
     a.sleep(1, 3).unwrap();
     assert_eq!(b.wake(1).unwrap(), 3);
     lose();
-    assert!(b.states.beat().is_err());
-    assert_eq!(b.states.beat().unwrap(), Beat::Renewed);
+    assert!(b.states.renew().is_err());
+    assert_eq!(b.beat(), Beat::Renewed);
     a.can_change_nothing(1);
+}
+
+/// A collection in between removes the objects of the state before it.
+#[test]
+fn a_note_at_a_state_whose_answer_was_lost_keeps_that_state() {
+    let forgetful = Arc::new(Forgetful(Kind::LibrarysMemory.store(), AtomicBool::new(false)));
+    let (store, hands) = (Arc::clone(&forgetful) as Arc<dyn Store>, Hands::default());
+    let [a, b] = [(), ()].map(|()| Server::new(&store, &hands));
+    a.sleep(1, 1).unwrap();
+    a.wake(1).unwrap();
+    forgetful.1.store(true, Ordering::Relaxed);
+    assert!(a.sleep(1, 2).is_err());
+    assert!(a.ann.collect(Duration::ZERO).unwrap().removed > 0);
+    a.ann.mark_awake(session(1)).unwrap();
+    assert_eq!(a.ann.read(session(1), MOST).unwrap(), Some(state(2)));
+    a.ann.mark_left(session(1)).unwrap();
+    assert_eq!(b.wake(1).unwrap(), 2);
+}
+
+#[test]
+fn a_store_that_servers_share_has_no_journals() {
+    let (_, _, a, _) = two(Kind::LibrarysMemory);
+    a.sleep(1, 1).unwrap();
+    let part = a
+        .ann
+        .write_part(session(1), JournalId::random().unwrap(), 0, "a part", None);
+    assert!(matches!(part, Err(StateError::Io { .. })), "{part:?}");
+}
+
+#[test]
+fn a_collection_ends_when_it_is_told_to() {
+    let (_, _, a, _) = two(Kind::LibrarysMemory);
+    a.sleep(1, 1).unwrap();
+    a.sleep(1, 2).unwrap();
+    assert_eq!(a.ann.collect_while(Duration::ZERO, || false).unwrap().removed, 0);
+    assert!(a.ann.collect(Duration::ZERO).unwrap().removed > 0);
 }
 
 /// Samples of cuts, of changed bits and of exchanged texts. Whatever the bucket has, no other state comes out of it.
@@ -446,8 +486,8 @@ fn a_forged_lease_keeps_no_session() {
     for lease in &leases {
         store.write(&lease.name, b"forged").unwrap();
     }
-    assert_eq!(b.states.beat().unwrap(), Beat::Lost);
-    b.states.beat().unwrap();
+    assert_eq!(b.beat(), Beat::Lost);
+    b.beat();
     hands.pass(40);
     assert_eq!(b.wake(1).unwrap(), 1);
     a.can_change_nothing(1);

@@ -28,6 +28,15 @@ pub(super) struct Next {
     pub(super) writer: Option<ServerId>,
 }
 
+/// The thing that is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum What {
+    /// A new state.
+    State,
+    /// A note at the state that is there.
+    Mark,
+}
+
 /// The right to a session after a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hold {
@@ -58,7 +67,7 @@ impl Tenant {
         session: SessionId,
         next: Next,
         (server, hold): (ServerId, Hold),
-        before: Option<Seen>,
+        (what, before): (What, Option<Seen>),
     ) -> Result<(), StateError> {
         let name = Name::Ref(self.keys.id, session);
         let owner = before.as_ref().and_then(|before| before.stored.as_ref()?.owner);
@@ -71,7 +80,7 @@ impl Tenant {
             epoch,
             holds: hold == Hold::Held,
         };
-        let stored = Ref {
+        let mut stored = Ref {
             format: FORMAT,
             head: next.head,
             manifest: next.manifest,
@@ -89,6 +98,21 @@ impl Tenant {
                     self.servers.is_alone() || owner.is_some_and(|owner| (owner.server, owner.epoch) == (server, epoch))
                 };
                 let there = self.see(session)?.filter(is_own).ok_or(StateError::Taken)?;
+                let newer = there.stored.filter(|_| what == What::Mark);
+                let sealed = match newer {
+                    // The objects of the state before it may be collected already.
+                    Some(newer) => {
+                        stored.manifest = newer.manifest;
+                        stored.writer = newer.writer;
+                        stored.head = Head {
+                            awake: stored.head.awake,
+                            used_ms: stored.head.used_ms,
+                            ..newer.head
+                        };
+                        self.sealed(&name, &stored)?
+                    }
+                    None => sealed,
+                };
                 let swapped = self.store.swap(&name, &sealed, Some(&there.version))?;
                 swapped.ok_or(StateError::Taken)?
             }

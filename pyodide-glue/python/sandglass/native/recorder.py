@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import _posixsubprocess
 import _thread
+import _uuid
 import datetime
 import os
 import posix
@@ -210,6 +211,8 @@ class Recorder:
             return
         if event == "open":
             path = args[0]
+            if isinstance(path, bytes):
+                path = os.fsdecode(path)
             if isinstance(path, str) and path.startswith(_OUTSIDE) and path != os.devnull:
                 self.end("it read a random device" if path in _CHANCE else f"it opened {path[:100]}")
         elif event in _PROCESSES:
@@ -358,6 +361,7 @@ class Recorder:
             _posixsubprocess, "fork_exec", self.ending(_PROCESS)
         )  # `multiprocessing` calls it without an audit event
         replace(posix, "times", self.ending("it asked for the times of the process"))
+        replace(_uuid, "generate_time_safe", self.ending("it asked the system for a UUID"))
         for name in ("alarm", "setitimer"):
             replace(signal, name, self.ending("it set an alarm"))
         for module in list(sys.modules.values()):

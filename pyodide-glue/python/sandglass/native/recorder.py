@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import _posixsubprocess
 import _thread
-import _uuid
+import _uuid  # type: ignore[import-not-found]
 import datetime
 import os
 import posix

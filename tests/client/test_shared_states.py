@@ -6,14 +6,10 @@ The storage is `tests/s3/server.py`, which `scripts/setup` makes possible.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -21,14 +17,13 @@ from typing import Any
 
 import pytest
 from client_host import PROGRAM
+from http_server import ENVIRONMENT, PATIENCE_SECONDS, HttpServer
 
 ROOT = Path(__file__).parents[2]
-KEY = "a-key-for-tests-0123456789"
 SECRET = "a-secret-of-tests"
 STATE_KEY = "5a" * 32
 #: The time that the lease of a server lasts that others shall take over, and of one that they shall not, however busy the machine is.
 SHORT_LEASE, LONG_LEASE = 2, 3600
-PATIENCE_SECONDS = 90
 NUMBERS = count()
 
 
@@ -60,62 +55,35 @@ def command(url: str, suspend_after: float, lease: int = LONG_LEASE) -> list[str
 def environment(storage: str, log: str = "error") -> dict[str, str]:
     return {
         **os.environ,
+        **ENVIRONMENT,
         "AWS_ENDPOINT_URL": storage,
         "AWS_ALLOW_HTTP": "true",
         "AWS_REGION": "us-east-1",
         "AWS_ACCESS_KEY_ID": "a-test",
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "SANDGLASS_STATE_KEY": STATE_KEY,
-        "SANDGLASS_KEYS": f"tester {KEY}",
-        "NO_COLOR": "1",
         "RUST_LOG": log,
     }
 
 
-class Server:
+class Server(HttpServer):
     """A server with states in object storage. By default, sessions stay awake until it ends."""
 
     def __init__(self, place: tuple[str, str], suspend_after: float = 1000, lease: int = LONG_LEASE) -> None:
         storage, url = place
-        self.process = subprocess.Popen(
-            command(url, suspend_after, lease), env=environment(storage), stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout
-        found = (re.search(r"http://127\.0\.0\.1:[1-9]\d*", line) for line in self.process.stdout)
-        self._address = next(address[0] for address in found if address)
+        super().__init__(command(url, suspend_after, lease), environment(storage))
 
     def __enter__(self) -> Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout
-        self.process.stdout.close()
-
-    def end(self) -> None:
-        self.process.terminate()
-        assert self.process.wait(PATIENCE_SECONDS) == 0, "the server ends well"
-
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._address + path, data, headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
-                text = response.read()
-                return response.status, json.loads(text) if text else None
-        except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read())
+        self.kill()
 
     def session(self) -> str:
         status, made = self.ask("POST", "/v1/sessions", {"context": "a text"})
         assert status == 201, made
         session: str = made["id"]
         return session
-
-    def execute(self, session: str, code: str) -> tuple[int, Any]:
-        return self.ask("POST", f"/v1/sessions/{session}/execute", {"code": code})
 
     def runs(self, session: str, code: str) -> Any:
         status, run = self.execute(session, code)

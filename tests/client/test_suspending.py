@@ -6,20 +6,15 @@ awake has an older one, and says so. SANDGLASS_KILLS=1000 for the long form, SAN
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import re
-import subprocess
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 from client_host import PROGRAM
+from http_server import ENVIRONMENT, HttpServer
 
 #: Counts the executions, by all that a state has to hold: a closure, a module, a private name, a class and its object.
 CODE = """
@@ -40,54 +35,21 @@ if "x" not in globals():
 x, total = x + 1, total.more()
 assert x == total.n == count()
 x"""
-KEY = "a-key-for-tests-0123456789"
 KILLS = int(os.environ.get("SANDGLASS_KILLS", "8"))
 SEED = int(os.environ.get("SANDGLASS_KILLS_SEED", time.time_ns() % 1_000_000))
 #: Sessions at the same time.
 SESSIONS = 4
 #: Unused sessions are suspended after so many seconds.
 SUSPEND_AFTER = 0.05
-PATIENCE_SECONDS = 60
 
 
-class Server:
+class Server(HttpServer):
     """A server on a folder of states."""
 
     def __init__(self, folder: Path) -> None:
         command = [str(PROGRAM), "serve", "--listen", "127.0.0.1:0", "--backend", "subprocess", "--max-spares", "0"]
         command += ["--state-dir", str(folder), "--suspend-after", str(SUSPEND_AFTER), "--requests-per-second", "10000"]
-        env = {**os.environ, "SANDGLASS_KEYS": f"tester {KEY}", "NO_COLOR": "1", "RUST_LOG": "error"}
-        self._process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout
-        found = (re.search(r"http://127\.0\.0\.1:[1-9]\d*", line) for line in self._process.stdout)
-        self._address = next(address[0] for address in found if address)
-
-    def kill(self) -> None:
-        """Kills the server, which hears nothing of it."""
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdout
-        self._process.stdout.close()
-
-    def end(self) -> None:
-        self._process.terminate()
-        assert self._process.wait(PATIENCE_SECONDS) == 0, "the server ends well"
-        assert self._process.stdout
-        self._process.stdout.close()
-
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._address + path, data, headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
-                text = response.read()
-                return response.status, json.loads(text) if text else None
-        except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read())
-
-    def execute(self, session: str, code: str) -> tuple[int, Any]:
-        return self.ask("POST", f"/v1/sessions/{session}/execute", {"code": code})
+        super().__init__(command, os.environ | ENVIRONMENT)
 
 
 class Client:

@@ -206,7 +206,7 @@ pub struct SuspendArgs {
     #[arg(long, env = "SANDGLASS_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// The same in object storage, which several servers may share: `s3://BUCKET/PREFIX`, with settings from `AWS_*` variables.
-    /// `file:///DIR` is the same as `--state-dir DIR`.
+    /// `file:///srv/states` is the same as `--state-dir /srv/states`.
     #[arg(long, env = "SANDGLASS_STATE_URL", value_name = "URL", conflicts_with = "state_dir")]
     pub state_url: Option<String>,
     /// Seconds after which another server may take over the sessions of one that is silent, with `--state-url s3://…`.

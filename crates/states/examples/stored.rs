@@ -1,4 +1,5 @@
-//! Stores the states that come on the standard input, one after another in place of each other, and prints the bytes that it writes.
+//! Stores the states that come on the standard input, one after another in place of each other. After each it prints the bytes that were
+//! written so far.
 //!
 //! Each state has its length before it: eight bytes, the lowest first. `npm run bench:states` uses this.
 
@@ -22,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             ..Saved::default()
         };
         written += tenant.write(session, &saved)?.new_bytes;
+        println!("{written}");
     }
-    println!("{written}");
     Ok(())
 }

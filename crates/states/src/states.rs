@@ -209,8 +209,15 @@ impl Tenant {
             awake: false,
             about,
         };
-        let next = Next { head, manifest, writer };
-        self.write_ref(session, next, (self.servers.id(), Hold::Free), (What::State, before))?;
+        let next = Next {
+            head,
+            manifest,
+            writer,
+            server: self.servers.id(),
+            hold: Hold::Free,
+            what: What::State,
+        };
+        self.write_ref(session, next, before)?;
         Ok(written)
     }
 
@@ -318,8 +325,11 @@ impl Tenant {
             },
             manifest: stored.manifest.clone(),
             writer: stored.writer,
+            server,
+            hold,
+            what: What::Mark,
         };
-        self.write_ref(session, next, (server, hold), (What::Mark, Some(before)))?;
+        self.write_ref(session, next, Some(before))?;
         Ok(server)
     }
 

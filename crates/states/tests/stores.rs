@@ -1,4 +1,4 @@
-//! What all stores promise, against a model of named bytes.
+//! The promises of all stores, against a model of named bytes.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
@@ -27,7 +27,7 @@ enum Act {
 enum Seen {
     Newest,
     Nothing,
-    /// That of the first bytes that were ever there.
+    /// The version of the first bytes that were ever there.
     First,
 }
 

@@ -119,7 +119,7 @@ async fn a_journal_that_cannot_be_written_is_removed_and_the_execution_goes_on()
     }
 }
 
-/// What the store has of the journal cannot be removed, and a later process would go by it. So nothing goes on that it does not have.
+/// A later process would go by the part of the journal that cannot be removed. So nothing goes on that the store does not have.
 #[tokio::test]
 async fn a_journal_that_can_neither_be_written_nor_removed_ends_the_guest() {
     // The parts are: begin, notes, call a, answer, notes, call b, answer.
@@ -168,7 +168,7 @@ fn parts(folder: &Path) -> Vec<PathBuf> {
     parts
 }
 
-/// What is done to the files of the parts.
+/// Damage to the files of the parts.
 type Damage = fn(&[PathBuf]);
 
 fn cut(part: &Path) {

@@ -26,6 +26,10 @@ pub(super) struct Next {
     pub(super) head: Head,
     pub(super) manifest: Body,
     pub(super) writer: Option<ServerId>,
+    /// The server that writes it.
+    pub(super) server: ServerId,
+    pub(super) hold: Hold,
+    pub(super) what: What,
 }
 
 /// The thing that is written.
@@ -62,13 +66,8 @@ impl Tenant {
     }
 
     /// Writes a ref in place of the one before, unless another server has written one since.
-    pub(super) fn write_ref(
-        &self,
-        session: SessionId,
-        next: Next,
-        (server, hold): (ServerId, Hold),
-        (what, before): (What, Option<Seen>),
-    ) -> Result<(), StateError> {
+    pub(super) fn write_ref(&self, session: SessionId, next: Next, before: Option<Seen>) -> Result<(), StateError> {
+        let Next { server, hold, what, .. } = next;
         let name = Name::Ref(self.keys.id, session);
         let owner = before.as_ref().and_then(|before| before.stored.as_ref()?.owner);
         let epoch = match owner {

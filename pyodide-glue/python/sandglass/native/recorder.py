@@ -301,7 +301,10 @@ class Recorder:
         return isinstance(origin, str) and not origin.startswith(f"{self._cwd}/")
 
     def _generator(self, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
-        """Gives the module `random` the state that it had when the execution first began: no state has it."""
+        """Gives the module `random` the state that it had when the execution first began.
+
+        A portable state has it only if it was used.
+        """
         content = self._next("generator", _GENERATOR.size)
         if content is not None:
             *words, has_next, number = _GENERATOR.unpack(content)

@@ -1,0 +1,56 @@
+"""A server that is a process of its own, and a client of its HTTP API."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import urllib.error
+import urllib.request
+from typing import Any
+
+KEY = "a-key-for-tests-0123456789"
+#: The environment in which the server knows the key, and says little.
+ENVIRONMENT = {"SANDGLASS_KEYS": f"tester {KEY}", "NO_COLOR": "1", "RUST_LOG": "error"}
+PATIENCE_SECONDS = 90
+
+
+class HttpServer:
+    """A server, from its start until `kill` or `end`."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout
+        found = (re.search(r"http://127\.0\.0\.1:[1-9]\d*", line) for line in self.process.stdout)
+        self._address = next(address[0] for address in found if address)
+
+    def kill(self) -> None:
+        """Kills the server, which hears nothing of it."""
+        self.process.kill()
+        self.process.wait()
+        self._close()
+
+    def end(self) -> None:
+        """Ends the server in good order."""
+        self.process.terminate()
+        assert self.process.wait(PATIENCE_SECONDS) == 0, "the server ends well"
+        self._close()
+
+    def _close(self) -> None:
+        assert self.process.stdout
+        self.process.stdout.close()
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Returns the status and the JSON of an answer."""
+        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._address + path, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
+                text = response.read()
+                return response.status, json.loads(text) if text else None
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def execute(self, session: str, code: str) -> tuple[int, Any]:
+        return self.ask("POST", f"/v1/sessions/{session}/execute", {"code": code})

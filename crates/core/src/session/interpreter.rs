@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::checkpoints::Checkpoints;
+use super::checkpoints::{Checkpoints, StateCommand};
 use super::commands::Queued;
 use super::contexts::Contexts;
 use super::exchange::{Exchange, Job};
@@ -455,6 +455,7 @@ impl<B: Body> Interpreter<B> {
             is_awaited: !self.queue.is_empty(),
             asks: matches!(self.front(), Some(Queued::State(command)) if self.checkpoints.needs_save(*command)),
             executes: matches!(self.front(), Some(Queued::Job(Job::Execute(_)))),
+            undoes: matches!(self.front(), Some(Queued::State(StateCommand::Undo))),
             copies,
         }
     }

@@ -21,9 +21,10 @@ impl<B: Body> Checkpoints<B> {
     }
 
     /// Returns true if a command waits for a paused copy. An execution waits for it, so that it can be undone. Nothing overtakes a fork
-    /// that has begun, because its order would wait in the guest's socket meanwhile.
+    /// that has begun, because its order would wait in the guest's socket meanwhile. Only `undo` does: it ends the guest, and nobody needs
+    /// the copy.
     pub(super) fn pauses_guest(&self, demand: Demand) -> bool {
-        self.most_paused.is_some() && (demand.executes || self.saving.is_some())
+        self.most_paused.is_some() && (demand.executes || (self.saving.is_some() && !demand.undoes))
     }
 
     /// Drops the checkpoint that the state came from. The state has the same relation to an older checkpoint then, if there is one.

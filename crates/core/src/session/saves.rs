@@ -38,6 +38,8 @@ pub(super) struct Demand {
     pub(super) asks: bool,
     /// True if that command is an execution.
     pub(super) executes: bool,
+    /// True if that command gives the present state up for the one before.
+    pub(super) undoes: bool,
     /// True if somebody waits for a copy of the state, which should come soon.
     pub(super) copies: bool,
 }

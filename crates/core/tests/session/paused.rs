@@ -82,6 +82,21 @@ fn executions_are_undone_one_after_the_other() {
 }
 
 #[test]
+fn an_undo_does_not_wait_for_the_copy_of_the_state_that_it_gives_up() {
+    let mut world = ready(3);
+    run(&mut world, &["a"]);
+    world.execute("second");
+    world.ends_well(&["a", "b"]);
+    assert!(world.guest.as_ref().is_some_and(|guest| guest.saving.is_some()));
+    let undo = world.command(Command::State(StateCommand::Undo));
+    assert_eq!(comes_back(&mut world), "restore 2");
+    assert_eq!(world.answer(undo), &Ok(Reply::State(1)));
+    let restore = world.command(Command::State(StateCommand::Restore(Some(2))));
+    assert_eq!(world.code_of(restore), "no_checkpoint", "nobody has that state");
+    run(&mut world, &["a", "c"]);
+}
+
+#[test]
 fn the_oldest_goes_first() {
     let mut world = ready(2);
     for _ in 0..3 {

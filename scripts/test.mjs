@@ -91,10 +91,10 @@ const thousandCuts = () => ({
   needs: ["rust build"],
   env: { SANDGLASS_CUTS: "1000" },
 });
-/** The suite of a server that is killed a thousand times while it suspends sessions. */
+/** The suites of a server that is killed a thousand times: while it suspends sessions, and in the middle of calls of kept sandboxes. */
 const thousandKills = () => ({
   name: "a thousand kills",
-  ...pytest(python("python"), "tests/client/test_suspending.py"),
+  ...pytest(python("python"), "tests/client", "-k", "is_lost_when_the_server_is_killed"),
   needs: ["rust build"],
   env: { SANDGLASS_KILLS: "1000" },
 });

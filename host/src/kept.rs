@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use sandglass_core::execution::{LostVariable, StateReport, StateStatus};
 use sandglass_core::{Error, Profile};
-use sandglass_states::{SessionId, StateError, Tenant};
+use sandglass_states::StateError;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -45,12 +45,11 @@ pub use self::pending::{Pending, PendingCall, ResumeOptions};
 pub use self::place::KeptPlace;
 use self::place::{Works, read};
 use self::stage::Stage;
+pub use crate::driver::journal::bounds::{KeptBounds, MOST_BYTES};
 use crate::driver::journal::{JournalPlace, Lease};
 use crate::launcher::BackendKind;
 use crate::sandbox::{Capabilities, ExecuteOptions, Execution, Sandbox, SandboxBuilder};
 
-/// The most bytes of a kept sandbox's variables, contexts and files.
-pub const MOST_BYTES: u64 = 256 << 20;
 /// The number of states after which objects of earlier ones are removed, if nobody else does that.
 const COLLECTED_AFTER: u32 = 32;
 /// The age from which objects are removed that nobody needs.
@@ -111,6 +110,7 @@ impl Kept {
         }
         let lease = place.lease()?;
         let works = Works::default();
+        let _turn = place.turn().await;
         let found = works.run(|| Ok(place.journal(lease.clone())), read).await?;
         let profile = builder.its_profile();
         let (settings, stage) = match found {
@@ -190,7 +190,7 @@ impl Kept {
         let _turn = self.turn().await?;
         let sandbox = self.opened().await?;
         self.inside().is_shared = true;
-        if let Err(error) = self.work(Tenant::mark_awake).await {
+        if let Err(error) = self.work(JournalPlace::mark_awake).await {
             tracing::warn!(%error, "a later process will not hear that changes of the sandbox were lost");
         }
         Ok(sandbox)
@@ -204,8 +204,8 @@ impl Kept {
         self.execute_with(code, ExecuteOptions::default()).await
     }
 
-    /// Runs code. When this returns, its effects are kept; if they could not be, the log says why. Dropping the future interrupts the code,
-    /// and then it is not pending.
+    /// Runs code. When this returns, its effects are kept; if they could not be, [`Execution::unkept`] says why. Dropping the future interrupts
+    /// the code, and then it is not pending.
     ///
     /// # Errors
     /// [`Error::ExecutionPending`], and those of [`Sandbox::execute_with`]. Two leave the execution pending:
@@ -214,11 +214,11 @@ impl Kept {
     pub async fn execute_with(&self, code: impl Into<String>, options: ExecuteOptions) -> Result<Execution, Error> {
         let _turn = self.turn().await?;
         let mut sandbox = self.opened().await?;
-        if self.is_changed() && !self.write(&sandbox).await {
+        if self.is_changed() && matches!(self.write(&sandbox).await, Ok(false)) {
             self.lost(&sandbox).await?;
             sandbox = self.opened().await?;
         }
-        let marked = self.work(Tenant::mark_awake).await;
+        let marked = self.work(JournalPlace::mark_awake).await;
         let unkept = marked
             .err()
             .map(|error| format!("the store could not be written ({error})"))
@@ -235,6 +235,22 @@ impl Kept {
                 Err(error)
             }
         }
+    }
+
+    /// Writes the present state, unless the store has it. Otherwise the next execution does that.
+    ///
+    /// # Errors
+    /// [`Error::NotSerializable`] and [`Error::PersistFailed`] when it cannot be written: the sandbox goes on.
+    pub async fn save(&self) -> Result<(), Error> {
+        let _turn = self.turn().await?;
+        let sandbox = match &self.inside().stage {
+            Stage::Open(sandbox) => sandbox.clone(),
+            _ => return Ok(()),
+        };
+        if self.is_changed() && !self.write(&sandbox).await? {
+            self.lost(&sandbox).await?;
+        }
+        Ok(())
     }
 
     /// Goes on with the pending execution. Output and displays come from the beginning.
@@ -257,12 +273,14 @@ impl Kept {
             inside.unkept = Some("an execution after it was interrupted".to_owned());
         }
         let resumed = async {
+            let turn = self.place.turn().await;
             let lost = sandbox.take_up(&suspended, MOST_BYTES).await?;
             if let Some(LostVariable { name, reason }) = lost.first() {
                 let why = format!("the state before the pending execution cannot be made again: {name} ({reason})");
                 return Err(Error::NoCheckpoint(why));
             }
-            self.work(Tenant::mark_awake).await?;
+            drop(turn);
+            self.work(JournalPlace::mark_awake).await?;
             sandbox.resume(*journal, answers, execute).await
         };
         let resumed = resumed.await;
@@ -293,7 +311,7 @@ impl Kept {
             Stage::Pending(suspended, _) => suspended.clone(),
             _ => return Err(nothing_pending("discard")),
         };
-        self.work(Tenant::remove_journal).await?;
+        self.work(JournalPlace::remove_journal).await?;
         self.inside().stage = Stage::Stored(suspended);
         Ok(())
     }
@@ -325,7 +343,7 @@ impl Kept {
     /// Runs work that blocks on the store, unless the user has ended the sandbox: then the store belongs to the next one.
     async fn work<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Tenant, SessionId) -> Result<T, StateError> + Send + 'static,
+        work: impl FnOnce(&JournalPlace) -> Result<T, StateError> + Send + 'static,
     ) -> Result<T, Error> {
         self.works.run(|| self.journal(), work).await
     }
@@ -381,6 +399,7 @@ impl Kept {
             Stage::Open(_) | Stage::Unread { .. } => return Err(failed("its state is not known")),
         };
         let sandbox = built(suspended.begin(self.builder()?)).await?;
+        let _turn = self.place.turn().await;
         let lost = match sandbox.take_up(&suspended, MOST_BYTES).await {
             Ok(lost) => lost,
             Err(error) => {
@@ -408,12 +427,13 @@ impl Kept {
     }
 
     /// Writes the state of the sandbox, and removes the journal of the execution before it. Returns false, and writes nothing, if the guest
-    /// with the state is gone.
-    async fn write(&self, sandbox: &Sandbox) -> bool {
-        let suspended = sandbox.suspend(MOST_BYTES).await;
+    /// with the state is gone. After an error, the sandbox goes on with a state that is not kept.
+    async fn write(&self, sandbox: &Sandbox) -> Result<bool, Error> {
+        let _turn = self.place.turn().await;
+        let suspended = sandbox.suspend(self.place.most_bytes()).await;
         let is_lost = suspended.as_ref().is_ok_and(|suspended| suspended.past.is_lost());
         if is_lost || !sandbox.has_first_guest().await {
-            return false;
+            return Ok(false);
         }
         let written = async {
             let suspended = suspended?;
@@ -421,33 +441,37 @@ impl Kept {
             let saved = suspended.into_saved(json!(self.settings))?;
             let writes = self.writes.fetch_add(1, Ordering::Relaxed);
             let collects = self.place.collects && writes.is_multiple_of(COLLECTED_AFTER);
-            let write = move |tenant: &Tenant, session| {
-                tenant.write(session, &saved)?;
-                tenant.remove_journal(session)?;
-                if collects && let Err(error) = tenant.collect(COLLECTED_AGE) {
+            let write = move |place: &JournalPlace| {
+                place.write(&saved)?;
+                place.remove_journal()?;
+                if collects && let Err(error) = place.tenant.collect(COLLECTED_AGE) {
                     tracing::warn!(%error, "objects that no kept sandbox needs were not removed");
                 }
                 Ok(())
             };
             self.work(write).await.map(|()| lost)
         };
-        let unkept = written.await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "the state of a kept sandbox could not be written");
-            Some(error.to_string())
-        });
-        self.inside().unkept = unkept;
-        true
+        let written = written.await;
+        self.inside().unkept = match &written {
+            Ok(unkept) => unkept.clone(),
+            Err(error) => {
+                tracing::warn!(%error, "the state of a kept sandbox could not be written");
+                Some(error.to_string())
+            }
+        };
+        written.map(|_| true)
     }
 
     /// Keeps what an execution has left.
     async fn ended(&self, sandbox: &Sandbox, mut execution: Execution) -> Result<Execution, Error> {
         let was_lost = execution.state.status == StateStatus::Lost;
-        if !was_lost && self.write(sandbox).await {
+        if !was_lost && !matches!(self.write(sandbox).await, Ok(false)) {
+            execution.unkept = self.inside().unkept.clone();
             return Ok(execution);
         }
         // The guest is gone with its state. That of the store takes its place.
         self.leave(sandbox).await;
-        self.work(Tenant::remove_journal).await?;
+        self.work(JournalPlace::remove_journal).await?;
         self.read_again(false).await?; // this execution tells it
         let lost = execution.run.state.lost.take().unwrap_or_default();
         let reason = match lost.first() {

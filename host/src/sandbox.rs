@@ -100,6 +100,10 @@ pub struct Execution {
     /// large. Not part of the JSON.
     #[serde(skip)]
     pub value: Option<Value>,
+    /// The reason for which a [kept](crate::kept) sandbox's store does not have exactly the state after the execution. `None` if it does, and
+    /// for other sandboxes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unkept: Option<String>,
 }
 
 impl Deref for Execution {
@@ -528,6 +532,7 @@ fn finished(mut run: CodeExecution, last: Option<&Encoded<Payload>>, result: Opt
         run,
         final_answer,
         value: result.and_then(|place| place.get().cloned()),
+        unkept: None,
     }
 }
 

@@ -22,7 +22,7 @@ class HttpServer:
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout
         found = (re.search(r"http://127\.0\.0\.1:[1-9]\d*", line) for line in self.process.stdout)
-        self._address = next(address[0] for address in found if address)
+        self.address = next(address[0] for address in found if address)
 
     def kill(self) -> None:
         """Kills the server, which hears nothing of it."""
@@ -44,7 +44,7 @@ class HttpServer:
         """Returns the status and the JSON of an answer."""
         headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._address + path, data, headers, method=method)
+        request = urllib.request.Request(self.address + path, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
                 text = response.read()

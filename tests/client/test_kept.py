@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import select
 import signal
@@ -22,7 +23,7 @@ from sandglass.client import AsyncSandbox, PendingExecution, Sandbox, SandboxErr
 
 #: A client that runs cells. A question with a question mark waits for ever.
 CLIENT = """
-import sys, threading
+import json, sys, threading
 sys.path.insert(0, sys.argv[1])
 from sandglass.client import Sandbox
 
@@ -32,8 +33,8 @@ def ask(question):
         threading.Event().wait()
     return f"answer to {question}"
 
-sandbox = Sandbox(persist=sys.argv[2], backend=sys.argv[3], host_functions={"ask": ask})
-for code in sys.argv[4:]:
+sandbox = Sandbox(**json.loads(sys.argv[2]), host_functions={"ask": ask})
+for code in sys.argv[3:]:
     print(sandbox.execute(code).outcome, flush=True)
 """
 BEFORE = "import random\nx = [1]\nopen('notes.txt', 'w').write('a note')"
@@ -44,6 +45,15 @@ print(open('notes.txt').read())
 first = ask(repr([x, time.time_ns()]))
 second = ask("go on?")
 [x, first, second]"""
+
+
+def begin_client(options: dict[str, Any]) -> subprocess.Popen[str]:
+    """A client of its own that runs `BEFORE`, and waits in the second call of `CODE`."""
+    command = [sys.executable, "-c", CLIENT, str(PACKAGE), json.dumps(options), BEFORE, CODE]
+    client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert client.stdout
+    assert [next(client.stdout, ""), next(client.stdout, "")] == ["ok\n", "waits\n"]
+    return client
 
 
 def end_of(process: int, kill: int) -> None:
@@ -74,27 +84,26 @@ def code_of(call: Callable[[], Any]) -> str:
 @pytest.mark.parametrize("killed", ["the program", "its client"])
 @pytest.mark.parametrize("backend", ["subprocess", "bubblewrap"])
 def test_an_execution_goes_on_after_a_kill_in_the_middle_of_a_call(killed: str, backend: str, tmp_path: Path) -> None:
-    client = subprocess.Popen(
-        [sys.executable, "-c", CLIENT, str(PACKAGE), str(tmp_path / "kept"), backend, BEFORE, CODE],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    client = begin_client({"persist": str(tmp_path / "kept"), "backend": backend})
     try:
-        assert client.stdout
-        assert [next(client.stdout), next(client.stdout)] == ["ok\n", "waits\n"]
         host = host_of(client.pid)
         end_of(host, host if killed == "the program" else client.pid)
     finally:
         client.kill()
         client.communicate()
 
+    goes_on({"persist": tmp_path / "kept", "backend": backend})
+
+
+def goes_on(options: dict[str, Any]) -> None:
+    """Goes on with the execution of `CODE`, whose second call has no answer yet."""
     asked: list[tuple[str, str | None]] = []
 
     def answer(question: str) -> str:
         asked.append((question, call_id()))
         return "yes"
 
-    with kept(tmp_path / "kept", answer, backend=backend) as sandbox:
+    with Sandbox(**options, host_functions={"ask": answer}) as sandbox:
         pending = sandbox.pending()
         assert pending is not None
         assert (pending.execution, pending.code) == (2, CODE)
@@ -116,7 +125,7 @@ def test_an_execution_goes_on_after_a_kill_in_the_middle_of_a_call(killed: str, 
         assert sandbox["x"] == x
         assert sandbox.execute("x").value == x, "kept again, since reading counts as a change"
 
-    with kept(tmp_path / "kept", lambda _: None, backend=backend) as sandbox:
+    with Sandbox(**options, host_functions={"ask": str}) as sandbox:
         assert sandbox.pending() is None
         again = sandbox.execute("x")
         assert (again.value, again.state.status) == (x, "kept")

@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 from client_host import PROGRAM
-from http_server import ENVIRONMENT, PATIENCE_SECONDS, HttpServer
+from http_server import ENVIRONMENT, KEY, PATIENCE_SECONDS, HttpServer
+
+from sandglass.client import Sandbox, SandboxError
 
 ROOT = Path(__file__).parents[2]
 SECRET = "a-secret-of-tests"
@@ -136,6 +138,12 @@ def test_a_session_goes_on_at_another_server(place: tuple[str, str]) -> None:
             assert first.ask("DELETE", f"/v1/sessions/{session}")[0] == 204
             assert third.execute(session, "x")[0] == 404
             assert first.execute(session, "x")[0] == 404
+
+
+def test_a_shared_store_has_no_kept_sandboxes(place: tuple[str, str]) -> None:
+    with Server(place) as server, pytest.raises(SandboxError, match="--state-url") as raised:
+        Sandbox(url=server.address, api_key=KEY, persist="name")
+    assert raised.value.code == "invalid_option"
 
 
 def test_the_sessions_of_a_killed_server_are_taken_over(place: tuple[str, str]) -> None:

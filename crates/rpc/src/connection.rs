@@ -14,7 +14,7 @@ use futures_util::StreamExt;
 use futures_util::future::{AbortHandle, Abortable, BoxFuture, join_all, poll_fn};
 use futures_util::stream::FuturesUnordered;
 use sandglass_host::Sandbox;
-use sandglass_host::kept::Kept;
+use sandglass_host::kept::{Kept, ResumeOptions};
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -67,6 +67,12 @@ pub trait Home: Send + Sync + 'static {
         options: Options,
         client: Box<dyn FnOnce(SandboxBuilder) -> SandboxBuilder + Send>,
     ) -> BoxFuture<'_, Result<Made, RpcError>>;
+
+    /// Removes what is kept under a name by `persist`. Succeeds if nothing is.
+    ///
+    /// # Errors
+    /// A sandbox has it, it cannot be removed, or this home has no names.
+    fn delete_persisted(&self, name: String) -> BoxFuture<'_, Result<(), RpcError>>;
 }
 
 /// A home's permit. Dropping it gives it back.
@@ -82,6 +88,9 @@ pub trait Keeper: Send + Sync {
 
     /// Runs code in the sandbox, within the home's own limits. Its first poll submits the code. Dropping the future interrupts the code.
     fn execute(&self, code: String, options: ExecuteOptions) -> BoxFuture<'_, Result<Execution, RpcError>>;
+
+    /// Goes on with the pending execution of a kept sandbox, as [`Keeper::execute`].
+    fn resume(&self, options: ResumeOptions) -> BoxFuture<'_, Result<Execution, RpcError>>;
 
     /// Permits other work of the user's code, such as code that runs ahead or a state that is opened.
     ///
@@ -106,6 +115,22 @@ pub enum Inner {
     Sandbox(Sandbox),
     /// One whose executions outlive this program. After a loss, another sandbox has its state.
     Kept(Arc<Kept>),
+}
+
+impl Inner {
+    /// The sandbox whose executions outlive this program, if it is such a one.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn kept(&self) -> Result<&Arc<Kept>, RpcError> {
+        match self {
+            Self::Kept(kept) => Ok(kept),
+            Self::Sandbox(_) => {
+                let problem = "no execution is pending: the sandbox was created without \"persist\"; nothing was done";
+                Err(RpcError::InvalidParams(problem.to_owned()))
+            }
+        }
+    }
 }
 
 impl From<Sandbox> for Inner {

@@ -1,4 +1,4 @@
-//! Executions that outlive the program: the methods `pending`, `resume` and `discard`.
+//! Executions that outlive the program: the methods `pending`, `resume`, `discard` and `deletePersisted`.
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
@@ -7,8 +7,9 @@ use sandglass_host::kept::{Pending, PendingCall, ResumeOptions};
 use serde_json::value::RawValue;
 
 use crate::blobs::Named;
-use crate::messages::{Empty, Executed, Id, OfSandbox, Resume, RpcError, Valued};
+use crate::messages::{DeletePersisted, Empty, Executed, Id, OfSandbox, Resume, RpcError, Valued};
 use crate::methods::{Context, begun};
+use crate::options::name_of_kept;
 
 impl Context {
     /// The execution that an earlier program has not finished, as one value.
@@ -29,7 +30,8 @@ impl Context {
                 .map_or(Ok(Vec::new()), |answers| answers_in(&answers, blobs))?,
             execute: self.execute_options(id, &sandbox, &executing, params.stream),
         };
-        let execution = begun(sandbox.kept()?.resume(options), turn).await?;
+        sandbox.kept()?;
+        let execution = begun(sandbox.keeper().resume(options), turn).await?;
         drop(executing);
         Ok(self.executed(&sandbox, execution))
     }
@@ -38,10 +40,21 @@ impl Context {
         self.in_turn(&of.sandbox).await?.kept()?.discard().await?;
         Ok(Empty {})
     }
+
+    pub(crate) async fn delete_persisted(
+        &self,
+        _: &Id,
+        params: DeletePersisted,
+        _: &mut Named,
+    ) -> Result<Empty, RpcError> {
+        let name = name_of_kept("name", params.name)?;
+        self.home.delete_persisted(name).await?;
+        Ok(Empty {})
+    }
 }
 
 /// A pending execution as a value.
-fn described(Pending { execution, code, calls }: Pending) -> Value {
+pub fn described(Pending { execution, code, calls }: Pending) -> Value {
     let dict = |fields: Vec<(&str, Value)>| {
         let named = fields
             .into_iter()

@@ -27,5 +27,6 @@ mod sandbox;
 pub mod stdio;
 
 pub use connection::{Connection, Held, Home, Inner, Keeper, Made, Message, Outbox};
+pub use kept::described;
 pub use messages::{RpcError, VERSION};
 pub use notebook::Cells;

@@ -366,6 +366,9 @@ pub struct Executed {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Json"))]
     pub value: Option<WireValue>,
+    /// With `persist`, the reason for which exactly this state is not kept, if it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unkept: Option<String>,
 }
 
 /// A final answer.
@@ -391,6 +394,15 @@ pub struct Resume {
     /// True if `output` and `display` notifications shall tell what is printed and shown, from the beginning of the execution.
     #[serde(default)]
     pub stream: bool,
+}
+
+/// Parameters of `deletePersisted`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct DeletePersisted {
+    /// The name that `create` had as `persist`.
+    pub name: String,
 }
 
 /// Parameters of `hint`.

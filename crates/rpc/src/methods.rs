@@ -18,10 +18,11 @@ use crate::blobs::Named;
 use crate::client::Client;
 use crate::connection::{Home, lock, read};
 use crate::messages::{
-    AddContext, AllCells, BudgetCounts, CaptureState, CapturedState, Configure, Converse, Counts, Created, Displayed,
-    Empty, Execute, Executed, Files, FinalAnswer, Fork, Forked, GetVariable, Hello, Hint, Id, Initialize, ListFiles,
-    OfCell, OfCellFile, OfFile, OfSandbox, OpenState, OpenedState, Output, RanCell, RestoreState, Resume, RpcError,
-    RunCell, SeriesName, SetVariable, StateOf, Valued, Variable, Variables, Welcome, WireValue, WriteFile, Written,
+    AddContext, AllCells, BudgetCounts, CaptureState, CapturedState, Configure, Converse, Counts, Created,
+    DeletePersisted, Displayed, Empty, Execute, Executed, Files, FinalAnswer, Fork, Forked, GetVariable, Hello, Hint,
+    Id, Initialize, ListFiles, OfCell, OfCellFile, OfFile, OfSandbox, OpenState, OpenedState, Output, RanCell,
+    RestoreState, Resume, RpcError, RunCell, SeriesName, SetVariable, StateOf, Valued, Variable, Variables, Welcome,
+    WireValue, WriteFile, Written,
 };
 use crate::options::Options;
 use crate::sandbox::{Caller, ClientSandbox, Executing, Turn, name_of};
@@ -83,6 +84,7 @@ methods! {
     "pending" pending OfSandbox => Valued;
     "resume" resume Resume => Executed;
     "discard" discard OfSandbox => Empty;
+    "deletePersisted" delete_persisted DeletePersisted => Empty;
     "hint" hint Hint => Empty;
     "written" take_written Written => Empty;
     "converse" converse Converse => Empty;
@@ -255,6 +257,7 @@ impl Context {
                 value: self.client.put(last.value),
             }),
             value: execution.value.map(|value| self.client.put(value)),
+            unkept: execution.unkept,
             run: execution.run,
         }
     }

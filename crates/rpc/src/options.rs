@@ -8,6 +8,8 @@ use sandglass_core::{BudgetLimits, Error, Limits, Profile};
 use sandglass_host::{BackendKind, Resources};
 use serde_json::{Map, Value as Json};
 
+/// The longest name of a kept sandbox on a server, in bytes.
+const MAX_NAME_BYTES: usize = 200;
 /// The largest value of a last expression that executions return by default, in bytes.
 const DEFAULT_RESULT_BYTES: u32 = 1 << 20;
 
@@ -69,6 +71,9 @@ pub struct Options {
     pub host_functions: Vec<String>,
     /// True if the HTML of rich outputs shall be cleaned, so that it loads nothing and runs nothing.
     pub clean_html: bool,
+    /// The place that keeps the state and the execution under way beyond the end of the program: a folder for local clients, and a name on a
+    /// server.
+    pub persist: Option<String>,
     /// Options of local clients.
     pub local: Local,
 }
@@ -86,8 +91,6 @@ pub struct Local {
     pub workspace: Option<PathBuf>,
     /// True for a notebook, whose cells leave files in the working folder.
     pub notebook: bool,
-    /// The folder that keeps the state and the execution under way. They outlive this program.
-    pub persist: Option<PathBuf>,
 }
 
 impl Options {
@@ -115,6 +118,7 @@ impl Options {
             on_rlm_query: false,
             host_functions: Vec::new(),
             clean_html: false,
+            persist: None,
             local: Local::default(),
         };
         let allow_subprocess = match fields.get("allowSubprocess") {
@@ -180,11 +184,22 @@ impl Options {
             "image" if bounds.is_local => self.local.image = Some(text(name, value)?),
             "runtime" if bounds.is_local => self.local.runtime = Some(text(name, value)?),
             "notebook" if bounds.is_local => self.local.notebook = flag(name, &value)?,
-            "persist" if bounds.is_local => self.local.persist = Some(text(name, value)?.into()),
+            "persist" if bounds.is_local => self.persist = Some(text(name, value)?),
+            "persist" => self.persist = Some(name_of_kept(name, text(name, value)?)?),
             "workspace" if bounds.is_local => self.local.workspace = Some(text(name, value)?.into()),
             _ => self.limit(name, &value, bounds)?,
         }
         Ok(())
+    }
+
+    /// The options of a sandbox that is kept in this place.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] for options that such a sandbox cannot have.
+    pub fn persisting(mut self, place: String) -> Result<Self, Error> {
+        self.persist = Some(place);
+        self.check_persist()?;
+        Ok(self)
     }
 
     /// Refuses what a sandbox with `persist` cannot have.
@@ -196,10 +211,7 @@ impl Options {
             ("notebook", self.local.notebook),
             ("workspace", self.local.workspace.is_some()),
         ];
-        match others
-            .iter()
-            .find(|(_, is_given)| *is_given && self.local.persist.is_some())
-        {
+        match others.iter().find(|(_, is_given)| *is_given && self.persist.is_some()) {
             Some(("context", _)) => Err(Error::invalid(
                 "context",
                 "give it once by initialize: \"persist\" keeps it",
@@ -252,6 +264,20 @@ fn backend_named(value: &Json, bounds: &Bounds, allow_subprocess: bool) -> Resul
         return Err(Error::invalid("backend", problem));
     }
     Ok(kind)
+}
+
+/// The name of a kept sandbox on a server. `what` names it in errors.
+///
+/// # Errors
+/// [`Error::InvalidOption`] for an empty name, and for one that is too long.
+pub(crate) fn name_of_kept(what: &str, name: String) -> Result<String, Error> {
+    match name.len() {
+        1..=MAX_NAME_BYTES => Ok(name),
+        bytes => {
+            let problem = format!("a name has 1 to {MAX_NAME_BYTES} bytes of UTF-8, not {bytes}; nothing was done");
+            Err(Error::invalid(what, problem))
+        }
+    }
 }
 
 /// Reads a flag.

@@ -316,13 +316,7 @@ impl ClientSandbox {
     /// # Errors
     /// It is not.
     pub(crate) fn kept(&self) -> Result<&Arc<Kept>, RpcError> {
-        match &self.inner {
-            Inner::Kept(kept) => Ok(kept),
-            Inner::Sandbox(_) => {
-                let problem = "no execution is pending: the sandbox was created without \"persist\"; nothing was done";
-                Err(RpcError::InvalidParams(problem.to_owned()))
-            }
-        }
+        self.inner.kept()
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
@@ -335,7 +329,7 @@ impl ClientSandbox {
     /// The options of a copy, which is not kept.
     pub(crate) fn options(&self) -> Options {
         let mut options = lock(&self.options).clone();
-        options.local.persist = None;
+        options.persist = None;
         options
     }
 

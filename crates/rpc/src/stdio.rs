@@ -1,5 +1,6 @@
 //! The wire on standard input and output: headers and a body, as in the Language Server Protocol.
 
+use std::future::ready;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use futures_util::{FutureExt, Stream, stream};
 use sandglass_core::{Error, Limits};
 use sandglass_host::Settings;
 use sandglass_host::args::GuestArgs;
-use sandglass_host::kept::{Kept, KeptPlace};
+use sandglass_host::kept::{Kept, KeptPlace, ResumeOptions};
 use sandglass_host::notebook::Notebook;
 use sandglass_host::sandbox::{ExecuteOptions, Execution, Sandbox, SandboxBuilder};
 use sandglass_host::workspace::Workspace;
@@ -218,7 +219,6 @@ impl Home for OwnProcess {
                 runtime,
                 workspace,
                 notebook,
-                persist,
             } = options.local;
             let settings = self.settings.clone();
             let workspace = workspace.or(settings.workspace);
@@ -246,7 +246,7 @@ impl Home for OwnProcess {
                 .predictions(options.predictions)
                 .without_context();
             let builder = client(builder);
-            if let Some(folder) = persist {
+            if let Some(folder) = options.persist {
                 let place = spawn_blocking(move || KeptPlace::in_folder(folder)).await;
                 let place = place.map_err(|error| RpcError::internal(error.to_string()))??;
                 let kept = Inner::Kept(Arc::new(Kept::open(builder, place).await?));
@@ -272,6 +272,11 @@ impl Home for OwnProcess {
             })
         }
         .boxed()
+    }
+
+    fn delete_persisted(&self, _: String) -> BoxFuture<'_, Result<(), RpcError>> {
+        let problem = "deletePersisted: here a folder has the kept sandbox, so delete the folder; nothing was done";
+        ready(Err(RpcError::InvalidParams(problem.to_owned()))).boxed()
     }
 }
 
@@ -309,6 +314,10 @@ impl Keeper for Own {
             })
         }
         .boxed()
+    }
+
+    fn resume(&self, options: ResumeOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
+        async move { Ok(self.0.kept()?.resume(options).await?) }.boxed()
     }
 
     fn admit(&self, timeout_ms: Option<f64>) -> Result<Held, RpcError> {

@@ -13,6 +13,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use proptest::prelude::*;
 use sandglass_core::Limits;
+use sandglass_host::kept::ResumeOptions;
 use sandglass_host::notebook::Notebook;
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
 use sandglass_host::workspace::Workspace;
@@ -55,6 +56,10 @@ impl Keeper for Kept {
 
     fn execute(&self, code: String, options: ExecuteOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
         async move { Ok(self.0.execute_with(code, options).await?) }.boxed()
+    }
+
+    fn resume(&self, _: ResumeOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
+        async { Err(RpcError::MethodNotFound("this home keeps no sandbox".to_owned())) }.boxed()
     }
 
     fn admit(&self, _: Option<f64>) -> Result<Held, RpcError> {
@@ -107,6 +112,10 @@ impl Home for Plain {
             })
         }
         .boxed()
+    }
+
+    fn delete_persisted(&self, _: String) -> BoxFuture<'_, Result<(), RpcError>> {
+        async { Err(RpcError::MethodNotFound("this home keeps no sandbox".to_owned())) }.boxed()
     }
 }
 

@@ -1,72 +1,25 @@
-//! The route that creates sessions, and the making of new and woken ones.
+//! The making of new and woken sessions.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Extension;
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
-use axum::response::Response;
 use sandglass_rlm::openai::Reply;
-use sandglass_rpc::options::{Bounds, Options, flag};
-use serde_json::{Map, Value as Json, json};
+use sandglass_rpc::options::{Bounds, Options};
+use serde_json::{Value as Json, json};
 
 use super::App;
-use super::bodies::{self, sized, take_json};
 use super::errors::ApiError;
+use super::kept::Opened;
 use super::llm::{NO_MODEL, NO_RECURSION};
 use super::quotas::{Account, Held};
 use super::sessions::{Kind, Session, watch_folder};
 use super::storage::{Fate, Folder, new_id};
 use super::suspension::{Asleep, Recipe};
 use sandglass_host::backend;
+use sandglass_host::kept::Kept;
 use sandglass_host::launcher::{Launcher, Settings};
 use sandglass_host::sandbox::{Answer, Query, SandboxBuilder};
 use sandglass_host::{Sandbox, Value};
-
-/// Options that only clients over JSON-RPC have.
-const OF_RPC: [&str; 6] = [
-    "hostFunctions",
-    "onLLMQuery",
-    "onRLMQuery",
-    "maxResultSize",
-    "cleanHtml",
-    "naming",
-];
-
-/// `POST /v1/sessions`.
-pub async fn create(
-    State(app): State<App>,
-    Extension(account): Extension<Arc<Account>>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let place = account.session()?;
-    let mut body = take_json::<Map<String, Json>>(&account, app.args.body_limits(), &headers, body).await?;
-    let channel = body.value.remove("channel");
-    let is_channel = channel.map_or(Ok(false), |value| flag("channel", &value))?;
-    for name in OF_RPC {
-        if body.value.contains_key(name) {
-            return Err(ApiError::option(name, "is an option of GET /v1/rpc only"));
-        }
-    }
-    let context = body.value.remove("context").unwrap_or_default();
-    let recipe = Recipe(body.value.clone());
-    let options = Options::read(body.value, &bounds(&app))?;
-    let context = sized(body.size, move || Value::from_json(context)).await??;
-    let session = if is_channel {
-        make_channel(&app, &account, options, place).await?
-    } else {
-        make(&app, &account, options, place, Some((context, recipe)), |builder| {
-            builder
-        })
-        .await?
-    };
-    drop(body.held);
-    let told = json!({ "id": session.id, "backend": session.backend(), "capabilities": capabilities(&session) });
-    bodies::json(StatusCode::CREATED, 0, told).await
-}
 
 /// The bounds of options on this server.
 pub fn bounds(app: &App) -> Bounds {
@@ -113,7 +66,12 @@ pub async fn make(
 }
 
 /// Makes a session whose guests a client supervises over a channel.
-async fn make_channel(app: &App, account: &Account, options: Options, place: Held) -> Result<Arc<Session>, ApiError> {
+pub async fn make_channel(
+    app: &App,
+    account: &Account,
+    options: Options,
+    place: Held,
+) -> Result<Arc<Session>, ApiError> {
     let prepared = prepare(app, &account.owner, new_id()?, &options, Fate::Removed).await?;
     if options.checkpoints > 0 && prepared.launcher.checkpoints() == 0 {
         let backend = prepared.launcher.kind();
@@ -188,22 +146,9 @@ pub(super) async fn prepare(
 impl Prepared {
     /// A builder of the session's sandbox.
     pub(super) fn builder(&self, app: &App, options: &Options) -> SandboxBuilder {
-        let builder = Sandbox::builder()
+        builder(app, options)
             .launcher(Arc::clone(&self.launcher))
             .settings(self.settings.clone())
-            .limits(options.limits.clone())
-            .profile(options.profile)
-            .output_fields(options.output_fields.clone())
-            .budget(options.budget)
-            .predictions(options.predictions)
-            .on_llm_query({
-                let app = app.clone();
-                move |query| answer(app.clone(), query)
-            });
-        if options.profile.falls_back() {
-            return builder;
-        }
-        builder.on_rlm_query(|_| async { Err::<Answer, _>(NO_RECURSION.to_owned()) })
     }
 
     /// The session's folder on disk, if there is one.
@@ -221,6 +166,51 @@ impl Prepared {
     ) -> Arc<Session> {
         Session::new(self.id, Arc::clone(owner), kind, self.folder, place, stored)
     }
+}
+
+/// A builder of a sandbox with these options, which lacks its launcher or backend.
+fn builder(app: &App, options: &Options) -> SandboxBuilder {
+    let builder = Sandbox::builder()
+        .limits(options.limits.clone())
+        .profile(options.profile)
+        .output_fields(options.output_fields.clone())
+        .budget(options.budget)
+        .predictions(options.predictions)
+        .on_llm_query({
+            let app = app.clone();
+            move |query| answer(app.clone(), query)
+        });
+    if options.profile.falls_back() {
+        return builder;
+    }
+    builder.on_rlm_query(|_| async { Err::<Answer, _>(NO_RECURSION.to_owned()) })
+}
+
+/// A builder of a kept sandbox. Its guests start cold and have a working folder of their own, whose files are part of the state.
+pub(super) fn kept_builder(app: &App, options: &Options) -> SandboxBuilder {
+    let settings = Settings {
+        resources: options.resources,
+        workspace: None,
+        ..app.args.guest_settings()
+    };
+    builder(app, options).backend(options.backend).settings(settings)
+}
+
+/// Makes a session of a kept sandbox that a client of JSON-RPC has, and adds it to the server's.
+///
+/// # Errors
+/// 503 when the server is shutting down. The sandbox is destroyed then.
+pub(super) async fn make_kept(
+    app: &App,
+    account: &Account,
+    (kept, opened): (Arc<Kept>, Opened),
+    place: Held,
+) -> Result<Arc<Session>, ApiError> {
+    let owner = Arc::clone(&account.owner);
+    let recipe = None;
+    let kind = Kind::Kept { kept, opened, recipe };
+    let session = Session::new(new_id()?, owner, kind, None, place, (None, None));
+    add(app, session).await
 }
 
 /// Adds a new session to the server's.
@@ -260,6 +250,7 @@ fn usize_of(bytes: f64) -> usize {
 pub(super) fn capabilities(session: &Session) -> Json {
     match &session.kind {
         Kind::Sandbox(sandbox) => json!(sandbox.capabilities()),
+        Kind::Kept { kept, .. } => json!(kept.capabilities()),
         Kind::Channel { .. } => json!({ "channel": true }),
     }
 }

@@ -70,6 +70,12 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message).retry_after(5)
     }
 
+    /// 503: the server was shut down, and the execution of a kept sandbox waits for a later one.
+    pub fn left_pending() -> Self {
+        let message = "the server is shutting down: an execution that waited for calls is pending, and a later server goes on with it";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message).retry_after(5)
+    }
+
     /// 500: a fault of the server.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)

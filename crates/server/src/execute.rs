@@ -11,22 +11,24 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use sandglass_core::Limits;
 use sandglass_core::predictions::Lines;
+use sandglass_core::{Error, Limits};
 use serde::Deserialize;
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 
 use super::App;
 use super::bodies::{self, Taken, sized, take_json};
 use super::errors::ApiError;
+use super::kept_sessions::not_kept;
 use super::own_session::{OwnId, OwnSession};
 use super::quotas::{Account, Held};
-use super::sessions::{InUse, Known, Session};
+use super::sessions::{InUse, Kind, Known, Session};
 use super::sharing;
+use sandglass_host::kept::ResumeOptions;
 use sandglass_host::sandbox::{ExecuteOptions, Execution};
-use sandglass_host::{Sandbox, Stream};
+use sandglass_host::{Stream, Value};
 
 /// Bytes of events that wait for a client. Further events are left out.
 const MOST_WAITING_BYTES: usize = 8 << 20;
@@ -50,7 +52,7 @@ pub async fn execute(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let (_, in_use) = session.sandbox()?;
+    let in_use = session.enter()?;
     let place = account.execution()?;
     let Taken { value: run, held, .. } = take_json::<Run>(&account, app.args.body_limits(), &headers, body).await?;
     check_timeout(&app, run.timeout)?;
@@ -60,10 +62,50 @@ pub async fn execute(
     let execution = Running {
         app,
         session,
-        run,
+        work: Work::Execute(run),
         _kept: (in_use, place, held),
     };
-    if wants_events(&headers) {
+    answered(execution, &headers).await
+}
+
+/// The body of a request to go on with the pending execution.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Resume {
+    /// Answers to calls that wait, by their ids.
+    #[serde(default)]
+    answers: Map<String, Json>,
+}
+
+/// `POST /v1/sessions/{id}/resume`.
+pub async fn go_on(
+    State(app): State<App>,
+    Extension(account): Extension<Arc<Account>>,
+    OwnSession(session, ..): OwnSession,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let in_use = session.enter()?;
+    let place = account.execution()?;
+    let Taken { value, size, held } = take_json::<Resume>(&account, app.args.body_limits(), &headers, body).await?;
+    let answers = move || {
+        let answers = value.answers.into_iter();
+        let answers = answers.map(|(id, answer)| Ok((id, Value::from_json(answer)?)));
+        answers.collect::<Result<Vec<_>, Error>>()
+    };
+    let answers = sized(size, answers).await??;
+    let execution = Running {
+        app,
+        session,
+        work: Work::Resume(answers),
+        _kept: (in_use, place, held),
+    };
+    answered(execution, &headers).await
+}
+
+/// The response of an execution: events as they come, or one answer at the end.
+async fn answered(execution: Running, headers: &HeaderMap) -> Result<Response, ApiError> {
+    if wants_events(headers) {
         return Ok(execution.stream());
     }
     // If the client leaves, this future is dropped, which interrupts the code.
@@ -79,17 +121,31 @@ pub async fn run(
     code: String,
     options: ExecuteOptions,
 ) -> Result<Execution, ApiError> {
-    let (_, in_use) = session.sandbox()?;
-    let place = account.execution()?;
     check_timeout(&app, options.timeout_ms)?;
     let timeout = options.timeout_ms;
     let execution = Running {
+        work: Work::Execute(Run { code, timeout }),
+        _kept: (session.used(), account.execution()?, Vec::new()),
         app,
         session,
-        run: Run { code, timeout },
-        _kept: (in_use, place, Vec::new()),
     };
     execution.run(options).await
+}
+
+/// Goes on with the pending execution of a session with a kept sandbox.
+pub async fn resume(
+    app: App,
+    account: &Account,
+    session: Arc<Session>,
+    options: ResumeOptions,
+) -> Result<Execution, ApiError> {
+    let execution = Running {
+        work: Work::Resume(options.answers),
+        _kept: (session.used(), account.execution()?, Vec::new()),
+        app,
+        session,
+    };
+    execution.run(options.execute).await
 }
 
 pub fn check_timeout(app: &App, timeout: Option<f64>) -> Result<(), ApiError> {
@@ -125,7 +181,7 @@ pub async fn hint(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let (sandbox, _in_use) = session.sandbox()?;
+    let _in_use = session.enter()?;
     let _place = account.execution()?; // none runs ahead either where no more may run
     let Taken { value: hint, .. } = take_json::<Hint>(&account, app.args.body_limits(), &headers, body).await?;
     let Hint {
@@ -139,6 +195,9 @@ pub async fn hint(
         let problem = "must be there, or \"written\", or \"conversation\"";
         return Err(ApiError::option("codes", problem));
     }
+    let Some(sandbox) = session.current() else {
+        return Ok(StatusCode::NO_CONTENT.into_response()); // it has no guest, and a kept sandbox runs nothing ahead
+    };
     if let Some(text) = conversation {
         sandbox.update_conversation(text);
     }
@@ -159,9 +218,15 @@ pub async fn hint(
 pub async fn interrupt(State(app): State<App>, OwnId(id, account): OwnId) -> Result<Response, ApiError> {
     sharing::look_up(&app, &account, &id).await?;
     // Nothing runs in a session that is suspended, or moves.
-    if let (Known::Awake(session), None) = app.sessions.of(&account.owner, &id)? {
-        let (sandbox, _in_use) = session.sandbox()?;
-        sandbox.interrupt();
+    match app.sessions.of(&account.owner, &id) {
+        Ok((Known::Awake(session), None)) => {
+            let _in_use = session.enter()?;
+            if let Some(sandbox) = session.current() {
+                sandbox.interrupt();
+            }
+        }
+        Ok(_) => {}
+        Err(error) => drop(app.kept.session(&account.owner, &id).ok_or(error)?),
     }
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -191,27 +256,43 @@ fn size_of(execution: &Execution) -> usize {
     run.code.len() + run.stdout.len() + run.stderr.len() + displays + last
 }
 
+/// The code to run.
+enum Work {
+    Execute(Run),
+    /// The pending execution, with answers to its calls.
+    Resume(Vec<(String, Value)>),
+}
+
 /// An execution with its permits.
 struct Running {
     app: App,
     session: Arc<Session>,
-    run: Run,
+    work: Work,
     _kept: (InUse, Held, Vec<Held>),
 }
 
 impl Running {
-    async fn run(self, options: ExecuteOptions) -> Result<Execution, ApiError> {
-        let (sandbox, _in_use): (&Sandbox, _) = self.session.sandbox()?;
-        let options = ExecuteOptions {
-            timeout_ms: self.run.timeout,
-            ..options
-        };
+    async fn run(self, mut options: ExecuteOptions) -> Result<Execution, ApiError> {
         let began = Instant::now();
         let _turn = self.session.turn().await?;
-        let running = sandbox.execute_with(self.run.code, options);
-        let execution = match self.session.folder() {
-            Some(folder) => folder.bound(sandbox, running).await,
-            None => running.await,
+        let execution = match (&self.session.kind, self.work) {
+            (Kind::Kept { kept, .. }, Work::Execute(Run { code, timeout })) => {
+                options.timeout_ms = timeout;
+                kept.execute_with(code, options).await
+            }
+            (Kind::Kept { kept, .. }, Work::Resume(answers)) => {
+                let execute = options;
+                kept.resume(ResumeOptions { answers, execute }).await
+            }
+            (Kind::Sandbox(sandbox), Work::Execute(Run { code, timeout })) => {
+                options.timeout_ms = timeout;
+                let running = sandbox.execute_with(code, options);
+                match self.session.folder() {
+                    Some(folder) => folder.bound(sandbox, running).await,
+                    None => running.await,
+                }
+            }
+            (Kind::Sandbox(_) | Kind::Channel { .. }, _) => return Err(not_kept("resume")),
         };
         match &execution {
             Ok(execution) => {
@@ -225,11 +306,20 @@ impl Running {
             }
             Err(error) => self.app.metrics.execution(error.code(), began.elapsed()),
         }
-        if let Ok(stats) = sandbox.stats().await {
-            self.session.count(&stats, &self.app.metrics);
-        }
+        let is_kept = match &self.session.kind {
+            Kind::Sandbox(sandbox) => {
+                if let Ok(stats) = sandbox.stats().await {
+                    self.session.count(&stats, &self.app.metrics);
+                }
+                false
+            }
+            _ => true, // it runs nothing ahead
+        };
         match execution {
-            Err(sandglass_core::Error::Destroyed) if self.app.sessions.are_closed() => Err(ApiError::cut_short()),
+            Err(Error::Destroyed) if self.app.sessions.are_closed() => Err(match is_kept {
+                true => ApiError::left_pending(),
+                false => ApiError::cut_short(),
+            }),
             execution => Ok(execution?),
         }
     }

@@ -30,7 +30,7 @@ pub async fn list(
     OwnSession(session, ..): OwnSession,
     folder: Result<Query<Folder>, QueryRejection>,
 ) -> Result<Response, ApiError> {
-    let (sandbox, _in_use) = session.sandbox()?;
+    let (sandbox, _in_use) = session.sandbox().await?;
     let Query(folder) = folder.map_err(|rejection| ApiError::invalid(rejection.body_text()))?;
     let files = sandbox.list_files(folder.path).await?;
     bodies::json(StatusCode::OK, files.len() * 100, json!({ "files": files })).await
@@ -41,7 +41,7 @@ pub async fn read(
     OwnSession(session, ..): OwnSession,
     Path((_, path)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
-    let (sandbox, _in_use) = session.sandbox()?;
+    let (sandbox, _in_use) = session.sandbox().await?;
     let bytes = sandbox.read_file(path).await?;
     // The file is untrusted, so no browser may show it as a page of this server.
     let headers = [
@@ -61,7 +61,7 @@ pub async fn write(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let (sandbox, _in_use) = session.sandbox()?;
+    let (sandbox, _in_use) = session.sandbox().await?;
     let Taken { value, held, .. } = take(&account, app.args.body_limits(), &headers, body).await?;
     if let Some(folder) = session.folder() {
         folder.room_for(value.len() as u64).await?;
@@ -77,7 +77,7 @@ pub async fn remove(
     OwnSession(session, ..): OwnSession,
     Path((_, path)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
-    let (sandbox, _in_use) = session.sandbox()?;
+    let (sandbox, _in_use) = session.sandbox().await?;
     let _turn = session.turn().await?;
     sandbox.remove_file(path).await?;
     Ok(StatusCode::NO_CONTENT.into_response())

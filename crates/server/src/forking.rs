@@ -43,9 +43,9 @@ pub async fn fork(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let (sandbox, _in_use) = session.sandbox()?;
+    let (sandbox, _in_use) = session.sandbox().await?;
     let recipe = session
-        .recipe()
+        .settings()
         .ok_or_else(|| ApiError::internal("the session's settings are unknown; this is a bug"))?;
     let wanted = take_json::<Fork>(&account, app.args.body_limits(), &headers, body)
         .await?

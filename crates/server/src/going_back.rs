@@ -26,14 +26,14 @@ struct Restore {
 
 /// `POST /v1/sessions/{id}/checkpoint`.
 pub async fn checkpoint(OwnSession(session, ..): OwnSession) -> Result<Response, ApiError> {
-    let (sandbox, _in_use) = session.sandbox()?;
+    let (sandbox, _in_use) = session.sandbox().await?;
     let _turn = session.turn().await?;
     told(sandbox.checkpoint().await?).await
 }
 
 /// `POST /v1/sessions/{id}/undo`.
 pub async fn undo(OwnSession(session, ..): OwnSession) -> Result<Response, ApiError> {
-    let (sandbox, _in_use) = session.sandbox()?;
+    let (sandbox, _in_use) = session.sandbox().await?;
     let _turn = session.turn().await?;
     told(sandbox.undo().await?).await
 }
@@ -46,7 +46,7 @@ pub async fn restore(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let (sandbox, _in_use) = session.sandbox()?;
+    let (sandbox, _in_use) = session.sandbox().await?;
     let limits = app.args.body_limits();
     let wanted = if headers.contains_key(axum::http::header::CONTENT_TYPE) {
         take_json::<Restore>(&account, limits, &headers, body).await?.value

@@ -142,6 +142,7 @@ pub async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
             "Suspended sessions",
             app.sessions.asleep().len() as u64,
         ),
+        ("kept_sandboxes", "Kept sandboxes, open or not", app.kept.count() as u64),
     ] {
         registry.register(name, help, ConstGauge::new(value));
     }

@@ -14,8 +14,10 @@
 //! | [`sessions`] | all sessions, their places and their expiry |
 //! | `suspension`, `stored`, `suspending`, `waking` | states of sessions that nobody uses: the store, their form there, the way there, the way back |
 //! | `places`, `sharing` | the store of states that the settings name, and the lease on one that other servers use, too |
+//! | `kept`, `kept_sessions` | sandboxes whose executions outlive the server; those that are sessions over HTTP |
 //! | `forking` | copies of sessions |
-//! | `create`, `listing`, `own_session`, `execute`, `variables`, `files` | the routes of a session |
+//! | `create` | the making of sessions |
+//! | `new_session`, `listing`, `own_session`, `execute`, `pending`, `variables`, `files` | the routes of a session |
 //! | `channel`, `relayed`, `pieces`, `exchanges`, `checkpoints` | the WebSocket relay between a page's supervisor and a guest |
 //! | `rpc` | JSON-RPC on a WebSocket |
 //! | `sockets` | WebSockets, and conversations that outlive them |
@@ -39,11 +41,15 @@ mod files;
 mod forking;
 mod going_back;
 mod health;
+mod kept;
+mod kept_sessions;
 mod listing;
 pub mod llm;
 pub mod metrics;
 mod middleware;
+mod new_session;
 mod own_session;
+mod pending;
 mod pieces;
 mod places;
 pub mod quotas;
@@ -111,6 +117,7 @@ pub struct Shared {
     warm: warm::Warm,
     storage: Option<Arc<storage::Storage>>,
     suspension: Option<suspension::Suspension>,
+    kept: kept::KeptSandboxes,
     runs: stateless::Files,
     started: Instant,
     ending: CancellationToken,
@@ -155,8 +162,11 @@ impl Server {
             .await
             .map_err(|error| format!("{} cannot be listened on: {error}", args.listen))?;
         let quotas = Quotas::new(owners.iter().cloned(), args.bounds());
-        let sessions = Sessions::default();
+        let (sessions, kept) = (Sessions::default(), kept::KeptSandboxes::default());
         for account in owners.iter().filter_map(|owner| quotas.account(owner)) {
+            if let Some(suspension) = &suspension {
+                kept.load(suspension, &account)?;
+            }
             let suspended = suspension.as_ref().map(|suspension| suspension.sessions(&account));
             for asleep in suspended.transpose()?.into_iter().flatten() {
                 sessions.add_asleep(asleep);
@@ -171,6 +181,7 @@ impl Server {
             warm,
             storage,
             suspension,
+            kept,
             runs: stateless::Files::default(),
             started: Instant::now(),
             args,
@@ -260,7 +271,8 @@ impl Server {
         sharing.abort(); // until now, so that no other server took a session that was being suspended
         let _ = sharing.await;
         // Late answers of a driver may still hold the store for a moment.
-        if let (Ok(()), Ok(())) = (idle, used) {
+        let freed = tokio::time::timeout(LAST_WORDS, app.kept.freed()).await;
+        if let (Ok(()), Ok(()), Ok(())) = (idle, used, freed) {
             let app = app.clone();
             let _ = bodies::off_the_workers(move || app.suspension.as_ref().map(suspension::Suspension::release)).await;
         }

@@ -12,6 +12,8 @@ use super::App;
 use super::bodies;
 use super::create::capabilities;
 use super::errors::ApiError;
+use super::kept::KeptSession;
+use super::kept_sessions;
 use super::own_session::OwnId;
 use super::quotas::Account;
 use super::sessions::Known;
@@ -37,17 +39,33 @@ fn told(known: &Known) -> Json {
     }
 }
 
+fn told_closed(closed: &KeptSession) -> Json {
+    json!({
+        "id": closed.id,
+        "backend": closed.about.backend,
+        "idleSeconds": closed.age.as_secs_f64(),
+        "capabilities": closed.about.capabilities,
+        "suspended": true,
+    })
+}
+
 /// `GET /v1/sessions`.
 pub async fn list(State(app): State<App>, Extension(account): Extension<Arc<Account>>) -> Result<Response, ApiError> {
-    let sessions: Vec<_> = app.sessions.all_of(&account.owner).iter().map(told).collect();
+    let mut sessions: Vec<_> = app.sessions.all_of(&account.owner).iter().map(told).collect();
+    let mut closed = app.kept.sessions(&account.owner);
+    closed.retain(|closed| sessions.iter().all(|session| session["id"] != closed.id));
+    sessions.extend(closed.iter().map(told_closed));
     bodies::json(StatusCode::OK, sessions.len() * 200, json!({ "sessions": sessions })).await
 }
 
 /// `GET /v1/sessions/{id}`.
 pub async fn show(State(app): State<App>, OwnId(id, account): OwnId) -> Result<Response, ApiError> {
     sharing::look_up(&app, &account, &id).await?;
-    let (known, _) = app.sessions.of(&account.owner, &id)?;
-    bodies::json(StatusCode::OK, 0, told(&known)).await
+    let told = match app.sessions.of(&account.owner, &id) {
+        Ok((known, _)) => told(&known),
+        Err(error) => told_closed(&app.kept.session(&account.owner, &id).ok_or(error)?),
+    };
+    bodies::json(StatusCode::OK, 0, told).await
 }
 
 /// `DELETE /v1/sessions/{id}`.
@@ -61,6 +79,9 @@ pub async fn destroy(State(app): State<App>, OwnId(id, account): OwnId) -> Resul
 }
 
 async fn remove(app: App, account: Arc<Account>, id: String) -> Result<(), ApiError> {
+    if let Some(closed) = app.kept.session(&account.owner, &id) {
+        return kept_sessions::remove(&app, &account, closed).await;
+    }
     sharing::look_up(&app, &account, &id).await?;
     let mut found = app.sessions.of(&account.owner, &id)?;
     loop {

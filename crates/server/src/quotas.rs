@@ -197,6 +197,11 @@ impl Account {
         Held(permit.into_iter().collect()) // the semaphore is never closed
     }
 
+    /// The turns of states of this key that are in memory.
+    pub fn open_states(&self) -> Arc<Semaphore> {
+        Arc::clone(&self.open_states)
+    }
+
     fn too_many_stored_bytes(&self) -> ApiError {
         let most = self.stored_mib.most;
         let message = format!("suspended sessions of this key may take {most} MiB together");

@@ -7,7 +7,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 
 use super::{
-    App, channel, create, execute, files, forking, going_back, health, listing, middleware, rpc, stateless, variables,
+    App, channel, execute, files, forking, going_back, health, listing, middleware, new_session, pending, rpc,
+    stateless, variables,
 };
 
 /// The description of the routes.
@@ -25,11 +26,14 @@ macro_rules! routes {
 }
 
 routes! {
-    post "/v1/sessions" create::create;
+    post "/v1/sessions" new_session::create;
     get "/v1/sessions" listing::list;
     get "/v1/sessions/{id}" listing::show;
     delete "/v1/sessions/{id}" listing::destroy;
     post "/v1/sessions/{id}/execute" execute::execute;
+    get "/v1/sessions/{id}/pending" pending::pending;
+    post "/v1/sessions/{id}/resume" execute::go_on;
+    post "/v1/sessions/{id}/discard" pending::discard;
     post "/v1/sessions/{id}/hint" execute::hint;
     post "/v1/sessions/{id}/interrupt" execute::interrupt;
     get "/v1/sessions/{id}/variables" variables::list;

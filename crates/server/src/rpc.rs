@@ -1,9 +1,10 @@
 //! JSON-RPC on a WebSocket. The sandboxes of a connection are sessions of its key, and end with the connection. A client can ask for one
-//! that it can take up again when its WebSocket breaks.
+//! that it can take up again when its WebSocket breaks. What a sandbox with `persist` holds outlives its session.
 
 use std::collections::VecDeque;
 use std::future::ready;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use axum::Extension;
@@ -14,10 +15,11 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use futures_util::{FutureExt, Stream, StreamExt, stream};
+use sandglass_host::kept::{Kept, ResumeOptions};
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
 use sandglass_rpc::messages::{MAX_JSON_BYTES, MIN_MESSAGE_BYTES, SUBPROTOCOL};
 use sandglass_rpc::options::{Bounds, Options};
-use sandglass_rpc::{Connection, Held, Home, Keeper, Made, Message, Outbox, RpcError};
+use sandglass_rpc::{Connection, Held, Home, Inner, Keeper, Made, Message, Outbox, RpcError};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::App;
@@ -25,8 +27,9 @@ use super::connections::ConnectionPermit;
 use super::create;
 use super::errors::ApiError;
 use super::execute;
+use super::kept::KeptSandboxes;
 use super::quotas::{self, Account};
-use super::sessions::{InUse, Session};
+use super::sessions::{InUse, Kind, Session};
 use super::sockets::{self, FAREWELL, Outgoing, Permits, Socket};
 use super::storage::Fate;
 
@@ -69,6 +72,7 @@ async fn serve(app: App, account: Arc<Account>, socket: Socket) {
         incoming,
         mut outgoing,
         silence,
+        is_linked,
         permits: _permits,
     } = socket;
     let ending = app.ending.clone();
@@ -76,6 +80,7 @@ async fn serve(app: App, account: Arc<Account>, socket: Socket) {
         bounds: create::bounds(&app),
         app,
         account,
+        is_linked,
     }));
     let (outbox, broken) = (connection.outbox(), connection.broken());
     let closed = broken.clone();
@@ -164,6 +169,46 @@ struct OfKey {
     app: App,
     account: Arc<Account>,
     bounds: Bounds,
+    /// False while the client is away, and may come back.
+    is_linked: Arc<AtomicBool>,
+}
+
+impl OfKey {
+    /// Makes a sandbox whose executions outlive this server.
+    async fn kept(
+        &self,
+        name: &str,
+        options: &Options,
+        place: quotas::Held,
+        client: Box<dyn FnOnce(SandboxBuilder) -> SandboxBuilder + Send>,
+    ) -> Result<Made, RpcError> {
+        let opened = KeptSandboxes::open(&self.app, &self.account, name)
+            .await
+            .map_err(told)?;
+        let builder = client(create::kept_builder(&self.app, options).without_context());
+        let kept = Arc::new(Kept::open(builder, opened.place()).await?);
+        let made = create::make_kept(&self.app, &self.account, (Arc::clone(&kept), opened), place);
+        let session = made.await.map_err(told)?;
+        if let Kind::Kept { opened, .. } = &session.kind {
+            opened.is_had_by(&session.id, Arc::clone(&self.is_linked));
+        }
+        Ok(self.made(&session, Inner::Kept(kept), session.used()))
+    }
+
+    /// A sandbox with its keeper.
+    fn made(&self, session: &Arc<Session>, sandbox: Inner, in_use: InUse) -> Made {
+        Made {
+            id: session.id.clone(),
+            sandbox,
+            keeper: Box::new(OfSession {
+                app: self.app.clone(),
+                account: Arc::clone(&self.account),
+                session: Arc::clone(session),
+                _in_use: in_use,
+            }),
+            cells: None,
+        }
+    }
 }
 
 impl Home for OfKey {
@@ -182,20 +227,21 @@ impl Home for OfKey {
     ) -> BoxFuture<'_, Result<Made, RpcError>> {
         async move {
             let place = self.account.session().map_err(told)?;
+            if let Some(name) = &options.persist {
+                return self.kept(name, &options, place, client).await;
+            }
             let session = create::make(&self.app, &self.account, options, place, None, client);
             let session = session.await.map_err(told)?;
-            let (sandbox, in_use) = session.sandbox().map_err(told)?;
-            Ok(Made {
-                id: session.id.clone(),
-                sandbox: sandbox.clone().into(),
-                keeper: Box::new(OfSession {
-                    app: self.app.clone(),
-                    account: Arc::clone(&self.account),
-                    session: Arc::clone(&session),
-                    _in_use: in_use,
-                }),
-                cells: None,
-            })
+            let (sandbox, in_use) = session.sandbox().await.map_err(told)?;
+            Ok(self.made(&session, sandbox.into(), in_use))
+        }
+        .boxed()
+    }
+
+    fn delete_persisted(&self, name: String) -> BoxFuture<'_, Result<(), RpcError>> {
+        async move {
+            let deleted = KeptSandboxes::delete(&self.app, &self.account, &name).await;
+            deleted.map_err(told)
         }
         .boxed()
     }
@@ -224,6 +270,12 @@ impl Keeper for OfSession {
     fn execute(&self, code: String, options: ExecuteOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
         let session = Arc::clone(&self.session);
         let execution = execute::run(self.app.clone(), &self.account, session, code, options);
+        async move { execution.await.map_err(told) }.boxed()
+    }
+
+    fn resume(&self, options: ResumeOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
+        let session = Arc::clone(&self.session);
+        let execution = execute::resume(self.app.clone(), &self.account, session, options);
         async move { execution.await.map_err(told) }.boxed()
     }
 

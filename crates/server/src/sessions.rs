@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::App;
 use super::errors::ApiError;
+use super::kept::Opened;
 use super::metrics::Metrics;
 use super::quotas::Held;
 use super::storage::{Fate, Folder};
@@ -23,6 +24,7 @@ use super::suspension::{Asleep, Recipe};
 use moving::Place;
 pub use moving::{Known, Move, Settled, Target};
 use sandglass_host::Sandbox;
+use sandglass_host::kept::Kept;
 use sandglass_host::launcher::Launcher;
 
 /// The shortest and the longest interval between two searches for expired sessions.
@@ -69,6 +71,15 @@ pub type Turn<'a> = tokio::sync::MutexGuard<'a, ()>;
 pub enum Kind {
     /// A sandbox that requests use.
     Sandbox(Sandbox),
+    /// A sandbox whose executions outlive the server.
+    Kept {
+        /// The sandbox.
+        kept: Arc<Kept>,
+        /// Its place.
+        opened: Opened,
+        /// The settings from which it is made again. `None` if a client of JSON-RPC has it.
+        recipe: Option<Recipe>,
+    },
     /// Guests that a client supervises over a channel.
     Channel {
         /// The launcher of the guests.
@@ -84,6 +95,7 @@ impl std::fmt::Debug for Kind {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Sandbox(sandbox) => sandbox.fmt(formatter),
+            Self::Kept { kept, .. } => kept.fmt(formatter),
             Self::Channel { launcher, .. } => write!(formatter, "Channel({})", launcher.kind()),
         }
     }
@@ -144,7 +156,7 @@ impl Session {
     /// # Errors
     /// 503 when the session has had its last turn.
     pub async fn turn(&self) -> Result<Option<Turn<'_>>, ApiError> {
-        if self.recipe.is_none() {
+        if self.settings().is_none() {
             return Ok(None);
         }
         tokio::select! {
@@ -170,10 +182,38 @@ impl Session {
     /// The sandbox, and a guard that keeps the session from expiring.
     ///
     /// # Errors
-    /// 409 when the session has a channel instead.
-    pub fn sandbox(self: &Arc<Self>) -> Result<(&Sandbox, InUse), ApiError> {
+    /// As [`Session::enter`]. Those of [`Kept::sandbox`] if the sandbox is kept, such as 409 when an execution is pending.
+    pub async fn sandbox(self: &Arc<Self>) -> Result<(Sandbox, InUse), ApiError> {
+        let in_use = self.enter()?;
         match &self.kind {
-            Kind::Sandbox(sandbox) => Ok((sandbox, self.enter())),
+            Kind::Kept { kept, .. } => Ok((kept.sandbox().await?, in_use)),
+            _ => {
+                let sandbox = self.current();
+                Ok((sandbox.ok_or(sandglass_core::Error::Destroyed)?, in_use))
+            }
+        }
+    }
+
+    /// The sandbox as it is now, for what waits for nothing. `None` while only the store has its state, and for a channel.
+    pub fn current(&self) -> Option<Sandbox> {
+        match &self.kind {
+            Kind::Sandbox(sandbox) => Some(sandbox.clone()),
+            Kind::Kept { kept, .. } => kept.current(),
+            Kind::Channel { .. } => None,
+        }
+    }
+
+    /// Keeps a session that has routes over HTTP from expiring.
+    ///
+    /// # Errors
+    /// 409 when the session has a channel instead, or when a client of JSON-RPC has it.
+    pub fn enter(self: &Arc<Self>) -> Result<InUse, ApiError> {
+        match &self.kind {
+            Kind::Sandbox(_) | Kind::Kept { recipe: Some(_), .. } => Ok(self.used()),
+            Kind::Kept { recipe: None, .. } => {
+                let message = "the session was created with \"persist\", and is used over the connection to GET /v1/rpc that made it only";
+                Err(ApiError::new(StatusCode::CONFLICT, "rpc_only", message))
+            }
             Kind::Channel { .. } => {
                 let message = "the session was created with \"channel\": true, and is used over its WebSocket only";
                 Err(ApiError::new(StatusCode::CONFLICT, "channel_only", message))
@@ -192,6 +232,7 @@ impl Session {
     pub fn backend(&self) -> sandglass_host::BackendKind {
         match &self.kind {
             Kind::Sandbox(sandbox) => sandbox.capabilities().backend,
+            Kind::Kept { kept, .. } => kept.capabilities().backend,
             Kind::Channel { launcher, .. } => launcher.kind(),
         }
     }
@@ -204,7 +245,7 @@ impl Session {
     /// Takes the place of the session's only channel. `None` when another channel has it.
     pub fn attach(self: &Arc<Self>) -> Option<Attached> {
         let is_free = !self.attached.swap(true, Ordering::AcqRel);
-        is_free.then(|| Attached(self.enter()))
+        is_free.then(|| Attached(self.used()))
     }
 
     /// A token that is cancelled when the session is destroyed.
@@ -218,7 +259,8 @@ impl Session {
         (uses.now == 0).then(|| uses.last.elapsed())
     }
 
-    fn enter(self: &Arc<Self>) -> InUse {
+    /// Keeps the session from expiring.
+    pub fn used(self: &Arc<Self>) -> InUse {
         lock(&self.uses).now += 1;
         InUse(Arc::clone(self))
     }
@@ -226,6 +268,14 @@ impl Session {
     /// The settings from which the session is made again, if it can be suspended.
     pub fn recipe(&self) -> Option<&Recipe> {
         self.recipe.as_ref()
+    }
+
+    /// The settings of a session over HTTP, suspended or kept; `None` for any other.
+    pub fn settings(&self) -> Option<&Recipe> {
+        match &self.kind {
+            Kind::Kept { recipe, .. } => recipe.as_ref(),
+            _ => self.recipe(),
+        }
     }
 
     /// The stored state from which the session went on, if there is one.
@@ -240,9 +290,14 @@ impl Session {
 
     /// Returns true if the session can be suspended and has been unused for so long.
     fn may_sleep(&self, idle: Duration) -> bool {
+        self.recipe.is_some() && self.is_due(idle)
+    }
+
+    /// Returns true if the session is unused for so long, and no attempt to write its state has failed just now.
+    fn is_due(&self, idle: Duration) -> bool {
         let uses = lock(&self.uses);
         let is_due = uses.not_before.is_none_or(|at| Instant::now() >= at);
-        self.recipe.is_some() && uses.now == 0 && uses.last.elapsed() >= idle && is_due
+        uses.now == 0 && uses.last.elapsed() >= idle && is_due
     }
 
     /// Ends the guest, and removes or keeps the folder.
@@ -254,6 +309,7 @@ impl Session {
         let held = lock(&self.held).take(); // until the guest is gone
         match &self.kind {
             Kind::Sandbox(sandbox) => sandbox.destroy().await,
+            Kind::Kept { kept, .. } => kept.destroy().await,
             // The relay ends the guest first, and then settles.
             Kind::Channel { .. } if self.attached.load(Ordering::Acquire) => {
                 *lock(&self.held) = held; // until the relay's end
@@ -361,6 +417,13 @@ impl Sessions {
     pub fn may_sleep(&self, idle: Duration) -> Vec<Arc<Session>> {
         let mut awake = self.awake();
         awake.retain(|session| session.may_sleep(idle));
+        awake
+    }
+
+    /// The sessions over HTTP with a kept sandbox that have been unused for so long.
+    pub fn may_close(&self, idle: Duration) -> Vec<Arc<Session>> {
+        let mut awake = self.awake();
+        awake.retain(|session| matches!(session.kind, Kind::Kept { recipe: Some(_), .. }) && session.is_due(idle));
         awake
     }
 

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -53,6 +54,8 @@ pub struct Socket {
     pub outgoing: Outgoing,
     /// The time for which nothing may come in.
     pub silence: Duration,
+    /// False while the conversation has no WebSocket, and waits for the next one.
+    pub is_linked: Arc<AtomicBool>,
     /// The permits of a plain WebSocket.
     pub permits: Option<Permits>,
 }
@@ -180,6 +183,7 @@ impl Socket {
             incoming: incoming.boxed(),
             outgoing: Outgoing::new(sink),
             silence,
+            is_linked: Arc::new(AtomicBool::new(true)),
             permits: Some(permits),
         }
     }

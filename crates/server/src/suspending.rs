@@ -18,6 +18,8 @@ use super::App;
 use super::bodies::off_the_workers;
 use super::create::capabilities;
 use super::errors::ApiError;
+use super::kept::KeptSandboxes;
+use super::kept_sessions;
 use super::quotas::{Account, Held};
 use super::sessions::{Kind, Known, Session, Sessions};
 use super::settings::MIB;
@@ -81,6 +83,7 @@ pub(super) async fn run(app: App) {
     let mut collected = None;
     // Each owner has a sweep of its own, so that the guests of one stall no other's.
     let mut sweeps: JoinSet<Arc<str>> = JoinSet::new();
+    let mut closes: JoinSet<()> = JoinSet::new();
     let mut swept: HashSet<Arc<str>> = HashSet::new();
     loop {
         tokio::select! {
@@ -103,7 +106,11 @@ pub(super) async fn run(app: App) {
                 });
             }
         }
+        while closes.try_join_next().is_some() {}
+        let (own, after) = (app.clone(), suspension.after);
+        closes.spawn(async move { kept_sessions::close_idle(&own, after).await });
         forget_old(&app, suspension.forget_after).await;
+        KeptSandboxes::forget_old(&app, suspension.forget_after).await;
         if collected.is_none_or(|at: Instant| at.elapsed() >= COLLECT) {
             let app = app.clone();
             let collect = move || {
@@ -117,6 +124,7 @@ pub(super) async fn run(app: App) {
     }
     // Not to be cut short: what is written last has to be the newest.
     while sweeps.join_next().await.is_some() {}
+    while closes.join_next().await.is_some() {}
 }
 
 async fn forget_old(app: &App, most: Duration) {
@@ -133,7 +141,8 @@ async fn forget_old(app: &App, most: Duration) {
 /// Suspends the sessions that have been unused for so long.
 pub(super) async fn suspend_idle(app: &App, idle: Duration) {
     let owners = by_owner(app.sessions.may_sleep(idle)).into_values();
-    join_all(owners.map(|sessions| suspend_all(app, stream::iter(sessions), Some(idle), Attempt::First))).await;
+    let sleep = join_all(owners.map(|sessions| suspend_all(app, stream::iter(sessions), Some(idle), Attempt::First)));
+    tokio::join!(sleep, kept_sessions::close_idle(app, idle));
 }
 
 /// Suspends the sessions that are in use as well: their code is interrupted, and what waits never runs. Then those that took too long before.

@@ -3,6 +3,7 @@
 //! | module | does |
 //! |---|---|
 //! | this one | knows what is in the store |
+//! | `kept` | knows the kept sandboxes of JSON-RPC |
 //! | `places` | opens the store that the settings name |
 //! | `sharing` | keeps this server's lease on a store that others use, too |
 //! | `stored` | turns a session's state into what the store has, and back |
@@ -123,6 +124,9 @@ pub struct Suspension {
     states: States,
     place: Opened,
     tenants: HashMap<Arc<str>, Owned>,
+    /// The kept sandboxes of each owner. They are tenants of their own, so no session has the id of one. Empty in a store that other servers
+    /// use, too: journals need a store of one server.
+    kept: HashMap<Arc<str>, Owned>,
     /// The time of the last collection in a store that others use, too.
     collected: Mutex<Instant>,
     /// The turns to have a guest write its state.
@@ -140,7 +144,7 @@ pub struct Suspension {
 struct Owned {
     tenant: Arc<Tenant>,
     /// True if there may be objects that nobody needs.
-    has_garbage: AtomicBool,
+    has_garbage: Arc<AtomicBool>,
     /// The reason for which the last collection failed, so that it is logged once.
     problem: Mutex<Option<String>>,
 }
@@ -165,20 +169,28 @@ impl Suspension {
                 suspend.suspend_after
             ));
         }
-        let owned = |owner: &Arc<str>| {
-            let tenant = Arc::new(states.tenant(owner).map_err(|error| error.to_string())?);
+        let owned = |owner: &Arc<str>, tenant: &str| {
+            let tenant = Arc::new(states.tenant(tenant).map_err(|error| error.to_string())?);
             let owned = Owned {
                 tenant,
-                has_garbage: AtomicBool::new(true), // of a server that was killed
+                has_garbage: Arc::new(AtomicBool::new(true)), // of a server that was killed
                 problem: Mutex::default(),
             };
             Ok((Arc::clone(owner), owned))
         };
-        let tenants = owners.iter().map(owned).collect::<Result<_, String>>()?;
+        let of_sessions = owners.iter().map(|owner| owned(owner, owner));
+        let tenants = of_sessions.collect::<Result<_, String>>()?;
+        // Names of owners have no slash.
+        let of_kept = owners.iter().map(|owner| owned(owner, &format!("{owner}/persist")));
+        let kept = match place {
+            Opened::Shared => HashMap::new(),
+            Opened::Folder(_) => of_kept.collect::<Result<_, String>>()?,
+        };
         Ok(Some(Self {
             states,
             place,
             tenants,
+            kept,
             collected: Mutex::new(Instant::now()),
             turns: Semaphore::new(AT_ONCE),
             after: Duration::from_secs_f64(suspend.suspend_after),
@@ -221,6 +233,12 @@ impl Suspension {
         owned
             .map(|owned| Arc::clone(&owned.tenant))
             .ok_or_else(|| ApiError::internal("the key has no stored states; this is a bug"))
+    }
+
+    /// The kept sandboxes of an owner, and the flag that some of their objects may not be needed any more. `None` if this store can have none.
+    pub fn kept(&self, owner: &str) -> Option<(Arc<Tenant>, Arc<AtomicBool>)> {
+        let owned = self.kept.get(owner)?;
+        Some((Arc::clone(&owned.tenant), Arc::clone(&owned.has_garbage)))
     }
 
     /// Notes that the session goes on, durably. Otherwise a server that is killed would leave an older state that looks like the newest.
@@ -329,7 +347,7 @@ impl Suspension {
             *collected = Instant::now();
             self.tenants.keys().for_each(|owner| self.has_garbage(owner));
         }
-        for (owner, owned) in &self.tenants {
+        for (owner, owned) in self.tenants.iter().chain(&self.kept) {
             if !owned.has_garbage.swap(false, Ordering::AcqRel) {
                 continue;
             }

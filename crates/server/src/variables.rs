@@ -19,7 +19,7 @@ use sandglass_host::Value;
 
 /// `GET /v1/sessions/{id}/variables`.
 pub async fn list(OwnSession(session, ..): OwnSession) -> Result<Response, ApiError> {
-    let (sandbox, _in_use) = session.sandbox()?;
+    let (sandbox, _in_use) = session.sandbox().await?;
     let variables = sandbox.list_variables().await?;
     bodies::json(StatusCode::OK, variables.len() * 100, json!({ "variables": variables })).await
 }
@@ -29,7 +29,7 @@ pub async fn get(
     OwnSession(session, ..): OwnSession,
     Path((_, name)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
-    let (sandbox, _in_use) = session.sandbox()?;
+    let (sandbox, _in_use) = session.sandbox().await?;
     let Some(value) = sandbox.get_variable(name.clone()).await? else {
         let message = format!("there is no variable \"{name}\"");
         return Err(ApiError::new(StatusCode::NOT_FOUND, "variable_not_found", message));
@@ -68,7 +68,7 @@ pub async fn set(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let (sandbox, _in_use) = session.sandbox()?;
+    let (sandbox, _in_use) = session.sandbox().await?;
     let limits = app.args.body_limits();
     let (value, _held) = match media_type(&headers).as_deref() {
         Some("text/plain") => {

@@ -14,6 +14,7 @@ use super::App;
 use super::bodies::off_the_workers;
 use super::create::{Prepared, bounds, prepare, watch};
 use super::errors::{ApiError, NO_SESSION};
+use super::kept_sessions;
 use super::quotas::Account;
 use super::sessions::{InUse, Kind, Known, Move, Session, Sessions, Target};
 use super::sharing;
@@ -28,7 +29,11 @@ use super::suspension::{Asleep, Recipe, Suspension, session_id, unreadable, unsu
 pub async fn awake(app: &App, account: &Arc<Account>, id: &str) -> Result<(Arc<Session>, InUse), ApiError> {
     sharing::look_up(app, account, id).await?;
     loop {
-        match Sessions::to_use(app, &account.owner, id)? {
+        let target = Sessions::to_use(app, &account.owner, id);
+        if target.is_err() && kept_sessions::reopen(app, account, id).await? {
+            continue;
+        }
+        match target? {
             Target::Awake(session, in_use) => match sharing::standing(app, &session) {
                 Standing::Held => return Ok((session, in_use)),
                 Standing::Unsure => return Err(unsure(id)),

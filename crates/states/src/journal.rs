@@ -17,6 +17,9 @@ use crate::states::{Tenant, Written, now_ms, within};
 /// The most parts of a journal.
 const MOST_PARTS: u32 = 1 << 20;
 
+/// The bytes that a part counts beside its text and body.
+const PART_BYTES: u64 = 128;
+
 /// A part of a journal.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
@@ -48,6 +51,11 @@ impl JournalId {
         getrandom::fill(&mut id).map_err(|_| no_random_numbers())?;
         Ok(Self(id))
     }
+}
+
+/// The bytes that a part counts: its text and its body, and 128 for its file.
+pub fn part_bytes(text: &str, body: u64) -> u64 {
+    body.saturating_add(text.len() as u64 + PART_BYTES)
 }
 
 /// All these functions block as long as the store does.
@@ -122,6 +130,20 @@ impl Tenant {
         Ok(Some((journal, parts)))
     }
 
+    /// The bytes of a session's journal: the texts and bodies of its parts; 0 without one.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn journal_bytes(&self, session: SessionId) -> Result<u64, StateError> {
+        let mut bytes = 0_u64;
+        for number in self.part_numbers(session)? {
+            if let Some(Sealed { text, body, .. }) = self.part(session, number)? {
+                bytes = bytes.saturating_add(part_bytes(&text, body.map_or(0, |body| body.bytes)));
+            }
+        }
+        Ok(bytes)
+    }
+
     /// Removes the journal of a session. Its objects stay until the next [collection](Tenant::collect).
     ///
     /// # Errors
@@ -137,14 +159,14 @@ impl Tenant {
         Ok(())
     }
 
-    /// Removes this journal of a session. A later one in its place stays.
+    /// Removes this journal of a session. A later one in its place stays. Returns true if it was there.
     ///
     /// # Errors
     /// [`StateError`].
-    pub fn remove_one_journal(&self, session: SessionId, journal: JournalId) -> Result<(), StateError> {
+    pub fn remove_one_journal(&self, session: SessionId, journal: JournalId) -> Result<bool, StateError> {
         match self.part(session, 0)? {
-            Some(first) if first.journal == journal => self.remove_journal(session),
-            _ => Ok(()),
+            Some(first) if first.journal == journal => self.remove_journal(session).map(|()| true),
+            _ => Ok(false),
         }
     }
 

@@ -10,7 +10,7 @@ use ring::hkdf::{HKDF_SHA256, Prk, Salt};
 use ring::hmac;
 
 use crate::error::{StateError, no_random_numbers};
-use crate::names::{ObjectId, TenantId, read_hex};
+use crate::names::{ObjectId, SessionId, TenantId, read_hex};
 use crate::seal::Sealer;
 
 const KEY_BYTES: usize = 32;
@@ -88,11 +88,13 @@ impl MasterKey {
     pub(crate) fn tenant(&self, owner: &str) -> Result<TenantKeys, StateError> {
         let own = secret(&self.0, b"tenant", owner)?;
         let [id, names] = [derive(&own, b"id", "")?, derive(&own, b"names", "")?];
+        let sessions = derive(&own, b"sessions", "")?;
         let mut short = [0; 16];
         short.copy_from_slice(&id[..16]);
         Ok(TenantKeys {
             id: TenantId(short),
             names: hmac::Key::new(hmac::HMAC_SHA256, &names),
+            sessions: hmac::Key::new(hmac::HMAC_SHA256, &sessions),
             sealer: Sealer::new(secret(&own, b"texts", "")?),
         })
     }
@@ -131,6 +133,7 @@ fn make_file(path: &Path, content: &[u8]) -> io::Result<()> {
 pub(crate) struct TenantKeys {
     pub(crate) id: TenantId,
     names: hmac::Key,
+    sessions: hmac::Key,
     pub(crate) sealer: Sealer,
 }
 
@@ -142,6 +145,15 @@ impl TenantKeys {
             *byte = *hashed;
         }
         ObjectId(id)
+    }
+
+    /// The id of the session with this name. Nobody without the key can find the name out.
+    pub(crate) fn session(&self, name: &str) -> SessionId {
+        let mut id = [0; 16];
+        for (byte, hashed) in id.iter_mut().zip(hmac::sign(&self.sessions, name.as_bytes()).as_ref()) {
+            *byte = *hashed;
+        }
+        SessionId(id)
     }
 }
 

@@ -31,7 +31,7 @@ mod states;
 mod store;
 
 pub use error::StateError;
-pub use journal::Part;
+pub use journal::{Part, part_bytes};
 pub use keys::MasterKey;
 pub use lease::{Beat, Clock, Standing};
 pub use manifest::{Head, Lost, Saved, SavedFile};

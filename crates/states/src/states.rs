@@ -167,6 +167,11 @@ impl Tenant {
         self.keys.id
     }
 
+    /// The id of the session that a client calls by this name, of any length. It tells nothing of the name.
+    pub fn session_named(&self, name: &str) -> SessionId {
+        self.keys.session(name)
+    }
+
     /// Writes the state of a session, in place of its earlier one. It is durable when this returns. `about` is kept in the state's
     /// [`Head`]. From then on any server may have the session.
     ///

@@ -12,7 +12,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use sandglass_states::{
     FolderStore, JournalId, Listed, Lost, MasterKey, MemoryStore, Name, Place, Saved, SavedFile, SessionId, StateError,
-    States, Store, Tenant, Version,
+    States, Store, Tenant, Version, part_bytes,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -269,6 +269,17 @@ fn tenants_see_nothing_of_each_other() {
     fs::copy(&anns[0], &bobs[0]).unwrap();
     let refused = bob.read(session(1), MOST).unwrap_err();
     assert!(matches!(refused, StateError::Damaged(_)), "{refused}");
+}
+
+#[test]
+fn a_name_is_another_session_for_each_tenant() {
+    let (_folder, states) = in_folder();
+    let (ann, bob) = (states.tenant("ann").unwrap(), states.tenant("bob").unwrap());
+    let again = states.tenant("ann").unwrap();
+    assert_eq!(ann.session_named("a/../b"), again.session_named("a/../b"));
+    assert_ne!(ann.session_named("a"), bob.session_named("a"));
+    assert_ne!(ann.session_named("a"), ann.session_named("b"));
+    assert_ne!(ann.session_named(""), ann.session_named("\0"));
 }
 
 /// Tells whose ref a file is by moving it away.
@@ -572,11 +583,14 @@ fn a_journal_has_its_parts_in_order_until_another_one_begins() {
         ("an answer".to_owned(), Some(Vec::new())),
     ];
     assert_eq!(texts(&ann).unwrap(), expected);
+    let bytes = [("begins", 0), ("a call", 3_000_000), ("an answer", 0)].map(|(text, body)| part_bytes(text, body));
+    assert_eq!(ann.journal_bytes(session(1)).unwrap(), bytes.iter().sum::<u64>());
     assert_eq!(texts(&states.tenant("bob").unwrap()), None);
     part(&ann, second, 0, "another", None);
     assert_eq!(texts(&ann).unwrap(), [("another".to_owned(), None)]);
     ann.remove(session(1)).unwrap();
     assert_eq!(texts(&ann), None, "it goes with the state");
+    assert_eq!(ann.journal_bytes(session(1)).unwrap(), 0);
 }
 
 #[test]
@@ -600,11 +614,11 @@ fn a_late_writer_removes_its_own_journal_only() {
     let [old, new] = [(); 2].map(|()| JournalId::random().unwrap());
     part(&ann, old, 0, "begins", None);
     part(&ann, new, 0, "begins again", None);
-    ann.remove_one_journal(session(1), old).unwrap();
+    assert!(!ann.remove_one_journal(session(1), old).unwrap());
     assert_eq!(texts(&ann).unwrap(), [("begins again".to_owned(), None)]);
-    ann.remove_one_journal(session(1), new).unwrap();
+    assert!(ann.remove_one_journal(session(1), new).unwrap());
     assert_eq!(texts(&ann), None);
-    ann.remove_one_journal(session(1), new).unwrap();
+    assert!(!ann.remove_one_journal(session(1), new).unwrap());
 }
 
 #[test]

@@ -2,26 +2,82 @@
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
+pub(crate) mod bounds;
+
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use sandglass_core::Error;
 use sandglass_core::protocol::Request;
 use sandglass_core::session::{Beginning, Effect, Entry, GuestEffect, HostEffect, Record, RecordChange, Slot};
-use sandglass_states::{JournalId, Part, SessionId, StateError, Tenant};
+use sandglass_states::{JournalId, Part, Saved, SessionId, StateError, Tenant, part_bytes};
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 use tokio::task::JoinSet;
 
+use self::bounds::KeptBounds;
 use super::Answered;
 use crate::value::Payload;
 
-/// The place of a session's journal in a store.
+/// The place of a session's journal and state in a store. What is written here keeps to the bounds.
 #[derive(Debug, Clone)]
 pub(crate) struct JournalPlace {
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) session: SessionId,
     /// Keeps others away from the place, as long as anybody may write to it.
+    #[expect(dead_code, reason = "held for its drop")]
     pub(crate) lease: Lease,
+    pub(crate) bounds: Option<Arc<KeptBounds>>,
+    /// Facts that a state has in its head.
+    pub(crate) about: Arc<Mutex<Json>>,
+}
+
+impl JournalPlace {
+    /// Writes the state of the session.
+    pub(crate) fn write(&self, saved: &Saved) -> Result<(), StateError> {
+        let bytes = saved.bytes();
+        self.bound(|bounds| bounds.begin_state(bytes))?;
+        let about = self.about.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.tenant.write_about(self.session, saved, about)?;
+        self.bound(|bounds| bounds.end_state(bytes))
+    }
+
+    /// Notes that the session goes on from its state.
+    pub(crate) fn mark_awake(&self) -> Result<(), StateError> {
+        self.tenant.mark_awake(self.session).map(drop)
+    }
+
+    /// Removes the journal, if there is one.
+    pub(crate) fn remove_journal(&self) -> Result<(), StateError> {
+        self.tenant.remove_journal(self.session)?;
+        self.bound(KeptBounds::end_journal)
+    }
+
+    /// Removes the state and the journal.
+    pub(crate) fn remove(&self) -> Result<(), StateError> {
+        self.tenant.remove(self.session)?;
+        self.bound(|bounds| bounds.end_journal().and_then(|()| bounds.end_state(0)))
+    }
+
+    fn write_part(&self, id: JournalId, number: u32, text: &str, body: Option<&[u8]>) -> Result<(), StateError> {
+        let bytes = part_bytes(text, body.map_or(0, |body| body.len() as u64));
+        if number == 0 {
+            self.bound(KeptBounds::end_journal)?; // this part takes the place of an earlier journal
+        }
+        self.bound(|bounds| bounds.add_part(bytes))?;
+        self.tenant.write_part(self.session, id, number, text, body)
+    }
+
+    fn remove_one_journal(&self, id: JournalId) -> Result<(), StateError> {
+        match self.tenant.remove_one_journal(self.session, id)? {
+            true => self.bound(KeptBounds::end_journal),
+            false => Ok(()),
+        }
+    }
+
+    fn bound(&self, bound: impl FnOnce(&KeptBounds) -> Result<(), StateError>) -> Result<(), StateError> {
+        self.bounds.as_deref().map_or(Ok(()), bound)
+    }
 }
 
 /// The right to use a place.
@@ -200,7 +256,7 @@ impl Journal {
         while self.writing.is_empty()
             && let Some(change) = self.waiting.pop_front()
         {
-            let Some(JournalPlace { tenant, session, .. }) = self.place.clone() else {
+            let Some(place) = self.place.clone() else {
                 return;
             };
             let begins = matches!(change, RecordChange::Begin(_));
@@ -218,12 +274,12 @@ impl Journal {
                     RecordChange::Begin(beginning) => Text::Begin(beginning),
                     RecordChange::Add(_, entry) => Text::Entry(entry.map(|Payload(bytes)| body = Some(bytes))),
                     RecordChange::Break(why) => Text::Broken(why),
-                    RecordChange::End => return id.map_or(Ok(()), |id| tenant.remove_one_journal(session, id)),
+                    RecordChange::End => return id.map_or(Ok(()), |id| place.remove_one_journal(id)),
                 };
                 let text = serde_json::to_string(&text)
                     .map_err(|error| StateError::io("a journal cannot be described", std::io::Error::other(error)))?;
                 let id = id.ok_or_else(|| StateError::Key("the system gives no random numbers".to_owned()))?;
-                tenant.write_part(session, id, number, &text, body.as_deref())
+                place.write_part(id, number, &text, body.as_deref())
             });
         }
     }

@@ -1,14 +1,17 @@
 //! The place of a kept sandbox in a store.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, watch};
 
 use sandglass_core::Error;
+use serde_json::Value as Json;
+
 use sandglass_states::{FolderStore, JournalId, MasterKey, Part, Saved, SessionId, StateError, States, Tenant};
 
-use super::{MOST_BYTES, failed};
+use super::failed;
+use crate::driver::journal::bounds::{KeptBounds, MOST_BYTES};
 use crate::driver::journal::{JournalPlace, Lease};
 
 /// The most bytes of a journal. The core bounds its calls and answers to 64 MiB, and its notes to 3 MiB.
@@ -25,6 +28,8 @@ pub struct KeptPlace {
     open: Arc<Mutex<()>>,
     /// True if the sandbox removes what it needs no more, because nobody else does.
     pub(super) collects: bool,
+    bounds: Option<Arc<KeptBounds>>,
+    about: Arc<std::sync::Mutex<Json>>,
 }
 
 impl KeptPlace {
@@ -35,7 +40,16 @@ impl KeptPlace {
             session,
             open: Arc::default(),
             collects: false,
+            bounds: None,
+            about: Arc::default(),
         }
+    }
+
+    /// The place, within these bounds.
+    #[must_use]
+    pub fn within(mut self, bounds: Arc<KeptBounds>) -> Self {
+        self.bounds = Some(bounds);
+        self
     }
 
     /// A folder of its own, which is made if it is missing. What is in it is encrypted with the key in its file `key`.
@@ -62,6 +76,41 @@ impl KeptPlace {
         })
     }
 
+    /// Sets facts that the states have from now on, in [`Head::about`](sandglass_states::Head::about).
+    pub fn set_about(&self, about: Json) {
+        *self.about.lock().unwrap_or_else(PoisonError::into_inner) = about;
+    }
+
+    /// Removes what is kept here: the state, and the journal.
+    ///
+    /// # Errors
+    /// [`Error::PersistInUse`] while a sandbox is open here; [`Error::PersistFailed`] when it cannot be removed.
+    pub async fn remove(&self) -> Result<(), Error> {
+        let place = self.journal(self.lease()?);
+        let removed = tokio::task::spawn_blocking(move || place.remove()).await;
+        removed.map_err(failed)?.map_err(failed)
+    }
+
+    /// Waits until no sandbox is open here, and none writes any more.
+    pub async fn freed(&self) {
+        drop(self.open.lock().await);
+    }
+
+    /// Returns true if a sandbox is open here, or still writes.
+    pub fn is_open(&self) -> bool {
+        self.open.try_lock().is_err()
+    }
+
+    /// The most bytes of a state that is written.
+    pub(super) fn most_bytes(&self) -> u64 {
+        self.bounds.as_ref().map_or(MOST_BYTES, |bounds| bounds.most_bytes())
+    }
+
+    /// Waits for the turn to have a state in memory. `None` without bounds.
+    pub(super) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        self.bounds.as_ref()?.turn().await
+    }
+
     /// Takes the place for a sandbox. All clones of the place share it.
     pub(super) fn lease(&self) -> Result<Lease, Error> {
         let lease = Arc::clone(&self.open).try_lock_owned();
@@ -77,6 +126,8 @@ impl KeptPlace {
             tenant: Arc::clone(&self.tenant),
             session: self.session,
             lease,
+            bounds: self.bounds.clone(),
+            about: Arc::clone(&self.about),
         }
     }
 }
@@ -102,15 +153,15 @@ impl Works {
     pub(super) async fn run<T: Send + 'static>(
         &self,
         place: impl FnOnce() -> Result<JournalPlace, Error>,
-        work: impl FnOnce(&Tenant, SessionId) -> Result<T, StateError> + Send + 'static,
+        work: impl FnOnce(&JournalPlace) -> Result<T, StateError> + Send + 'static,
     ) -> Result<T, Error> {
         let turn = Arc::clone(&self.order).lock_owned().await;
         self.is_working.send_replace(true);
         let working = Working(Arc::clone(&self.is_working));
-        let JournalPlace { tenant, session, lease } = place()?;
+        let place = place()?;
         let worked = tokio::task::spawn_blocking(move || {
-            let worked = work(&tenant, session);
-            drop((working, lease, turn));
+            let worked = work(&place);
+            drop((working, place, turn));
             worked
         });
         worked.await.map_err(failed)?.map_err(failed)
@@ -126,7 +177,8 @@ impl Works {
 pub(super) type Parts = Result<(JournalId, Vec<Part>), String>;
 
 /// Reads the state of a session, whether a sandbox went on from it, and its journal. A damaged journal leaves the state as it is.
-pub(super) fn read(tenant: &Tenant, session: SessionId) -> Result<Option<(Saved, bool, Option<Parts>)>, StateError> {
+pub(super) fn read(place: &JournalPlace) -> Result<Option<(Saved, bool, Option<Parts>)>, StateError> {
+    let (tenant, session) = (&place.tenant, place.session);
     let saved = tenant.read(session, MOST_BYTES)?;
     let is_left = tenant.head(session)?.is_some_and(|head| head.awake);
     let journal = match tenant.journal(session, MOST_JOURNAL_BYTES) {

@@ -31,6 +31,33 @@ async fn code_of_the_sandbox_itself_is_not_pending() {
 }
 
 #[tokio::test]
+async fn a_state_is_saved_without_an_execution_until_its_place_is_emptied() {
+    let folder = TempDir::new().unwrap();
+    let place = KeptPlace::in_folder(folder.path()).unwrap();
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    let sandbox = kept.sandbox().await.unwrap();
+    sandbox.set_variable("x", 5_i64).await.unwrap();
+    kept.save().await.unwrap();
+    assert_eq!(place.remove().await.unwrap_err().code(), "persist_in_use");
+    kept.destroy().await;
+    assert_eq!(kept.save().await.unwrap_err().code(), "destroyed");
+
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    kept.save().await.unwrap(); // there is no guest, and nothing to save
+    let run = kept.execute("x").await.unwrap();
+    assert_eq!(
+        (ok(&run), run.state.status, &run.unkept),
+        ("5".to_owned(), StateStatus::Kept, &None)
+    );
+    let run = kept.execute("generator = (n for n in 'ab')").await.unwrap();
+    assert!(run.unkept.as_ref().unwrap().contains("generator"), "{:?}", run.unkept);
+    kept.destroy().await;
+    place.remove().await.unwrap();
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    assert_eq!(ok(&kept.execute("'x' in globals()").await.unwrap()), "False");
+}
+
+#[tokio::test]
 async fn a_place_has_one_sandbox_at_a_time() {
     let folder = TempDir::new().unwrap();
     let place = KeptPlace::in_folder(folder.path()).unwrap();

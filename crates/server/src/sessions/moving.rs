@@ -174,7 +174,7 @@ impl Sessions {
         match all.get(id).filter(|place| place.owner() == owner) {
             None => Err(ApiError::no_session(id)),
             // It is in use before the lock is given back. So nothing suspends it now.
-            Some(Place::Awake(session)) => Ok(Target::Awake(Arc::clone(session), session.enter())),
+            Some(Place::Awake(session)) => Ok(Target::Awake(Arc::clone(session), session.used())),
             Some(Place::Moving(_, settled)) => Ok(Target::Moving(settled.clone())),
             Some(Place::Asleep(asleep)) => {
                 let asleep = Arc::clone(asleep);
@@ -234,7 +234,7 @@ impl Sessions {
     }
 
     /// Begins to end a session that has been unused for so long. `None` if it is in use.
-    pub(super) fn begin_to_end(app: &App, id: &str, idle: Duration) -> Option<(Arc<Session>, Move)> {
+    pub fn begin_to_end(app: &App, id: &str, idle: Duration) -> Option<(Arc<Session>, Move)> {
         let mut all = lock(&app.sessions.all);
         let Some(Place::Awake(session)) = all.get(id) else {
             return None;

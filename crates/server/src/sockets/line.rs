@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::future::pending;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -128,12 +129,14 @@ impl Begun {
             within: u64::try_from(within.as_millis()).unwrap_or(u64::MAX),
             max_bytes: most_bytes as u64,
         });
+        let is_linked = Arc::new(AtomicBool::new(true));
         let mut resumable = Resumable::new();
         // The first link cannot be refused: it has a number, and nothing was taken.
         let _ = resumable.link(link.number, 0);
         let line = Line {
             resumable,
             link: Some(link),
+            is_linked: Arc::clone(&is_linked),
             lost_at: Instant::now(),
             arrivals: self.arrivals,
             from_user,
@@ -153,6 +156,7 @@ impl Begun {
             incoming: incoming.boxed(),
             outgoing: Outgoing::new(sink),
             silence: FOREVER,
+            is_linked,
             permits: None,
         }
     }
@@ -214,6 +218,7 @@ impl Link {
 struct Line {
     resumable: Resumable<Message>,
     link: Option<Link>,
+    is_linked: Arc<AtomicBool>,
     lost_at: Instant,
     arrivals: mpsc::Receiver<Arrival>,
     from_user: mpsc::Receiver<Message>,
@@ -332,6 +337,7 @@ impl Line {
         link.tell(&Control::Resumed {
             taken: self.resumable.taken(),
         });
+        self.is_linked.store(true, Ordering::Release);
         if let Some(before) = self.link.replace(link) {
             tokio::spawn(before.refuse(TAKEN_UP.to_owned()));
         }
@@ -381,6 +387,7 @@ impl Line {
     fn lose(&mut self) {
         tracing::debug!("a conversation has lost its connection");
         self.link = None;
+        self.is_linked.store(false, Ordering::Release);
         self.resumable.cut();
         self.lost_at = Instant::now();
     }

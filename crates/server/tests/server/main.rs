@@ -13,6 +13,8 @@ mod copies;
 mod durable;
 mod forged;
 mod forking;
+mod kept;
+mod kept_sessions;
 mod model;
 mod resuming;
 mod rpc;

@@ -13,10 +13,10 @@ use tokio::time::timeout;
 use crate::support::{LONG, TestServer, args};
 
 /// The operator's, for the endpoint only.
-const KEY: &str = "sk-operators-key-0123456789";
+pub(crate) const KEY: &str = "sk-operators-key-0123456789";
 
 /// The endpoint's way with a request.
-enum Step {
+pub(crate) enum Step {
     /// Writes this text and closes the connection. `{authorization}` stands for the request's header.
     Say(String),
     /// Writes nothing, until the client closes the connection.
@@ -24,7 +24,7 @@ enum Step {
 }
 
 #[derive(Debug)]
-enum Seen {
+pub(crate) enum Seen {
     Request {
         head: String,
         body: Value,
@@ -33,14 +33,14 @@ enum Seen {
     Left,
 }
 
-struct Endpoint {
-    url: String,
+pub(crate) struct Endpoint {
+    pub(crate) url: String,
     seen: UnboundedReceiver<Seen>,
     script: Arc<Mutex<VecDeque<Step>>>,
 }
 
 impl Endpoint {
-    async fn with(steps: impl IntoIterator<Item = Step>) -> Self {
+    pub(crate) async fn with(steps: impl IntoIterator<Item = Step>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
         let script = Arc::new(Mutex::new(steps.into_iter().collect::<VecDeque<_>>()));
@@ -54,7 +54,7 @@ impl Endpoint {
         Self { url, seen, script }
     }
 
-    async fn next(&mut self) -> Seen {
+    pub(crate) async fn next(&mut self) -> Seen {
         timeout(LONG, self.seen.recv())
             .await
             .expect("nothing was asked")
@@ -62,7 +62,7 @@ impl Endpoint {
     }
 
     /// The number of requests after the end of the script.
-    fn requests(&mut self) -> usize {
+    pub(crate) fn requests(&mut self) -> usize {
         assert!(
             self.script.lock().unwrap().is_empty(),
             "the script was not played to its end"
@@ -114,7 +114,7 @@ fn reply(status: &str, headers: &str, body: &str) -> Step {
     Step::Say(format!("HTTP/1.1 {status}\r\nconnection: close\r\n{headers}\r\n{body}"))
 }
 
-fn said(text: &str) -> Step {
+pub(crate) fn said(text: &str) -> Step {
     let body = json!({
         "choices": [{ "message": { "role": "assistant", "content": text }, "finish_reason": "stop" }],
         "usage": { "prompt_tokens": 7, "completion_tokens": 3 },

@@ -8,13 +8,13 @@ use tokio_tungstenite::tungstenite::{self, Message};
 use crate::support::{ANN, BOB, Channel, LONG, TestServer, answer, eventually};
 
 /// A client of the wire.
-struct Client {
+pub(crate) struct Client {
     socket: Channel,
     last: u64,
 }
 
 impl Client {
-    async fn of(server: &TestServer) -> Self {
+    pub(crate) async fn of(server: &TestServer) -> Self {
         let socket = server.web_socket("/v1/rpc", SUBPROTOCOL).await.unwrap();
         let mut client = Self { socket, last: 0 };
         let welcome = client.ask("hello", json!({ "version": 1 })).await.unwrap();
@@ -22,12 +22,12 @@ impl Client {
         client
     }
 
-    async fn send(&mut self, message: &Value) {
+    pub(crate) async fn send(&mut self, message: &Value) {
         self.socket.send(Message::text(message.to_string())).await.unwrap();
     }
 
     /// The next message; `None` when the server has closed.
-    async fn next(&mut self) -> Option<Value> {
+    pub(crate) async fn next(&mut self) -> Option<Value> {
         loop {
             let next = tokio::time::timeout(LONG, self.socket.next()).await;
             match next.expect("the server is silent")? {
@@ -39,7 +39,7 @@ impl Client {
     }
 
     /// The answer to a request. Host calls meanwhile are answered.
-    async fn ask(&mut self, method: &str, params: Value) -> Result<Value, Value> {
+    pub(crate) async fn ask(&mut self, method: &str, params: Value) -> Result<Value, Value> {
         self.last += 1;
         let id = self.last;
         self.send(&json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params }))

@@ -23,7 +23,7 @@ from sandglass.client.execution import (
     Variable,
 )
 from sandglass.client.options import Budget, SandboxOptions
-from sandglass.client.session import Ask, Execution, Heard, Listeners, Session, ignore
+from sandglass.client.session import Ask, Execution, Heard, Listeners, Session, delete_persisted, ignore
 
 T = TypeVar("T")
 
@@ -163,6 +163,11 @@ class AsyncSandbox:
     async def discard(self) -> None:
         """Gives the pending execution up. The state stays as it was before it."""
         await self._run(self._session.discard())
+
+    @staticmethod
+    async def delete_persisted(name: str, *, url: str, api_key: str | None = None) -> None:
+        """Removes what a server keeps by `persist=name`: see `Sandbox.delete_persisted`."""
+        await asyncio.to_thread(delete_persisted, name, url, api_key)
 
     async def execute_stream(
         self,

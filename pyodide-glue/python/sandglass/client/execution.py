@@ -203,7 +203,8 @@ class CodeExecution:
 
     `outcome` tells how the code ended, `error` and `traceback` why it failed, and `state` what became of the variables.
     `value` is the last expression's value, and `final` the declared answer, if `is_final`. `calls` are the host calls
-    in order. Times are in milliseconds.
+    in order. Times are in milliseconds. `unkept` is there in a sandbox with `persist`: the reason for which exactly
+    this state is not kept, or None if it is.
     """
 
     id: int
@@ -228,6 +229,7 @@ class CodeExecution:
     usage: Usage = field(default_factory=Usage)
     killer: str | None = None
     truncated: Truncated = field(default_factory=Truncated)
+    unkept: str | None = None
 
 
 @dataclass(frozen=True)

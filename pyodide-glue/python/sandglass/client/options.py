@@ -41,6 +41,8 @@ class SandboxOptions(TypedDict, total=False):
     - `output_fields`: the names of the values that `SUBMIT` takes
     - `budget`: bounds of models: `max_calls`, `max_tokens`, `max_cost`, `max_time`, `max_depth`
     - `resources`: its share of the machine: `cpus`, `pids`, `open_files`, `tmp_bytes`, `disk_bytes`
+    - `persist`: keeps the state, and the execution that waits in a host call: see `Sandbox.pending`. A folder, or with
+      `url` a name at the server
     - `ahead`: true lets code run before it is asked for; `predictions`: `"auto"` guesses such code
 
     Time, and sizes:
@@ -59,7 +61,6 @@ class SandboxOptions(TypedDict, total=False):
 
     - `python`: the sandbox's Python; `image`, `runtime`: of Docker
     - `workspace`: the folder that Python works in; otherwise a new one, which is removed in the end
-    - `persist`: a folder that keeps the state, and the execution that waits in a host call: see `Sandbox.pending`
     - `allow_subprocess`: true allows the backend `"subprocess"`
     """
 
@@ -79,6 +80,7 @@ class SandboxOptions(TypedDict, total=False):
     ahead: bool | None
     #: The number of states that are kept to go back to: see `Sandbox.undo`.
     checkpoints: int | None
+    persist: str | PathLike[str] | None
     predictions: Literal["auto", "off"] | None
 
     timeout: float | None
@@ -100,7 +102,6 @@ class SandboxOptions(TypedDict, total=False):
     image: str | None
     runtime: str | None
     workspace: str | PathLike[str] | None
-    persist: str | PathLike[str] | None
     allow_subprocess: bool | None
 
 

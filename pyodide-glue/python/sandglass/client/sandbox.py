@@ -25,7 +25,7 @@ from sandglass.client.execution import (
     Variable,
 )
 from sandglass.client.options import Budget, SandboxOptions
-from sandglass.client.session import Ask, Execution, Heard, Listeners, Session, ignore
+from sandglass.client.session import Ask, Execution, Heard, Listeners, Session, delete_persisted, ignore
 
 T = TypeVar("T")
 _LOOK_SECONDS = 0.1
@@ -179,6 +179,14 @@ class Sandbox:
     def discard(self) -> None:
         """Gives the pending execution up. The state stays as it was before it."""
         self._run(self._session.discard())
+
+    @staticmethod
+    def delete_persisted(name: str, *, url: str, api_key: str | None = None) -> None:
+        """Removes what a server keeps by `persist=name`, if it keeps anything.
+
+        Raises `SandboxError` with the code `persist_in_use` while a sandbox has the name.
+        """
+        delete_persisted(name, url, api_key)
 
     def execute_stream(
         self,

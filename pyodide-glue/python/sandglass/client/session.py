@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, Generic, Literal, TypeVar, cast
 from weakref import finalize
 
@@ -144,6 +145,13 @@ class Execution(Asked):
                 self._put(Heard(stream, _omitted(skipped)))
         self.answer = answer
         self._put(Heard(answer=answer))
+
+
+def delete_persisted(name: str, url: str, api_key: str | None) -> None:
+    """Removes what a server keeps under a name."""
+    answers: SimpleQueue[Answer] = SimpleQueue()
+    connect(url, api_key).ask("deletePersisted", {"name": name}, Asked(answers.put))
+    answers.get().result()
 
 
 class Session:

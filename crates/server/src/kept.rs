@@ -1,0 +1,401 @@
+//! Kept sandboxes: those whose executions outlive the server. Clients of JSON-RPC give them names, and over HTTP they are sessions.
+//!
+//! One sandbox at a time has a name. If its client is away, because its WebSocket broke, another client of the key takes the name over.
+//! `kept_sessions` has the sessions.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sandglass_host::kept::{KeptBounds, KeptPlace};
+use sandglass_states::{SessionId, StateError, Tenant};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value as Json, json};
+
+use super::App;
+use super::errors::ApiError;
+use super::quotas::{Account, Held};
+use super::storage::Fate;
+use super::suspension::{Recipe, Suspension, now_ms, session_id};
+
+/// The time for a sandbox to end whose name another client takes over.
+const TAKE_OVER: Duration = Duration::from_secs(10);
+
+/// A kept sandbox's owner, and its id, which stands for its name.
+type Key = (Arc<str>, SessionId);
+
+/// All kept sandboxes of the server, open or not.
+#[derive(Debug, Default)]
+pub struct KeptSandboxes {
+    all: Mutex<HashMap<Key, Arc<Entry>>>,
+}
+
+/// A kept sandbox.
+#[derive(Debug)]
+struct Entry {
+    place: KeptPlace,
+    bounds: Arc<KeptBounds>,
+    /// The time at which it was last open, in milliseconds since 1970.
+    used_ms: AtomicU64,
+    holder: Mutex<Option<Holder>>,
+    /// The facts of a session over HTTP. `None` for a name.
+    about: Mutex<Option<About>>,
+    /// Held while the session of the sandbox is opened or removed.
+    turn: tokio::sync::Mutex<()>,
+}
+
+/// The facts of a session over HTTP that its state has in the store.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct About {
+    /// The settings from which the session is made again.
+    pub recipe: Recipe,
+    /// The backend of its guests.
+    pub backend: String,
+    /// The facts about the backend.
+    pub capabilities: Json,
+}
+
+/// A session over HTTP that is kept, open or not.
+#[derive(Debug)]
+pub struct KeptSession {
+    /// The session's id.
+    pub id: String,
+    /// Its facts.
+    pub about: About,
+    /// The time since it was last open.
+    pub age: Duration,
+    entry: Arc<Entry>,
+}
+
+/// The client that has a kept sandbox.
+#[derive(Debug)]
+struct Holder {
+    /// The session of its sandbox.
+    session: String,
+    /// False while its WebSocket is broken.
+    is_linked: Arc<AtomicBool>,
+}
+
+/// A kept sandbox that a client has, until this is dropped.
+#[derive(Debug)]
+#[must_use = "another client may have the name when this is dropped"]
+pub struct Opened {
+    app: App,
+    key: Key,
+    entry: Arc<Entry>,
+}
+
+/// The kept sandboxes of an owner in the store.
+struct Store<'a> {
+    suspension: &'a Suspension,
+    tenant: Arc<Tenant>,
+    has_garbage: Arc<AtomicBool>,
+}
+
+impl<'a> Store<'a> {
+    fn of(app: &'a App, owner: &str) -> Result<Self, ApiError> {
+        let refused = |why: &str| ApiError::option("persist", why);
+        let suspension = app.suspension.as_ref();
+        let suspension = suspension.ok_or_else(|| {
+            refused("this server keeps nothing: it was started without --state-dir; leave the option out")
+        })?;
+        let kept = suspension.kept(owner);
+        let (tenant, has_garbage) = kept.ok_or_else(|| {
+            refused(
+                "this server shares its store with others (--state-url), and journals need a store of one server; leave the option out",
+            )
+        })?;
+        Ok(Self {
+            suspension,
+            tenant,
+            has_garbage,
+        })
+    }
+
+    /// A kept sandbox whose state and journal take so many bytes.
+    fn entry(
+        &self,
+        account: &Arc<Account>,
+        id: SessionId,
+        (state, journal): (u64, u64),
+        held: Option<Held>,
+    ) -> Arc<Entry> {
+        let (account, has_garbage) = (Arc::clone(account), Arc::clone(&self.has_garbage));
+        let turns = account.open_states();
+        let held = Mutex::new(held);
+        let resize = move |bytes| {
+            has_garbage.store(true, Ordering::Release);
+            let mut held = lock(&held);
+            let resized = match held.take() {
+                Some(earlier) => account.stored_instead(bytes, earlier).map_err(|(full, earlier)| {
+                    *held = Some(earlier);
+                    full
+                }),
+                None => account.stored(bytes),
+            };
+            *held = Some(resized.map_err(|full| full.message)?);
+            Ok(())
+        };
+        let bounds = KeptBounds::new(self.suspension.most_bytes, turns, (state, journal), resize);
+        let bounds = Arc::new(bounds);
+        Arc::new(Entry {
+            place: KeptPlace::new(Arc::clone(&self.tenant), id).within(Arc::clone(&bounds)),
+            bounds,
+            used_ms: AtomicU64::new(now_ms()),
+            holder: Mutex::default(),
+            about: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
+        })
+    }
+}
+
+impl KeptSandboxes {
+    /// Takes note of what an earlier server has kept for an owner.
+    ///
+    /// # Errors
+    /// The kept sandboxes cannot be listed.
+    pub fn load(&self, suspension: &Suspension, account: &Arc<Account>) -> Result<(), String> {
+        let Some((tenant, has_garbage)) = suspension.kept(&account.owner) else {
+            return Ok(());
+        };
+        let store = Store {
+            suspension,
+            tenant,
+            has_garbage,
+        };
+        for (id, head) in store.tenant.sessions().map_err(|error| error.to_string())? {
+            let told = |error: &StateError| {
+                tracing::error!(kept = %id, owner = %account.owner, %error, "a kept sandbox cannot be read");
+            };
+            let head = head.inspect_err(told).unwrap_or_default();
+            let journal = store.tenant.journal_bytes(id).inspect_err(told).unwrap_or_default();
+            // A former server may have stored more than this one allows.
+            let held = account.stored(head.bytes.saturating_add(journal)).ok();
+            let entry = store.entry(account, id, (head.bytes, journal), held);
+            entry.used_ms.store(head.last_used_ms(), Ordering::Release);
+            if let Ok(about) = About::deserialize(&head.about) {
+                entry.is_about(about);
+            }
+            self.lock().insert((Arc::clone(&account.owner), id), entry);
+        }
+        Ok(())
+    }
+
+    /// Opens the place of a name for a client. If another client has it that is away, that one loses it, and what it runs is pending.
+    ///
+    /// # Errors
+    /// 400: this server can keep nothing. 429: the key stores too much.
+    pub async fn open(app: &App, account: &Arc<Account>, name: &str) -> Result<Opened, ApiError> {
+        let store = Store::of(app, &account.owner)?;
+        let key = (Arc::clone(&account.owner), store.tenant.session_named(name));
+        let entry = {
+            let mut all = app.kept.lock();
+            match all.get(&key) {
+                Some(entry) => Arc::clone(entry),
+                None => {
+                    let entry = store.entry(account, key.1, (0, 0), Some(account.stored(0)?));
+                    all.insert(key.clone(), Arc::clone(&entry));
+                    entry
+                }
+            }
+        };
+        let opened = Opened {
+            app: app.clone(),
+            key,
+            entry,
+        };
+        opened.entry.take_over(app).await;
+        Ok(opened)
+    }
+
+    /// Opens the place of a new session.
+    ///
+    /// # Errors
+    /// As [`KeptSandboxes::open`].
+    pub fn begin(app: &App, account: &Arc<Account>, id: &str) -> Result<Opened, ApiError> {
+        let store = Store::of(app, &account.owner)?;
+        let key = (Arc::clone(&account.owner), session_id(id)?);
+        let entry = store.entry(account, key.1, (0, 0), Some(account.stored(0)?));
+        app.kept.lock().insert(key.clone(), Arc::clone(&entry));
+        let app = app.clone();
+        Ok(Opened { app, key, entry })
+    }
+
+    /// A session that is kept, and may be open as well. `None` if there is none of this owner.
+    pub fn session(&self, owner: &Arc<str>, id: &str) -> Option<KeptSession> {
+        let id = id.parse().ok()?;
+        let entry = self.lock().get(&(Arc::clone(owner), id)).cloned();
+        entry.and_then(|entry| entry.session(id))
+    }
+
+    /// The sessions of an owner that are kept, and may be open as well.
+    pub fn sessions(&self, owner: &str) -> Vec<KeptSession> {
+        let all = self.lock();
+        let own = all.iter().filter(|((of, _), _)| **of == *owner);
+        own.filter_map(|((_, id), entry)| Arc::clone(entry).session(*id))
+            .collect()
+    }
+
+    /// Removes what is kept under a name, if anything is.
+    ///
+    /// # Errors
+    /// 409: a client has it. 503: it cannot be removed.
+    pub async fn delete(app: &App, account: &Arc<Account>, name: &str) -> Result<(), ApiError> {
+        let store = Store::of(app, &account.owner)?;
+        let key = (Arc::clone(&account.owner), store.tenant.session_named(name));
+        let entry = {
+            let mut all = app.kept.lock();
+            // Also if nothing is known of it, because a damaged one can be removed as well.
+            let entry = all.entry(key.clone());
+            Arc::clone(entry.or_insert_with(|| store.entry(account, key.1, (0, 0), None)))
+        };
+        entry.take_over(app).await;
+        let removed = entry.place.remove().await;
+        app.kept.forget_empty(&key);
+        Ok(removed?)
+    }
+
+    /// Removes those that nobody has opened for so long.
+    pub async fn forget_old(app: &App, most: Duration) {
+        let all: Vec<_> = app.kept.lock().keys().cloned().collect();
+        for key in all {
+            let entry = app.kept.lock().get(&key).cloned();
+            let Some(entry) = entry else { continue };
+            let _turn = entry.turn.lock().await;
+            if entry.age() >= most && !entry.place.is_open() {
+                let (owner, id) = &key;
+                match entry.place.remove().await {
+                    Ok(()) => tracing::info!(kept = %id, %owner, "a kept sandbox has expired"),
+                    Err(error) => tracing::error!(kept = %id, %owner, %error, "a kept sandbox is not removed"),
+                }
+            }
+            app.kept.forget_empty(&key);
+        }
+    }
+
+    /// The number of kept sandboxes, open or not.
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Waits until none is open, and nothing writes for one any more.
+    pub async fn freed(&self) {
+        let all: Vec<_> = self.lock().values().cloned().collect();
+        join_all(all.iter().map(|entry| entry.place.freed())).await;
+    }
+
+    /// Forgets one that has nothing in the store, and that nobody has but the caller.
+    fn forget_empty(&self, key: &Key) {
+        let mut all = self.lock();
+        // Whoever uses one has taken it from here, under this lock.
+        let is_empty =
+            |entry: &Arc<Entry>| Arc::strong_count(entry) <= 2 && entry.bounds.bytes() == 0 && !entry.place.is_open();
+        if all.get(key).is_some_and(is_empty) {
+            all.remove(key);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Entry>>> {
+        lock(&self.all)
+    }
+}
+
+impl KeptSession {
+    /// Waits for the turn to open or remove the session. No other request does so until the returned value is dropped.
+    pub async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.entry.turn.lock().await
+    }
+
+    /// Returns true if the session was removed.
+    pub fn is_gone(&self) -> bool {
+        self.entry.bounds.bytes() == 0
+    }
+
+    /// Opens the place of the session.
+    pub async fn open(&self, app: &App, owner: &Arc<str>) -> Result<Opened, ApiError> {
+        let _ = tokio::time::timeout(TAKE_OVER, self.entry.place.freed()).await; // otherwise it is in use
+        Ok(Opened {
+            app: app.clone(),
+            key: (Arc::clone(owner), session_id(&self.id)?),
+            entry: Arc::clone(&self.entry),
+        })
+    }
+
+    /// Removes what is kept of the session, once it is not open any more.
+    ///
+    /// # Errors
+    /// 409: it is open. 503: it cannot be removed.
+    pub async fn remove(&self, app: &App, owner: &Arc<str>) -> Result<(), ApiError> {
+        let opened = self.open(app, owner).await?;
+        Ok(opened.entry.place.remove().await?)
+    }
+}
+
+impl Entry {
+    fn age(&self) -> Duration {
+        Duration::from_millis(now_ms().saturating_sub(self.used_ms.load(Ordering::Acquire)))
+    }
+
+    fn is_about(&self, about: About) {
+        self.place.set_about(json!(about));
+        *lock(&self.about) = Some(about);
+    }
+
+    /// The session of the sandbox. `None` if it has a name instead, or nothing is stored.
+    fn session(self: Arc<Self>, id: SessionId) -> Option<KeptSession> {
+        let about = lock(&self.about).clone()?;
+        (self.bounds.bytes() > 0).then(|| KeptSession {
+            id: id.to_string(),
+            about,
+            age: self.age(),
+            entry: self,
+        })
+    }
+
+    /// Ends the sandbox of a client that is away.
+    async fn take_over(&self, app: &App) {
+        let away = {
+            let holder = lock(&self.holder);
+            let is_away = |holder: &&Holder| !holder.is_linked.load(Ordering::Acquire);
+            holder.as_ref().filter(is_away).map(|holder| holder.session.clone())
+        };
+        if let Some(session) = away {
+            tracing::info!(session, "its kept sandbox is taken over: its client is away");
+            app.sessions.remove(&session, Fate::Removed).await;
+            let _ = tokio::time::timeout(TAKE_OVER, self.place.freed()).await; // otherwise it is in use
+        }
+    }
+}
+
+impl Opened {
+    /// The place.
+    pub fn place(&self) -> KeptPlace {
+        self.entry.place.clone()
+    }
+
+    /// Notes the facts of a session over HTTP. Its states have them from now on.
+    pub fn is_about(&self, about: About) {
+        self.entry.is_about(about);
+    }
+
+    /// Notes the session of the client's sandbox, and the state of the client's connection.
+    pub fn is_had_by(&self, session: &str, is_linked: Arc<AtomicBool>) {
+        let session = session.to_owned();
+        *lock(&self.entry.holder) = Some(Holder { session, is_linked });
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.entry.used_ms.store(now_ms(), Ordering::Release);
+        self.app.kept.forget_empty(&self.key);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,267 @@
+//! Sessions over HTTP with `"persist": true`. `tests/client/test_kept_server.py` kills servers.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use futures_util::future::join_all;
+use reqwest::{Method, StatusCode};
+use sandglass_server::Secrets;
+use serde_json::{Value, json};
+
+use crate::model::{Endpoint, KEY, Seen, Step, said};
+use crate::support::{ANN, BOB, TestServer, answer, args, refusal};
+use crate::suspending::{is_suspended, metric, slow, states, suspended};
+
+const WAITS: &str = "x.append(llm_query('first'))\nx.append(llm_query('second'))\nx";
+
+fn route(id: &str, name: &str) -> String {
+    format!("/v1/sessions/{id}/{name}")
+}
+
+/// A server with a model that ends soon, whatever runs.
+async fn with_model(path: &str, model: &Endpoint, more: &[&str]) -> TestServer {
+    let own = [
+        "--state-dir",
+        path,
+        "--max-spares",
+        "0",
+        "--shutdown-seconds",
+        "0.1",
+        "--llm-url",
+        &model.url,
+    ];
+    let args = args(&[&own[..], &["--llm-model", "large"], more].concat());
+    let secrets = Secrets {
+        llm_key: Some(KEY.to_owned()),
+        keys: Some(format!("ann {ANN}\nbob {BOB}")),
+        ..Secrets::default()
+    };
+    let mut server = TestServer::with(args, secrets).await;
+    server.key = Some(ANN);
+    server
+}
+
+/// A session whose second question has no answer when its server ends.
+async fn left_waiting(path: &str) -> String {
+    let mut model = Endpoint::with([said("one"), Step::Wait]).await;
+    let server = with_model(path, &model, &[]).await;
+    let id = server.session(json!({ "context": "a text", "persist": true })).await;
+    assert_eq!(server.execute(&id, "x = [context]").await["outcome"], "ok");
+    let request = server.post(&route(&id, "execute"), &json!({ "code": WAITS }));
+    let running = tokio::spawn(answer(request));
+    for _ in 0..2 {
+        assert!(matches!(model.next().await, Seen::Request { .. }));
+    }
+    server.stop().await;
+    let (status, told) = running.await.unwrap();
+    assert_eq!(
+        (status, &told["error"]["code"]),
+        (StatusCode::SERVICE_UNAVAILABLE, &json!("shutting_down")),
+        "{told}"
+    );
+    assert!(told["error"]["message"].as_str().unwrap().contains("pending"), "{told}");
+    id
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_execution_goes_on_at_the_next_server() {
+    let (_folder, path) = states();
+    let id = left_waiting(&path).await;
+    let mut model = Endpoint::with([said("two")]).await;
+    let server = with_model(&path, &model, &[]).await;
+    assert!(is_suspended(&server, &id).await);
+    let (_, listed) = answer(server.get("/v1/sessions")).await;
+    assert_eq!(
+        (
+            listed["sessions"].as_array().unwrap().len(),
+            &listed["sessions"][0]["id"]
+        ),
+        (1, &json!(id))
+    );
+    let (status, pending) = answer(server.get(&route(&id, "pending"))).await;
+    assert_eq!(
+        (status, &pending["execution"], &pending["code"]),
+        (StatusCode::OK, &json!(2), &json!(WAITS)),
+        "{pending}"
+    );
+    let calls = pending["calls"].as_array().unwrap();
+    assert_eq!(
+        (calls.len(), &calls[0]["name"], &calls[0]["args"][0]),
+        (1, &json!("llm_query"), &json!("second")),
+        "{pending}"
+    );
+
+    // Nothing else may happen until then.
+    let value = json!({ "value": 1 });
+    for request in [
+        server.post(&route(&id, "execute"), &json!({ "code": "1" })),
+        server.get(&route(&id, "variables")),
+        server.request(Method::PUT, &route(&id, "variables/x")).json(&value),
+        server.get(&route(&id, "files")),
+        server.post(&route(&id, "fork"), &json!({})),
+    ] {
+        assert_eq!(refusal(request).await, (409, "execution_pending".to_owned()));
+    }
+    for body in [
+        json!({ "answers": { "nonsense": 1 } }),
+        json!({ "answers": [1] }),
+        json!({ "timeout": 1 }),
+    ] {
+        assert_eq!(
+            refusal(server.post(&route(&id, "resume"), &body)).await.0,
+            400,
+            "{body}"
+        );
+    }
+    let request = server
+        .post(&route(&id, "resume"), &json!({}))
+        .header("accept", "text/event-stream");
+    let events = request.send().await.unwrap().text().await.unwrap();
+    assert!(
+        events.contains("event: result\n") && events.contains("['a text', 'one', 'two']"),
+        "{events}"
+    );
+    assert!(matches!(model.next().await, Seen::Request { body, .. } if body.to_string().contains("second")));
+    assert_eq!(model.requests(), 0, "the first question is not paid for again");
+    assert_eq!(
+        answer(server.get(&route(&id, "pending"))).await,
+        (StatusCode::OK, Value::Null)
+    );
+    assert_eq!(
+        refusal(server.post(&route(&id, "resume"), &json!({}))).await,
+        (400, "invalid_option".to_owned())
+    );
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_are_answered_or_given_up_by_their_owner_only() {
+    let (_folder, path) = states();
+    let (answered, given_up) = (left_waiting(&path).await, left_waiting(&path).await);
+    let model = Endpoint::with([]).await;
+    let mut server = with_model(&path, &model, &[]).await;
+    server.key = Some(BOB);
+    for id in [&answered, &given_up] {
+        assert_eq!(refusal(server.get(&route(id, "pending"))).await.0, 404);
+        assert_eq!(refusal(server.post(&route(id, "resume"), &json!({}))).await.0, 404);
+        assert_eq!(refusal(server.post(&route(id, "discard"), &json!({}))).await.0, 404);
+        assert_eq!(
+            refusal(server.request(Method::DELETE, &format!("/v1/sessions/{id}")))
+                .await
+                .0,
+            404
+        );
+    }
+    server.key = Some(ANN);
+    let (_, pending) = answer(server.get(&route(&answered, "pending"))).await;
+    let answers = json!({ "answers": { pending["calls"][0]["id"].as_str().unwrap(): "given" } });
+    let (status, run) = answer(server.post(&route(&answered, "resume"), &answers)).await;
+    assert_eq!(
+        (status, &run["result"]),
+        (StatusCode::OK, &json!("['a text', 'one', 'given']")),
+        "{run}"
+    );
+    let discarded = answer(server.post(&route(&given_up, "discard"), &json!({}))).await;
+    assert_eq!(discarded.0, StatusCode::NO_CONTENT, "{discarded:?}");
+    let run = server.execute(&given_up, "x").await;
+    assert_eq!((&run["result"], &run["id"]), (&json!("['a text']"), &json!(2)), "{run}");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_is_closed_when_nobody_uses_it_and_opened_once() {
+    let (_folder, path) = states();
+    let server = slow(&path, &["--suspend-after", "0.1"]).await;
+    let id = server.session(json!({ "persist": true })).await;
+    suspended(&server, &id).await;
+    assert_eq!(metric(&server, "sandglass_sessions").await, 0.0);
+    let set = server
+        .request(Method::PUT, &route(&id, "variables/x"))
+        .json(&json!({ "value": [1] }));
+    assert_eq!(answer(set).await.0, StatusCode::NO_CONTENT);
+    suspended(&server, &id).await;
+    // What was set between executions is kept, and all requests find the same session.
+    let runs = join_all((0..8).map(async |_| server.execute(&id, "x.append(x[-1] + 1)\nlen(x)").await)).await;
+    let mut lengths: Vec<_> = runs
+        .iter()
+        .map(|run| run["result"].as_str().unwrap().parse::<u32>().unwrap())
+        .collect();
+    lengths.sort_unstable();
+    assert_eq!(lengths, (2..=9).collect::<Vec<_>>());
+    assert!(
+        runs.iter()
+            .all(|run| run["state"]["status"] == "kept" && run.get("unkept").is_none()),
+        "{runs:?}"
+    );
+    suspended(&server, &id).await;
+    let gone = answer(server.request(Method::DELETE, &format!("/v1/sessions/{id}"))).await;
+    assert_eq!(gone.0, StatusCode::NO_CONTENT, "{gone:?}");
+    assert_eq!(refusal(server.get(&route(&id, "pending"))).await.0, 404);
+    let awake = server.session(json!({ "persist": true })).await;
+    server.execute(&awake, "x = 1").await;
+    let gone = answer(server.request(Method::DELETE, &format!("/v1/sessions/{awake}"))).await;
+    assert_eq!(gone.0, StatusCode::NO_CONTENT, "{gone:?}");
+    server.stop().await;
+    let server = slow(&path, &[]).await;
+    assert_eq!(answer(server.get("/v1/sessions")).await.1["sessions"], json!([]));
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_kept_is_refused() {
+    let (folder, path) = states();
+    let server = slow(&path, &[]).await;
+    let long = "x".repeat(70_000);
+    for options in [
+        json!({ "persist": "name" }),
+        json!({ "persist": true, "channel": true }),
+        json!({ "persist": true, "ahead": true }),
+        json!({ "persist": true, "checkpoints": 2 }),
+        json!({ "persist": true, "profile": "dspy", "outputFields": [long] }),
+    ] {
+        let refused = refusal(server.post("/v1/sessions", &options)).await;
+        assert_eq!(refused, (400, "invalid_option".to_owned()), "{options}");
+    }
+    let ordinary = server.session(json!({ "persist": false })).await;
+    assert_eq!(
+        answer(server.get(&route(&ordinary, "pending"))).await,
+        (StatusCode::OK, Value::Null)
+    );
+    for name in ["resume", "discard"] {
+        let refused = refusal(server.post(&route(&ordinary, name), &json!({}))).await;
+        assert_eq!(refused, (400, "invalid_option".to_owned()));
+    }
+    server.stop().await;
+    fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let workspaces = folder.path().join("workspaces");
+    let on_disk = slow(&path, &["--workspace-dir", workspaces.to_str().unwrap()]).await;
+    let without = TestServer::start(&[]).await;
+    for server in [on_disk, without] {
+        let refused = refusal(server.post("/v1/sessions", &json!({ "persist": true }))).await;
+        assert_eq!(refused, (400, "invalid_option".to_owned()));
+        server.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_that_does_not_fit_goes_on_and_says_so() {
+    let (_folder, path) = states();
+    let bounds = ["--max-suspended-per-key", "1", "--max-suspended-mib-per-key", "2"];
+    let server = slow(&path, &bounds).await;
+    let id = server.session(json!({ "persist": true })).await;
+    let second = refusal(server.post("/v1/sessions", &json!({ "persist": true }))).await;
+    assert_eq!(second, (429, "too_many_sessions".to_owned()));
+    let run = server.execute(&id, "import os\nx = os.urandom(3 << 20)\ny = 1").await;
+    assert!(run["unkept"].as_str().unwrap().contains("2 MiB"), "{run}");
+    let run = server.execute(&id, "del x\ny").await;
+    assert_eq!((&run["result"], run.get("unkept")), (&json!("1"), None), "{run}");
+    server.stop().await;
+    let server = slow(&path, &bounds).await;
+    let run = server.execute(&id, "y").await;
+    assert_eq!(
+        (&run["result"], &run["state"]["status"]),
+        (&json!("1"), &json!("kept")),
+        "{run}"
+    );
+    server.stop().await;
+}

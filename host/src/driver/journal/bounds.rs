@@ -1,0 +1,163 @@
+//! The bounds of a kept sandbox in a store that has other users, too.
+
+use std::fmt;
+use std::io::{Error as IoError, ErrorKind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sandglass_states::StateError;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// The most bytes of a kept sandbox's variables, contexts and files.
+pub const MOST_BYTES: u64 = 256 << 20;
+
+/// Takes room for so many bytes, in place of what it took before. Refuses with the reason, and then what it took before stays taken.
+type Resize = Box<dyn Fn(u64) -> Result<(), String> + Send + Sync>;
+
+/// The bounds of a kept sandbox in a store that has other users, too.
+pub struct KeptBounds {
+    most_bytes: u64,
+    turns: Arc<Semaphore>,
+    resize: Resize,
+    taken: Mutex<Taken>,
+}
+
+/// The bytes that a sandbox takes in the store.
+#[derive(Debug, Clone, Copy, Default)]
+struct Taken {
+    state: u64,
+    journal: u64,
+}
+
+impl Taken {
+    fn sum(self) -> u64 {
+        self.state.saturating_add(self.journal)
+    }
+}
+
+impl fmt::Debug for KeptBounds {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("KeptBounds")
+            .field("most_bytes", &self.most_bytes)
+            .field("taken", &self.taken)
+            .finish_non_exhaustive()
+    }
+}
+
+impl KeptBounds {
+    /// Bounds of a sandbox whose state takes `state` bytes now, and its journal `journal` bytes.
+    ///
+    /// A state that is written may have `most_bytes`, and [`MOST_BYTES`] at most. Each state that is in memory has one of the `turns`
+    /// meanwhile. `resize` hears the bytes of state and journal together before they grow, and after they shrink. It may refuse more bytes, and
+    /// then those before count on.
+    pub fn new(
+        most_bytes: u64,
+        turns: Arc<Semaphore>,
+        (state, journal): (u64, u64),
+        resize: impl Fn(u64) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            most_bytes: most_bytes.min(MOST_BYTES),
+            turns,
+            resize: Box::new(resize),
+            taken: Mutex::new(Taken { state, journal }),
+        }
+    }
+
+    /// The bytes that the sandbox takes in the store.
+    pub fn bytes(&self) -> u64 {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).sum()
+    }
+
+    pub(crate) fn most_bytes(&self) -> u64 {
+        self.most_bytes
+    }
+
+    pub(crate) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.turns).acquire_owned().await.ok()
+    }
+
+    /// Takes room for a state that is about to be written. The one before it stays until then.
+    pub(crate) fn begin_state(&self, bytes: u64) -> Result<(), StateError> {
+        self.change(|taken| taken.state = taken.state.max(bytes))
+    }
+
+    /// Notes that a state has taken the place of the one before.
+    pub(crate) fn end_state(&self, bytes: u64) -> Result<(), StateError> {
+        self.change(|taken| taken.state = bytes)
+    }
+
+    /// Takes room for a part of the journal that is about to be written.
+    pub(crate) fn add_part(&self, bytes: u64) -> Result<(), StateError> {
+        self.change(|taken| taken.journal = taken.journal.saturating_add(bytes))
+    }
+
+    /// Notes that there is no journal.
+    pub(crate) fn end_journal(&self) -> Result<(), StateError> {
+        self.change(|taken| taken.journal = 0)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Taken)) -> Result<(), StateError> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = *taken;
+        change(&mut next);
+        if next.sum() != taken.sum()
+            && let Err(why) = (self.resize)(next.sum())
+            && next.sum() > taken.sum()
+        {
+            let what = "the kept sandbox may take no more room in the store";
+            return Err(StateError::io(what, IoError::new(ErrorKind::QuotaExceeded, why)));
+        }
+        *taken = next;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// Bounds of 100 bytes, and the bytes that they heard last.
+    fn bounds(state: u64, journal: u64) -> (KeptBounds, Arc<AtomicU64>) {
+        let heard = Arc::new(AtomicU64::new(0));
+        let hears = Arc::clone(&heard);
+        let resize = move |bytes| match bytes {
+            ..=100 => {
+                hears.store(bytes, Ordering::SeqCst);
+                Ok(())
+            }
+            _ => Err("100 bytes at most".to_owned()),
+        };
+        (
+            KeptBounds::new(u64::MAX, Arc::new(Semaphore::new(1)), (state, journal), resize),
+            heard,
+        )
+    }
+
+    #[test]
+    fn a_state_counts_beside_the_journal_until_it_has_taken_the_place_of_the_one_before() {
+        let (bounds, heard) = bounds(50, 20);
+        bounds.begin_state(10).unwrap();
+        assert_eq!(bounds.bytes(), 70, "the larger one is still there");
+        bounds.end_state(10).unwrap();
+        bounds.end_journal().unwrap();
+        assert_eq!((bounds.bytes(), heard.load(Ordering::SeqCst)), (10, 10));
+        bounds.add_part(90).unwrap();
+        let refused = bounds.add_part(1).unwrap_err().to_string();
+        assert!(refused.contains("100 bytes at most"), "{refused}");
+        assert!(bounds.begin_state(11).is_err());
+        assert_eq!((bounds.bytes(), bounds.most_bytes()), (100, MOST_BYTES));
+    }
+
+    #[test]
+    fn what_is_too_large_already_may_shrink() {
+        let (bounds, heard) = bounds(300, 0);
+        assert!(bounds.begin_state(301).is_err());
+        bounds.end_state(200).unwrap();
+        assert_eq!((bounds.bytes(), heard.load(Ordering::SeqCst)), (200, 0));
+        bounds.end_state(60).unwrap();
+        assert_eq!((bounds.bytes(), heard.load(Ordering::SeqCst)), (60, 60));
+    }
+}

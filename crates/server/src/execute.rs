@@ -25,6 +25,7 @@ use super::own_session::{OwnId, OwnSession};
 use super::quotas::{Account, Held};
 use super::sessions::{InUse, Known, Session};
 use super::sharing;
+use super::suspension::taken_over;
 use sandglass_host::sandbox::{ExecuteOptions, Execution};
 use sandglass_host::{Sandbox, Stream};
 
@@ -227,6 +228,9 @@ impl Running {
         }
         if let Ok(stats) = sandbox.stats().await {
             self.session.count(&stats, &self.app.metrics);
+        }
+        if sharing::is_taken(&self.app, &self.session).await {
+            return Err(taken_over(&self.session.id));
         }
         match execution {
             Err(sandglass_core::Error::Destroyed) if self.app.sessions.are_closed() => Err(ApiError::cut_short()),

@@ -29,6 +29,7 @@
 
 mod pending;
 mod place;
+mod replay;
 mod stage;
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -37,14 +38,18 @@ use std::time::Duration;
 
 use sandglass_core::execution::{LostVariable, StateReport, StateStatus};
 use sandglass_core::{Error, Profile};
-use sandglass_states::{SessionId, StateError, Tenant};
+use sandglass_states::{MostEnded, SessionId, StateError, Tenant};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 pub use self::pending::{Pending, PendingCall, ResumeOptions};
 pub use self::place::KeptPlace;
 use self::place::{Works, read};
+use self::replay::ran;
+pub use self::replay::{Replay, ReplayOptions};
 use self::stage::Stage;
+use crate::driver::EndedRecord;
 use crate::driver::journal::{JournalPlace, Lease};
 use crate::launcher::BackendKind;
 use crate::sandbox::{Capabilities, ExecuteOptions, Execution, Sandbox, SandboxBuilder};
@@ -55,6 +60,13 @@ pub const MOST_BYTES: u64 = 256 << 20;
 const COLLECTED_AFTER: u32 = 32;
 /// The age from which objects are removed that nobody needs.
 const COLLECTED_AGE: Duration = Duration::from_secs(60);
+
+/// The executions that can be replayed.
+const MOST_ENDED: MostEnded = MostEnded {
+    executions: 32,
+    journal_bytes: 128 << 20,
+    state_bytes: 1 << 30,
+};
 
 /// A sandbox whose executions outlive the process. The [module](self) describes it.
 #[derive(Debug)]
@@ -69,6 +81,8 @@ pub struct Kept {
     inside: Mutex<Inside>,
     /// The number of states that were written.
     writes: AtomicU32,
+    /// Cancelled when the user ends the sandbox.
+    is_ended: CancellationToken,
 }
 
 /// The settings that a stored sandbox must have again.
@@ -130,7 +144,7 @@ impl Kept {
             }
         };
         let journal = place.journal(lease.clone());
-        let sandbox = built(builder.clone().journal(journal, settings.hash_seed)).await?;
+        let sandbox = built(builder.clone().journal(Some(journal), settings.hash_seed)).await?;
         let capabilities = sandbox.capabilities();
         let stage = match stage {
             Some(stage) => {
@@ -147,6 +161,7 @@ impl Kept {
             settings,
             turn: tokio::sync::Mutex::default(),
             writes: AtomicU32::new(0),
+            is_ended: CancellationToken::new(),
             inside: Mutex::new(Inside {
                 unkept: matches!(stage, Stage::Open(_)).then(|| "it was not written yet".to_owned()),
                 stage,
@@ -204,8 +219,8 @@ impl Kept {
         self.execute_with(code, ExecuteOptions::default()).await
     }
 
-    /// Runs code. When this returns, its effects are kept; if they could not be, the log says why. Dropping the future interrupts the code,
-    /// and then it is not pending.
+    /// Runs code. When this returns, its effects are kept. If they could not be, `state.lost` of the result names the execution, with the
+    /// reason. Dropping the future interrupts the code, and then it is not pending.
     ///
     /// # Errors
     /// [`Error::ExecutionPending`], and those of [`Sandbox::execute_with`]. Two leave the execution pending:
@@ -214,7 +229,7 @@ impl Kept {
     pub async fn execute_with(&self, code: impl Into<String>, options: ExecuteOptions) -> Result<Execution, Error> {
         let _turn = self.turn().await?;
         let mut sandbox = self.opened().await?;
-        if self.is_changed() && !self.write(&sandbox).await {
+        if self.is_changed() && self.write(&sandbox, None).await.is_err() {
             self.lost(&sandbox).await?;
             sandbox = self.opened().await?;
         }
@@ -301,6 +316,7 @@ impl Kept {
     /// Ends the guest, also while code runs: then its execution is pending in the next sandbox of this place. A process that ends in good
     /// order calls this first. If it drops the future of an execution instead, that interrupts the code.
     pub async fn destroy(&self) {
+        self.is_ended.cancel();
         let lease;
         let (open, other) = {
             let mut inside = self.inside();
@@ -337,7 +353,10 @@ impl Kept {
     }
 
     fn builder(&self) -> Result<SandboxBuilder, Error> {
-        Ok(self.builder.clone().journal(self.journal()?, self.settings.hash_seed))
+        Ok(self
+            .builder
+            .clone()
+            .journal(Some(self.journal()?), self.settings.hash_seed))
     }
 
     /// Waits until nobody uses the sandbox, and an earlier one is gone that a dropped future has left. Then the stage is known.
@@ -407,13 +426,13 @@ impl Kept {
         inside.is_shared || inside.unkept.is_some()
     }
 
-    /// Writes the state of the sandbox, and removes the journal of the execution before it. Returns false, and writes nothing, if the guest
-    /// with the state is gone.
-    async fn write(&self, sandbox: &Sandbox) -> bool {
+    /// Writes the state of the sandbox, with the record of the execution before it, and removes its journal. Returns the reason for which that
+    /// failed, if it did.
+    async fn write(&self, sandbox: &Sandbox, ended: Option<EndedRecord>) -> Result<Option<String>, GuestGone> {
         let suspended = sandbox.suspend(MOST_BYTES).await;
         let is_lost = suspended.as_ref().is_ok_and(|suspended| suspended.past.is_lost());
         if is_lost || !sandbox.has_first_guest().await {
-            return false;
+            return Err(GuestGone);
         }
         let written = async {
             let suspended = suspended?;
@@ -422,7 +441,7 @@ impl Kept {
             let writes = self.writes.fetch_add(1, Ordering::Relaxed);
             let collects = self.place.collects && writes.is_multiple_of(COLLECTED_AFTER);
             let write = move |tenant: &Tenant, session| {
-                tenant.write(session, &saved)?;
+                tenant.write_after(session, &saved, ended.map(ran).as_ref(), &MOST_ENDED)?;
                 tenant.remove_journal(session)?;
                 if collects && let Err(error) = tenant.collect(COLLECTED_AGE) {
                     tracing::warn!(%error, "objects that no kept sandbox needs were not removed");
@@ -431,19 +450,32 @@ impl Kept {
             };
             self.work(write).await.map(|()| lost)
         };
-        let unkept = written.await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "the state of a kept sandbox could not be written");
-            Some(error.to_string())
-        });
+        let (unkept, problem) = match written.await {
+            Ok(lost) => (lost, None),
+            Err(error) => {
+                tracing::warn!(%error, "the state of a kept sandbox could not be written");
+                (Some(error.to_string()), Some(error.to_string()))
+            }
+        };
         self.inside().unkept = unkept;
-        true
+        Ok(problem)
     }
 
     /// Keeps what an execution has left.
     async fn ended(&self, sandbox: &Sandbox, mut execution: Execution) -> Result<Execution, Error> {
         let was_lost = execution.state.status == StateStatus::Lost;
-        if !was_lost && self.write(sandbox).await {
-            return Ok(execution);
+        if !was_lost {
+            let ended = sandbox.ended_record().await;
+            let ended = ended.filter(|(_, record)| record.execution() == execution.id);
+            if let Ok(problem) = self.write(sandbox, ended).await {
+                let name = format!("execution {}", execution.id);
+                let told = problem.map(|why| {
+                    let reason = format!("its effects are in this sandbox only: they could not be kept ({why})");
+                    LostVariable { name, reason }
+                });
+                execution.run.state.add(told);
+                return Ok(execution);
+            }
         }
         // The guest is gone with its state. That of the store takes its place.
         self.leave(sandbox).await;
@@ -512,6 +544,9 @@ impl Kept {
         }
     }
 }
+
+/// The guest with the state is gone, so nothing was written.
+struct GuestGone;
 
 /// A sandbox whose guests can be recorded.
 async fn built(builder: SandboxBuilder) -> Result<Sandbox, Error> {

@@ -169,7 +169,7 @@ pub enum StateStatus {
 }
 
 /// A variable that is gone, and the reason. A lost file that `writeFile` wrote is named `file <path>`. A lost descriptor of a pipe or
-/// socket is named `descriptor <number>`.
+/// socket is named `descriptor <number>`. An execution that no later process or page has is named `execution <number>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(target_arch = "wasm32", derive(tsify::Tsify))]

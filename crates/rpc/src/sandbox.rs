@@ -319,7 +319,7 @@ impl ClientSandbox {
         match &self.inner {
             Inner::Kept(kept) => Ok(kept),
             Inner::Sandbox(_) => {
-                let problem = "no execution is pending: the sandbox was created without \"persist\"; nothing was done";
+                let problem = "no execution is pending or has a journal: the sandbox was created without \"persist\"; nothing was done";
                 Err(RpcError::InvalidParams(problem.to_owned()))
             }
         }

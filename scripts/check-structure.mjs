@@ -52,6 +52,7 @@ const LONG_LINES = 600;
 /** @type {Record<string, string>} */
 const LONG = {
   "crates/rlm/src/schema.rs": "one language, that of schemas: reading, checking and describing go together",
+  "crates/core/src/protocol.rs": "the definition of one wire, a message after the other",
   "crates/rpc/src/messages.rs": "the definition of one wire, a message after the other",
   "host/src/backend/bubblewrap.rs": "one backend: its plan, and the spawn",
   "crates/jupyter/src/backend.rs": "one backend: its plan, and the spawn",

@@ -28,8 +28,9 @@ use sandglass_core::Error;
 use sandglass_core::execution::LostVariable;
 use sandglass_core::predictions::Prediction;
 use sandglass_core::protocol::GuestInfo;
-use sandglass_core::session::{Command, Encoded, Input, Past, Reply, Session, Ticket};
+use sandglass_core::session::{Command, Encoded, Input, Past, Record, Reply, Session, Ticket};
 use sandglass_core::stats::Stats;
+use sandglass_states::JournalId;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -66,6 +67,8 @@ pub(crate) struct Callbacks {
     pub(crate) on_start: Option<OnStart>,
     /// The place of the journal, if executions are recorded.
     pub(crate) journal: Option<JournalPlace>,
+    /// True if calls that the journal does not answer are refused.
+    pub(crate) asks_nobody: bool,
 }
 
 /// The receivers of one execution's events.
@@ -80,6 +83,9 @@ pub(crate) struct Watch {
     /// Takes the command back when it is cancelled.
     pub(crate) cancel: Option<CancellationToken>,
 }
+
+/// The record of an execution, with the id of its journal if a call was written.
+pub(crate) type EndedRecord = (Option<JournalId>, Arc<Record<Payload>>);
 
 /// The answer to a command.
 type Answered = Result<Reply<Payload>, Error>;
@@ -102,6 +108,8 @@ enum Message {
     Lost(Vec<LostVariable>),
     /// The journal of an execution of an earlier process. The guest has the state before it.
     Recorded(Box<Written>),
+    /// Takes the record of the last execution.
+    Ended(oneshot::Sender<Option<EndedRecord>>),
     /// Ends the session. The sender is told when nothing is left.
     Destroy(Option<oneshot::Sender<()>>),
     HostReturned(u32, Result<Encoded<Payload>, String>),
@@ -220,6 +228,13 @@ impl Driver {
     /// Makes an execution of an earlier process pending. The guest has the state before it.
     pub(crate) fn recorded(&self, journal: Written) {
         let _ = self.messages.send(Message::Recorded(Box::new(journal)));
+    }
+
+    /// Takes the record of the last execution, if it was recorded.
+    pub(crate) async fn ended(&self) -> Option<EndedRecord> {
+        let (answer, answered) = oneshot::channel();
+        let _ = self.messages.send(Message::Ended(answer));
+        answered.await.ok().flatten()
     }
 
     /// Ends the session. Nothing of it is left when this returns.

@@ -29,6 +29,7 @@
 
 mod pending;
 mod place;
+mod replay;
 mod stage;
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -40,11 +41,15 @@ use sandglass_core::{Error, Profile};
 use sandglass_states::StateError;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 pub use self::pending::{Pending, PendingCall, ResumeOptions};
 pub use self::place::KeptPlace;
 use self::place::{Works, read};
+use self::replay::ran;
+pub use self::replay::{Replay, ReplayOptions};
 use self::stage::Stage;
+use crate::driver::EndedRecord;
 pub use crate::driver::journal::bounds::{KeptBounds, MOST_BYTES};
 use crate::driver::journal::{JournalPlace, Lease};
 use crate::launcher::BackendKind;
@@ -68,6 +73,8 @@ pub struct Kept {
     inside: Mutex<Inside>,
     /// The number of states that were written.
     writes: AtomicU32,
+    /// Cancelled when the user ends the sandbox.
+    is_ended: CancellationToken,
 }
 
 /// The settings that a stored sandbox must have again.
@@ -130,7 +137,7 @@ impl Kept {
             }
         };
         let journal = place.journal(lease.clone());
-        let sandbox = built(builder.clone().journal(journal, settings.hash_seed)).await?;
+        let sandbox = built(builder.clone().journal(Some(journal), settings.hash_seed)).await?;
         let capabilities = sandbox.capabilities();
         let stage = match stage {
             Some(stage) => {
@@ -147,6 +154,7 @@ impl Kept {
             settings,
             turn: tokio::sync::Mutex::default(),
             writes: AtomicU32::new(0),
+            is_ended: CancellationToken::new(),
             inside: Mutex::new(Inside {
                 unkept: matches!(stage, Stage::Open(_)).then(|| "it was not written yet".to_owned()),
                 stage,
@@ -214,7 +222,7 @@ impl Kept {
     pub async fn execute_with(&self, code: impl Into<String>, options: ExecuteOptions) -> Result<Execution, Error> {
         let _turn = self.turn().await?;
         let mut sandbox = self.opened().await?;
-        if self.is_changed() && matches!(self.write(&sandbox).await, Ok(false)) {
+        if self.is_changed() && matches!(self.write(&sandbox, None).await, Ok(false)) {
             self.lost(&sandbox).await?;
             sandbox = self.opened().await?;
         }
@@ -247,7 +255,7 @@ impl Kept {
             Stage::Open(sandbox) => sandbox.clone(),
             _ => return Ok(()),
         };
-        if self.is_changed() && !self.write(&sandbox).await? {
+        if self.is_changed() && !self.write(&sandbox, None).await? {
             self.lost(&sandbox).await?;
         }
         Ok(())
@@ -319,6 +327,7 @@ impl Kept {
     /// Ends the guest, also while code runs: then its execution is pending in the next sandbox of this place. A process that ends in good
     /// order calls this first. If it drops the future of an execution instead, that interrupts the code.
     pub async fn destroy(&self) {
+        self.is_ended.cancel();
         let lease;
         let (open, other) = {
             let mut inside = self.inside();
@@ -355,7 +364,10 @@ impl Kept {
     }
 
     fn builder(&self) -> Result<SandboxBuilder, Error> {
-        Ok(self.builder.clone().journal(self.journal()?, self.settings.hash_seed))
+        Ok(self
+            .builder
+            .clone()
+            .journal(Some(self.journal()?), self.settings.hash_seed))
     }
 
     /// Waits until nobody uses the sandbox, and an earlier one is gone that a dropped future has left. Then the stage is known.
@@ -426,9 +438,9 @@ impl Kept {
         inside.is_shared || inside.unkept.is_some()
     }
 
-    /// Writes the state of the sandbox, and removes the journal of the execution before it. Returns false, and writes nothing, if the guest
-    /// with the state is gone. After an error, the sandbox goes on with a state that is not kept.
-    async fn write(&self, sandbox: &Sandbox) -> Result<bool, Error> {
+    /// Writes the state of the sandbox, with the record of the execution before it, and removes its journal. Returns false, and writes nothing,
+    /// if the guest with the state is gone. After an error, the sandbox goes on with a state that is not kept.
+    async fn write(&self, sandbox: &Sandbox, ended: Option<EndedRecord>) -> Result<bool, Error> {
         let _turn = self.place.turn().await;
         let suspended = sandbox.suspend(self.place.most_bytes()).await;
         let is_lost = suspended.as_ref().is_ok_and(|suspended| suspended.past.is_lost());
@@ -442,7 +454,7 @@ impl Kept {
             let writes = self.writes.fetch_add(1, Ordering::Relaxed);
             let collects = self.place.collects && writes.is_multiple_of(COLLECTED_AFTER);
             let write = move |place: &JournalPlace| {
-                place.write(&saved)?;
+                place.write(&saved, ended.map(ran).as_ref())?;
                 place.remove_journal()?;
                 if collects && let Err(error) = place.tenant.collect(COLLECTED_AGE) {
                     tracing::warn!(%error, "objects that no kept sandbox needs were not removed");
@@ -465,9 +477,13 @@ impl Kept {
     /// Keeps what an execution has left.
     async fn ended(&self, sandbox: &Sandbox, mut execution: Execution) -> Result<Execution, Error> {
         let was_lost = execution.state.status == StateStatus::Lost;
-        if !was_lost && !matches!(self.write(sandbox).await, Ok(false)) {
-            execution.unkept = self.inside().unkept.clone();
-            return Ok(execution);
+        if !was_lost {
+            let ended = sandbox.ended_record().await;
+            let ended = ended.filter(|(_, record)| record.execution() == execution.id);
+            if !matches!(self.write(sandbox, ended).await, Ok(false)) {
+                execution.unkept = self.inside().unkept.clone();
+                return Ok(execution);
+            }
         }
         // The guest is gone with its state. That of the store takes its place.
         self.leave(sandbox).await;

@@ -331,6 +331,11 @@ impl Sandbox {
         self.budget.left(now())
     }
 
+    /// The budget of all executions.
+    pub(crate) fn budget(&self) -> Budget {
+        self.budget.clone()
+    }
+
     /// The use of models by all executions so far.
     pub fn spent(&self) -> Usage {
         self.budget.spent()

@@ -7,6 +7,7 @@ import re
 import subprocess
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 KEY = "a-key-for-tests-0123456789"
@@ -42,15 +43,30 @@ class HttpServer:
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Returns the status and the JSON of an answer."""
-        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.address + path, data, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
+            with urllib.request.urlopen(self._request(method, path, body), timeout=PATIENCE_SECONDS) as response:
                 text = response.read()
                 return response.status, json.loads(text) if text else None
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read())
+
+    def _request(self, method: str, path: str, body: Any, **more: str) -> urllib.request.Request:
+        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json", **more}
+        data = None if body is None else json.dumps(body).encode()
+        return urllib.request.Request(self._address + path, data, headers, method=method)
+
+    def events(self, session: str, code: str) -> Iterator[tuple[str, Any]]:
+        """Runs code, and returns the names and data of its events as they come."""
+        path = f"/v1/sessions/{session}/execute"
+        request = self._request("POST", path, {"code": code}, Accept="text/event-stream")
+        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
+            name = ""
+            for line in response:
+                field, _, value = line.decode().strip().partition(": ")
+                if field == "event":
+                    name = value
+                elif field == "data":
+                    yield name, json.loads(value)
 
     def execute(self, session: str, code: str) -> tuple[int, Any]:
         return self.ask("POST", f"/v1/sessions/{session}/execute", {"code": code})

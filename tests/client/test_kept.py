@@ -185,6 +185,57 @@ def test_another_way_than_the_journals_is_an_error(tmp_path: Path) -> None:
         assert sandbox.pending() is not None
 
 
+def test_an_ended_execution_runs_again(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def ask(question: str) -> str:
+        asked.append(question)
+        return f"answer to {question}"
+
+    with kept(tmp_path, ask) as sandbox:
+        sandbox.execute("import random\nx = 1")
+        first = sandbox.execute("x = random.random()\nprint(x)\n[x, ask('a'), ask('b')]")
+        sandbox.execute("x = 'later'")
+    asked.clear()
+    with kept(tmp_path, ask) as sandbox:
+        again = sandbox.replay(2)
+        assert (again.execution.value, again.execution.stdout) == (first.value, first.stdout)
+        assert (again.difference, again.execution.calls) == (None, [])
+        assert sandbox["x"] == "later"
+        call = first.calls[1].id
+        assert call is not None
+        for name in (2, "2", call):
+            other = sandbox.replay(2, {name: ["another"]})
+            assert (other.execution.value[1:], other.difference) == (["answer to a", ["another"]], None)
+        assert asked == []
+        assert code_of(lambda: sandbox.replay(2, {3: 1})) == "invalid_option"
+        assert code_of(lambda: sandbox.replay(9)) == "no_checkpoint"
+
+
+def test_a_replay_may_make_other_calls(tmp_path: Path) -> None:
+    code = "first = ask('a')\ntry:\n    second = ask(first)\nexcept HostCallError:\n    second = 'none'\nsecond"
+    made: list[tuple[str, str | None]] = []
+
+    async def replays() -> None:
+        async def ask(question: str) -> str:
+            made.append((question, call_id()))
+            return question.upper()
+
+        options: Any = {"backend": "subprocess", "persist": tmp_path, "host_functions": {"ask": ask}}
+        async with AsyncSandbox(**options) as sandbox:
+            assert (await sandbox.execute(code)).value == "A"
+            made.clear()
+            other = await sandbox.replay(1, {1: "other"})
+            assert (other.execution.value, made) == ("none", [])
+            other = await sandbox.replay(1, {1: "other"}, ask=True)
+            assert (other.execution.value, made) == ("OTHER", [("other", None)])
+            assert [call.args for call in other.execution.calls] == [("other",)]
+            assert other.difference is not None
+            assert other.difference.startswith("call 2 is ask(")
+
+    asyncio.run(replays())
+
+
 def test_an_interrupted_execution_is_not_pending(tmp_path: Path) -> None:
     async def interrupted() -> PendingExecution | None:
         asked = asyncio.Event()
@@ -209,6 +260,7 @@ def test_a_sandbox_without_persist_has_nothing_pending() -> None:
     with Sandbox(**PLAIN) as sandbox:
         assert sandbox.pending() is None
         assert code_of(sandbox.resume) == code_of(sandbox.discard) == "invalid_option"
+        assert code_of(lambda: sandbox.replay(1)) == "invalid_option"
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:

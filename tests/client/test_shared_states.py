@@ -180,6 +180,56 @@ def test_a_server_that_was_paused_is_too_late(place: tuple[str, str], ending: bo
         assert (run["result"], run["state"]["status"]) == ("11", "kept"), run
 
 
+def test_sessions_that_nobody_took_over_go_on_when_their_server_is_back(place: tuple[str, str]) -> None:
+    taken, left = slept(place, 1), slept(place, 2)
+    with Server(place, lease=SHORT_LEASE) as first, Server(place) as second:
+        for session in (taken, left):
+            first.has_at_last(session, "x += 10")
+        first.process.send_signal(signal.SIGSTOP)
+        try:
+            assert second.has_at_last(taken, "x")["result"] == "1"  # so the lease of the first one is over
+        finally:
+            first.process.send_signal(signal.SIGCONT)
+        run = first.has_at_last(left, "x")
+        assert (run["result"], run["state"]["status"], run["id"]) == ("12", "kept", 3), run
+        for server, session in ((first, taken), (second, left)):
+            status, refused = server.execute(session, "x")
+            assert (status, refused["error"]["code"]) == (503, "state_unavailable"), refused
+        first.end()
+        run = second.runs(left, "x")
+        assert (run["result"], run["state"]["status"]) == ("12", "kept"), run
+
+
+#: Code that runs from before its server is stopped until it goes on.
+WHILE_STOPPED = """
+import time
+def is_stopped():
+    with open("/proc/{}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] == "T"
+print("begun", flush=True)
+while not is_stopped(): time.sleep(0.02)
+while is_stopped(): time.sleep(0.02)
+x = "lost"
+"""
+
+
+def test_code_that_ran_while_its_session_was_taken_over_is_told_so(place: tuple[str, str]) -> None:
+    session = slept(place, 1)
+    with Server(place, lease=SHORT_LEASE) as first, Server(place) as second:
+        first.has_at_last(session, "x")
+        events = first.events(session, WHILE_STOPPED.format(first.process.pid))
+        assert next(events) == ("stdout", {"text": "begun\n"})
+        first.process.send_signal(signal.SIGSTOP)
+        try:
+            assert second.has_at_last(session, "x += 1\nx")["result"] == "2"
+        finally:
+            first.process.send_signal(signal.SIGCONT)
+        ((name, told),) = events
+        assert (name, told["error"]["code"]) == ("error", "state_unavailable"), told
+        assert "the code ran, but another server" in told["error"]["message"], told
+        assert second.runs(session, "x")["result"] == "2"
+
+
 def test_storage_out_of_reach_is_told_without_secrets(place: tuple[str, str]) -> None:
     _, url = place
     ended = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,27 @@ class Recorded(Host):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, journals=True)
-        self.notes = b""
+        self.notes = self.notes_before_call = b""
         self.broken = self.differs = ""
         assert self.init()["type"] == "ready"
 
-    def record(self, code: str, noted: bytes = b"") -> Execution:
-        """Runs code. Ends early if the code takes another way than the notes."""
+    def record(self, code: str, noted: bytes = b"", explores: bool = False) -> Execution:
+        """Runs code. Ends early if the code takes another way than the notes, and may not go on."""
         self.exchange += 1
         self.execution += 1
         request: Any = {**self.execute(code, PATIENCE_SECONDS * 1000), "noted": True}
+        if explores:
+            request["explores"] = True
         self.send(request, *([noted] if noted else []))
         self.notes = noted
         seen = Execution()
-        while not self.differs and not self.hear(seen):
+        while not (self.differs and not explores) and not self.hear(seen):
             pass
         return seen
+
+    def called(self, call: int, name: str, argument: Any) -> None:
+        self.notes_before_call = self.notes
+        super().called(call, name, argument)
 
     def receive(self) -> tuple[list[dict[str, Any]], list[bytes]]:
         events, bodies = super().receive()
@@ -61,7 +68,7 @@ def twice(folder: Path, code: str) -> tuple[Recorded, Execution, Recorded, Execu
         (folder / name).mkdir()
         with Recorded(folder / name) as host:
             seen.append(host.record(code, noted))
-            noted = host.notes
+            noted = host.notes_before_call
             hosts.append(host)
     return hosts[0], seen[0], hosts[1], seen[1]
 
@@ -93,6 +100,7 @@ SOURCES = {
         "import datetime\nclass Own(datetime.datetime): pass\n[type(Own.now()).__name__, Own.now(), Own.utcnow()]"
     ),
     "urandom": "import os\n[os.urandom(8), os.getrandom(5)]",
+    "OpenSSL": "import ssl\nfrom ssl import RAND_bytes\n[ssl.RAND_bytes(4), RAND_bytes(5)]",
     "uuid": "import uuid\n[uuid.uuid4()]",
     "secrets": "import secrets\n[secrets.token_hex(), secrets.randbelow(10 ** 9), secrets.choice(range(10 ** 9))]",
     "random": "import random\n[random.random(), random.gauss(0, 1), random.getrandbits(99)]",
@@ -192,6 +200,27 @@ def test_another_way_is_told(other: str, what: str, tmp_path: Path) -> None:
         assert second.differs == what
 
 
+def test_code_that_calls_nobody_runs_again_by_the_notes_that_come_at_its_end(tmp_path: Path) -> None:
+    code = "import os, time\nprint(os.urandom(4), time.time_ns())"
+    with Recorded(tmp_path) as first:
+        seen = first.record(code)
+    with Recorded(tmp_path) as second:
+        again = second.record(code, first.notes)
+        assert (again.stdout, second.differs, second.notes) == (seen.stdout, "", first.notes)
+
+
+def test_code_that_explores_goes_on_after_the_first_difference(tmp_path: Path) -> None:
+    with Recorded(tmp_path) as first:
+        first.record("import os\nos.urandom(4)\nfetch_page(1)\nos.urandom(4)")
+    for other in ("time.time()", "os.urandom(5)", "os.system('true')", "pass"):
+        with Recorded(tmp_path) as second:
+            code = f"import os, time\n{other}\nos.urandom(4), time.time()\nfetch_page(2)\nprint('the end')"
+            seen = second.record(code, first.notes, explores=True)
+            assert (seen.report["ended"], seen.stdout) == ("ok", "the end\n"), seen.traceback
+            assert second.differs != ""
+            assert (second.notes, second.broken) == (first.notes, ""), "nothing is noted or told any more"
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -208,6 +237,11 @@ def test_another_way_is_told(other: str, what: str, tmp_path: Path) -> None:
         ("open('/dev/urandom', 'rb').read(1)", "it read a random device"),
         ("import os\nos.close(os.open(b'/dev/urandom', os.O_RDONLY))", "it read a random device"),
         ("import uuid\nuuid.uuid1()", "it asked the system for a UUID"),
+        pytest.param(
+            "import ssl\nssl.RAND_pseudo_bytes(4)",
+            "it asked OpenSSL for pseudo-random bytes",
+            marks=pytest.mark.skipif(not hasattr(ssl, "RAND_pseudo_bytes"), reason="this Python has none"),
+        ),
         ("open('/proc/self/stat').read()", "it opened /proc/self/stat"),
         ("import asyncio\nawait asyncio.sleep(0.01)", "it waited in an event loop, whose order no journal holds"),
         ("import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)", "it set an alarm"),

@@ -69,7 +69,8 @@ pub enum Request {
     /// code yet. The guest sends `External` once the code depends on the outside world. `more`: the code is still being written. It has
     /// whole lines, after which another statement begins. After running them, the guest sends `Waiting`. The exchange continues with
     /// `Extend` and, at last, `Promote`. `noted`: the guest notes what the clock and chance answer (`Noted`). The body, if there is one, has
-    /// the notes of an earlier run, and the guest gives the code these answers first.
+    /// the notes of an earlier run, and the guest gives the code these answers first. `explores`: code that asks for something else than the
+    /// notes have goes on all the same, with the answers of the world. Native guests stop it otherwise.
     Execute {
         exchange: u32,
         execution: u32,
@@ -84,6 +85,9 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         #[cfg_attr(target_arch = "wasm32", tsify(optional))]
         noted: bool,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        #[cfg_attr(target_arch = "wasm32", tsify(optional))]
+        explores: bool,
     },
     /// Adds code that is being written, after the guest sent `Waiting`. `last`: the code seems to be complete.
     Extend {

@@ -240,8 +240,9 @@ pub enum Input<B> {
     Conversation(String),
     /// The guests of shadows take more memory than the machine has for them.
     MemoryIsShort,
-    /// The driver has put the state before this execution of an earlier session into the guest. The execution is pending now.
-    Recorded(Box<Record<B>>),
+    /// The driver has put the state before this execution into the guest. The execution is pending now. An earlier session has not finished
+    /// it, or it has ended and is to run again.
+    Recorded(Box<Record<B>>, Strictness),
     /// The driver has the present state by value ([`VariableCommand::Capture`]), or has not, because of this. If the next job is an
     /// execution, it is recorded for the driver; without the state, it cannot be resumed. Only the first guest's state counts.
     StateKept(Result<(), String>),
@@ -467,7 +468,7 @@ impl<B: Body> Session<B> {
             Input::Written(..) => {} // no copy will exist
             Input::Conversation(text) => self.shadows.converse(now, &text),
             Input::MemoryIsShort => self.shadows.memory_is_short(),
-            Input::Recorded(record) => interpreter.recorded(*record),
+            Input::Recorded(record, strictness) => interpreter.recorded(*record, strictness),
             Input::StateKept(kept) => interpreter.state_kept(kept),
             Input::CheckpointGone(checkpoint, why) => interpreter.checkpoint_gone(checkpoint, &why),
             Input::Tick => {}

@@ -126,7 +126,7 @@ impl Inner {
         match self {
             Self::Kept(kept) => Ok(kept),
             Self::Sandbox(_) => {
-                let problem = "no execution is pending: the sandbox was created without \"persist\"; nothing was done";
+                let problem = "no execution is pending or has a journal: the sandbox was created without \"persist\"; nothing was done";
                 Err(RpcError::InvalidParams(problem.to_owned()))
             }
         }

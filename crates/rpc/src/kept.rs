@@ -1,13 +1,13 @@
-//! Executions that outlive the program: the methods `pending`, `resume`, `discard` and `deletePersisted`.
+//! Executions that outlive the program: the methods `pending`, `resume`, `discard`, `replay` and `deletePersisted`.
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use sandglass_host::Value;
-use sandglass_host::kept::{Pending, PendingCall, ResumeOptions};
+use sandglass_host::kept::{Pending, PendingCall, ReplayOptions, ResumeOptions};
 use serde_json::value::RawValue;
 
 use crate::blobs::Named;
-use crate::messages::{DeletePersisted, Empty, Executed, Id, OfSandbox, Resume, RpcError, Valued};
+use crate::messages::{DeletePersisted, Empty, Executed, Id, OfSandbox, Replay, Replayed, Resume, RpcError, Valued};
 use crate::methods::{Context, begun};
 use crate::options::name_of_kept;
 
@@ -39,6 +39,24 @@ impl Context {
     pub(crate) async fn discard(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
         self.in_turn(&of.sandbox).await?.kept()?.discard().await?;
         Ok(Empty {})
+    }
+
+    pub(crate) async fn replay(&self, id: &Id, params: Replay, blobs: &mut Named) -> Result<Replayed, RpcError> {
+        let executing = self.sandbox(&params.sandbox)?.executing(id);
+        let (sandbox, turn) = self.turn(&params.sandbox).await?;
+        let options = ReplayOptions {
+            answers: params
+                .answers
+                .map_or(Ok(Vec::new()), |answers| answers_in(&answers, blobs))?,
+            ask: params.ask,
+            execute: self.execute_options(id, &sandbox, &executing, false),
+        };
+        let replayed = begun(sandbox.kept()?.replay(params.execution, options), turn).await?;
+        drop(executing);
+        Ok(Replayed {
+            execution: self.executed(&sandbox, replayed.execution),
+            difference: replayed.difference,
+        })
     }
 
     pub(crate) async fn delete_persisted(

@@ -405,6 +405,35 @@ pub struct DeletePersisted {
     pub name: String,
 }
 
+/// Parameters of `replay`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Replay {
+    /// The id that `create` returned.
+    pub sandbox: String,
+    /// The number of an execution that has ended.
+    pub execution: u32,
+    /// Answers in place of those in the journal: an object with a value for each call, by its id or by its place among the calls, from 1.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(with = "Json"))]
+    pub answers: Option<WireValue>,
+    /// True if a call without an answer in the journal is made. Otherwise it fails.
+    #[serde(default)]
+    pub ask: bool,
+}
+
+/// The result of `replay`.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Replayed {
+    /// The execution.
+    pub execution: Executed,
+    /// The place where the code first went another way than its journal says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub difference: Option<String>,
+}
+
 /// Parameters of `hint`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -708,7 +737,7 @@ pub struct Call<'a> {
     pub request: Option<Id>,
     /// The function's name.
     pub name: &'a str,
-    /// The call's id, if the sandbox has `persist`. A call that is made again by `resume` has the same one.
+    /// The call's id, if the sandbox has `persist`. A call that is made again by `resume` has the same one. Calls of `replay` have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// The positional arguments.

@@ -20,9 +20,9 @@ use crate::connection::{Home, lock, read};
 use crate::messages::{
     AddContext, AllCells, BudgetCounts, CaptureState, CapturedState, Configure, Converse, Counts, Created,
     DeletePersisted, Displayed, Empty, Execute, Executed, Files, FinalAnswer, Fork, Forked, GetVariable, Hello, Hint,
-    Id, Initialize, ListFiles, OfCell, OfCellFile, OfFile, OfSandbox, OpenState, OpenedState, Output, RanCell,
-    RestoreState, Resume, RpcError, RunCell, SeriesName, SetVariable, StateOf, Valued, Variable, Variables, Welcome,
-    WireValue, WriteFile, Written,
+    Id, Initialize, ListFiles, OfCell, OfCellFile, OfFile, OfSandbox, OpenState, OpenedState, Output, RanCell, Replay,
+    Replayed, RestoreState, Resume, RpcError, RunCell, SeriesName, SetVariable, StateOf, Valued, Variable, Variables,
+    Welcome, WireValue, WriteFile, Written,
 };
 use crate::options::Options;
 use crate::sandbox::{Caller, ClientSandbox, Executing, Turn, name_of};
@@ -84,6 +84,7 @@ methods! {
     "pending" pending OfSandbox => Valued;
     "resume" resume Resume => Executed;
     "discard" discard OfSandbox => Empty;
+    "replay" replay Replay => Replayed;
     "deletePersisted" delete_persisted DeletePersisted => Empty;
     "hint" hint Hint => Empty;
     "written" take_written Written => Empty;

@@ -26,6 +26,7 @@ use super::own_session::{OwnId, OwnSession};
 use super::quotas::{Account, Held};
 use super::sessions::{InUse, Kind, Known, Session};
 use super::sharing;
+use super::suspension::taken_over;
 use sandglass_host::kept::ResumeOptions;
 use sandglass_host::sandbox::{ExecuteOptions, Execution};
 use sandglass_host::{Stream, Value};
@@ -315,6 +316,9 @@ impl Running {
             }
             _ => true, // it runs nothing ahead
         };
+        if sharing::is_taken(&self.app, &self.session).await {
+            return Err(taken_over(&self.session.id));
+        }
         match execution {
             Err(Error::Destroyed) if self.app.sessions.are_closed() => Err(match is_kept {
                 true => ApiError::left_pending(),

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use futures_util::future::join_all;
 use sandglass_core::stats::Stats;
+use sandglass_states::ServerId;
 use tokio_util::sync::CancellationToken;
 
 use super::App;
@@ -62,6 +63,10 @@ pub struct Session {
     recipe: Option<Recipe>,
     /// The stored state from which the session went on. It stays until the next one is written.
     stored: Option<Arc<Asleep>>,
+    /// The id of this server under which the store may have a state of the session.
+    lease: Mutex<Option<ServerId>>,
+    /// True once another server has taken the session over.
+    is_taken: AtomicBool,
 }
 
 /// The turn to change a session's state.
@@ -146,7 +151,9 @@ impl Session {
             turn: tokio::sync::Mutex::default(),
             leaving: CancellationToken::new(),
             recipe,
+            lease: Mutex::new(stored.as_ref().and_then(|stored| stored.server())),
             stored,
+            is_taken: AtomicBool::new(false),
         })
     }
 
@@ -281,6 +288,26 @@ impl Session {
     /// The stored state from which the session went on, if there is one.
     pub fn stored(&self) -> Option<Arc<Asleep>> {
         self.stored.clone()
+    }
+
+    /// The id of this server under which the store may have a state of the session. `None` if no other server can know of it.
+    pub fn lease(&self) -> Option<ServerId> {
+        *lock(&self.lease)
+    }
+
+    /// Notes that this server has the session under this id.
+    pub fn is_under(&self, server: ServerId) {
+        *lock(&self.lease) = Some(server);
+    }
+
+    /// Returns true once another server has taken the session over.
+    pub fn is_taken(&self) -> bool {
+        self.is_taken.load(Ordering::Acquire)
+    }
+
+    /// Notes that another server has taken the session over.
+    pub fn take_over(&self) {
+        self.is_taken.store(true, Ordering::Release);
     }
 
     /// Notes that the session could not be suspended. It is tried again after `pause`, or after the next use.
@@ -462,7 +489,17 @@ async fn end_unused(app: &App, id: &str, idle: Duration) -> bool {
         // It was used until now, so its state is as young as one that is written now.
         (Some(suspension), Some(asleep)) => suspension.mark_left(asleep).await,
         // A write that failed late may have left a state. The next server would take it for a session that its client still has.
-        (Some(suspension), None) if session.recipe.is_some() => suspension.remove(&session.owner, id, None).await,
+        (Some(suspension), None) if session.recipe.is_some() => {
+            let again = match session.lease() {
+                Some(under) => suspension.take_again(&session.owner, id, under).await.map(Some),
+                None => Ok(None),
+            };
+            match again {
+                Ok(Some(None)) => Ok(()), // another server has it
+                Ok(_) => suspension.remove(&session.owner, id, None).await,
+                Err(error) => Err(error),
+            }
+        }
         _ => Ok(()),
     };
     if let Err(error) = noted {

@@ -17,8 +17,10 @@ use super::suspension::Suspension;
 
 /// Renewals in the time that a lease lasts. Some may fail.
 const RENEWALS: f64 = 4.0;
+/// The time for which the answer to an execution waits for the store to tell who has the session.
+const ASK_TIME: Duration = Duration::from_secs(5);
 
-/// Keeps the lease of this server, and ends the sessions that others may have taken over. Ends with the server.
+/// Keeps the lease of this server, and ends the sessions that others have taken over. Ends with the server.
 pub(super) async fn run(app: App) {
     if !app.suspension.as_ref().is_some_and(Suspension::is_shared) {
         return;
@@ -34,10 +36,10 @@ async fn renew(app: &App) {
         match ask(app, States::renew).await {
             Some(Ok(Beat::Lost)) => {
                 tracing::error!(
-                    "this server was silent for so long that others may have taken its sessions over: these end here"
+                    "this server was silent for so long that others may have taken its sessions over: those that they have end here"
                 );
                 let app = app.clone();
-                tokio::spawn(async move { lose_all(&app).await });
+                tokio::spawn(async move { settle_all(&app).await });
             }
             Some(Err(error)) => problem.tell(&error, "the lease of this server is not renewed"),
             _ => problem = Problem::default(),
@@ -84,29 +86,83 @@ impl Problem {
     }
 }
 
-/// Ends all sessions that went on from a stored state. The next request finds out who has them.
-async fn lose_all(app: &App) {
-    let stored = app
-        .sessions
-        .awake()
-        .into_iter()
-        .filter(|session| session.stored().is_some());
-    let ids: Vec<_> = stored.map(|session| session.id.clone()).collect();
-    join_all(ids.iter().map(|id| lose(app, id))).await;
+/// Takes all sessions again that other servers may know of, and ends those that they have.
+async fn settle_all(app: &App) {
+    let mut known = app.sessions.awake();
+    known.retain(|session| session.lease().is_some());
+    for settled in join_all(known.iter().map(|session| settle(app, &session.id))).await {
+        if let Err(error) = settled {
+            tracing::warn!(error = error.message, "it is not known yet who has a session");
+        }
+    }
 }
 
-/// Ends a session that another server may have now, if it is awake under a lease that is over.
-pub(super) async fn lose(app: &App, id: &str) {
-    let is_lost = |session: &Session| standing(app, session) == Standing::Lost;
-    let Some((session, moving)) = Sessions::begin_to_lose(app, id, is_lost) else {
-        return;
+/// Asks the store who has a session that is awake under a lease that has run out. Takes it again if nobody had it since; otherwise it ends.
+/// This goes on if nobody waits for it any more.
+///
+/// # Errors
+/// The store cannot be read or written. Then this is still to be done.
+pub(super) async fn settle(app: &App, id: &str) -> Result<(), ApiError> {
+    let (app, id) = (app.clone(), id.to_owned());
+    let settled = tokio::spawn(async move {
+        let is_in_doubt = |session: &Session| standing(&app, session) != Standing::Held;
+        let Some((session, moving)) = Sessions::begin_to_settle(&app, &id, is_in_doubt) else {
+            return Ok(()); // or somebody else is at it
+        };
+        match take_again(&app, &session).await {
+            Ok(true) => moving.end_in_vain(Ok(())),
+            Ok(false) => {
+                tracing::error!(session = session.id, owner = %session.owner, "another server has taken it over: it ends here");
+                end(&session).await;
+                moving.end(session.stored().map(Known::Asleep), Ok(()));
+            }
+            Err(error) => {
+                moving.end_in_vain(Err(error.clone()));
+                return Err(error);
+            }
+        }
+        Ok(())
+    });
+    settled
+        .await
+        .unwrap_or_else(|_| Err(ApiError::internal("it could not be found out who has the session")))
+}
+
+/// Takes a session again that is awake here, so that it is under the present lease. Returns false if another server has it, or had it since.
+///
+/// # Errors
+/// The store cannot be read or written.
+pub(super) async fn take_again(app: &App, session: &Session) -> Result<bool, ApiError> {
+    let (Some(suspension), Some(under)) = (&app.suspension, session.lease()) else {
+        return Ok(true); // no server knows of it but this one
     };
-    end(&session).await;
-    moving.end(session.stored().map(Known::Asleep), Ok(()));
+    let server = suspension.take_again(&session.owner, &session.id, under).await?;
+    if let Some(server) = server {
+        session.is_under(server);
+    }
+    Ok(server.is_some())
 }
 
-/// Ends a session that another server may have now.
+/// Returns true if another server has taken over a session whose code has run here. If the store does not tell that soon, the answer is no:
+/// the session is still here, and if another server takes it over later, that is as after a kill.
+pub(super) async fn is_taken(app: &App, session: &Session) -> bool {
+    if standing(app, session) != Standing::Held {
+        let settled = async {
+            let _ = settle(app, &session.id).await;
+            if !session.is_taken()
+                && let Ok((_, Some(settled))) = app.sessions.of(&session.owner, &session.id)
+            {
+                let _ = settled.wait().await; // somebody else is at it
+            }
+        };
+        let _ = tokio::time::timeout(ASK_TIME, settled).await;
+    }
+    session.is_taken()
+}
+
+/// Ends a session that another server has now.
 pub(super) async fn end(session: &Session) {
+    session.take_over();
     session.destroy(Fate::Removed).await;
     if let Some(asleep) = session.stored() {
         asleep.leave();
@@ -115,8 +171,7 @@ pub(super) async fn end(session: &Session) {
 
 /// The right to a session that is awake here.
 pub(super) fn standing(app: &App, session: &Session) -> Standing {
-    let server = session.stored().and_then(|asleep| asleep.server());
-    match (&app.suspension, server) {
+    match (&app.suspension, session.lease()) {
         (Some(suspension), Some(server)) => suspension.states().standing(server),
         _ => Standing::Held, // no server knows of it but this one
     }

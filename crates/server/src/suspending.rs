@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use futures_util::{Stream, StreamExt, stream};
 use sandglass_core::Error;
 use sandglass_host::Sandbox;
-use sandglass_states::{Head, Saved, StateError};
+use sandglass_states::{Head, Saved, Standing, StateError};
 use serde_json::json;
 use tokio::sync::SemaphorePermit;
 use tokio::task::JoinSet;
@@ -213,10 +213,13 @@ async fn suspend(app: &App, session: &Session, idle: Option<Duration>, attempt: 
     };
     let began = Instant::now();
     let written = match (&session.kind, session.recipe()) {
-        (Kind::Sandbox(sandbox), Some(recipe)) => {
-            let capturing = captured(sandbox, recipe, suspension.most_bytes);
-            write(app, suspension, &session, capturing, (turn, attempt)).await
-        }
+        (Kind::Sandbox(sandbox), Some(recipe)) => match has_it(app, &session).await {
+            Ok(()) => {
+                let capturing = captured(sandbox, recipe, suspension.most_bytes);
+                write(app, suspension, &session, capturing, (turn, attempt)).await
+            }
+            Err(why) => Err(why),
+        },
         _ => return moving.end_in_vain(Ok(())),
     };
     match written {
@@ -246,6 +249,17 @@ async fn suspend(app: &App, session: &Session, idle: Option<Duration>, attempt: 
             moving.end_in_vain(Ok(()));
         }
     }
+}
+
+/// Refuses a session that another server has had. That can be after a first write that was not confirmed, and when the lease is over.
+async fn has_it(app: &App, session: &Session) -> Result<(), Vain> {
+    let is_unconfirmed = session.stored().is_none() && session.lease().is_some();
+    if (is_unconfirmed || sharing::standing(app, session) == Standing::Lost)
+        && !sharing::take_again(app, session).await?
+    {
+        return Err(Vain::Taken);
+    }
+    Ok(())
 }
 
 /// Writes the state of a session. Nobody uses the session meanwhile.
@@ -278,14 +292,19 @@ async fn write(
     let (tenant, id) = (suspension.tenant(&session.owner)?, session_id(&session.id)?);
     let kept = about.clone();
     let written = off_the_workers(move || {
-        let written = tenant.write_about(id, &saved, kept);
-        if written.as_ref().is_err_and(|error| !matches!(error, StateError::Taken)) {
-            // It may be there all the same, and the session goes on.
-            let _ = tenant.mark_awake(id);
-        }
-        written
+        let server = tenant.server();
+        tenant.write_about(id, &saved, kept).map_err(|error| {
+            if !matches!(error, StateError::Taken) {
+                // It may be there all the same, and the session goes on.
+                let _ = tenant.mark_awake(id);
+            }
+            (error, server)
+        })
     });
-    if let Err(error) = written.await? {
+    if let Err((error, server)) = written.await? {
+        if suspension.is_shared() && session.lease().is_none() {
+            session.is_under(server); // other servers may know of it now
+        }
         if let Some(stored) = session.stored() {
             let held = account.stored_instead(stored.head.bytes, held);
             stored.hold(held.unwrap_or_else(|(_, held)| held));

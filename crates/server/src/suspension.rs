@@ -254,6 +254,23 @@ impl Suspension {
         Ok(())
     }
 
+    /// Takes a session again that is awake here, and that this server had under this id of a lease that is over. Returns the id under which it
+    /// has the session now; `None` if another server has it, or had it since.
+    ///
+    /// # Errors
+    /// The store cannot be read or written.
+    pub async fn take_again(&self, owner: &str, id: &str, under: ServerId) -> Result<Option<ServerId>, ApiError> {
+        let (tenant, session) = (self.tenant(owner)?, session_id(id)?);
+        match off_the_workers(move || tenant.take_again(session, under)).await? {
+            Ok(server) => Ok(Some(server)),
+            Err(StateError::Taken) => Ok(None),
+            Err(error) => {
+                tracing::warn!(session = id, %error, "the store does not tell who has it");
+                Err(unsure(id))
+            }
+        }
+    }
+
     /// Notes that a session went on from this state until now, and ended.
     ///
     /// # Errors
@@ -403,6 +420,16 @@ pub(super) fn unsure(id: &str) -> ApiError {
          Try again: it goes on when the store is back"
     );
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "state_unavailable", message).retry_after(5)
+}
+
+/// The error for a client whose code ran here, while another server took the session over.
+pub(super) fn taken_over(id: &str) -> ApiError {
+    let message = format!(
+        "the code ran, but another server that uses the same store took session {id} over meanwhile, because this one was silent for too long: \
+         what the code did to variables and files is lost. The state of the session's last sleep goes on there; look at it before you run the \
+         code again"
+    );
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "state_unavailable", message)
 }
 
 /// The error for a client whose session another server has, as far as is known.

@@ -39,7 +39,7 @@ pub async fn awake(app: &App, account: &Arc<Account>, id: &str) -> Result<(Arc<S
                 Standing::Unsure => return Err(unsure(id)),
                 Standing::Lost => {
                     drop(in_use);
-                    sharing::lose(app, id).await;
+                    sharing::settle(app, id).await?;
                 }
             },
             Target::Moving(settled) => settled.wait().await?,

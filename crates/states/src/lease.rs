@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -25,24 +25,37 @@ use crate::store::{Store, Version};
 /// The longest time that a lease of another server is believed to last.
 const MOST_LASTS: Duration = Duration::from_secs(3600);
 
-/// A clock that never goes back.
+/// A clock that never goes back. It tells the time since a moment of its own.
 #[derive(Clone)]
-pub struct Clock(Arc<dyn Fn() -> Instant + Send + Sync>);
+pub struct Clock(Arc<dyn Fn() -> Duration + Send + Sync>);
 
 impl Clock {
     /// A clock that tells the time that `now` returns.
-    pub fn new(now: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
+    pub fn new(now: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }
 
-    fn now(&self) -> Instant {
+    fn now(&self) -> Duration {
         (self.0)()
     }
 }
 
+/// The clock of the machine. On Linux it goes on while the machine sleeps, as those of other servers do.
 impl Default for Clock {
+    #[cfg(target_os = "linux")]
     fn default() -> Self {
-        Self::new(Instant::now)
+        use rustix::time::{ClockId, clock_gettime};
+        Self::new(|| {
+            let now = clock_gettime(ClockId::Boottime);
+            let seconds = Duration::from_secs(u64::try_from(now.tv_sec).unwrap_or_default());
+            seconds + Duration::from_nanos(u64::try_from(now.tv_nsec).unwrap_or_default())
+        })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn default() -> Self {
+        let began = std::time::Instant::now();
+        Self::new(move || began.elapsed())
     }
 }
 
@@ -191,14 +204,14 @@ struct State {
     beat: u64,
     version: Version,
     /// The time before the last renewal was sent.
-    renewed: Instant,
+    renewed: Duration,
     is_over: bool,
 }
 
 impl Lease {
-    fn holds(&self, now: Instant) -> bool {
+    fn holds(&self, now: Duration) -> bool {
         let state = lock(&self.state);
-        !state.is_over && now.saturating_duration_since(state.renewed) < self.lasts
+        !state.is_over && now.saturating_sub(state.renewed) < self.lasts
     }
 }
 
@@ -218,7 +231,7 @@ struct Text {
 #[derive(Debug)]
 struct Watched {
     version: Version,
-    since: Instant,
+    since: Duration,
 }
 
 /// All leases of a store.
@@ -303,7 +316,7 @@ impl Leases {
         Ok(())
     }
 
-    fn put(&self, lease: &Lease, is_over: bool, renewed: Instant) -> Result<bool, StateError> {
+    fn put(&self, lease: &Lease, is_over: bool, renewed: Duration) -> Result<bool, StateError> {
         let _writing = lease.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let State { beat, version, .. } = lock(&lease.state).clone();
         let name = Name::Lease(lease.id);
@@ -377,12 +390,12 @@ impl Leases {
     }
 
     /// Returns true if this version has been there for the whole time. `asked` is a time before it was read.
-    fn has_stood_still(&self, server: ServerId, version: &Version, asked: Instant, lasts: Duration) -> bool {
+    fn has_stood_still(&self, server: ServerId, version: &Version, asked: Duration, lasts: Duration) -> bool {
         // An eighth more, because no two clocks run at the same rate.
         let whole = lasts + lasts / 8;
         let mut watched = lock(&self.watched);
         match watched.get(&server).filter(|watched| watched.version == *version) {
-            Some(watched) => asked.saturating_duration_since(watched.since) >= whole,
+            Some(watched) => asked.saturating_sub(watched.since) >= whole,
             None => {
                 let version = version.clone();
                 // A time after it was read: the lease may have been renewed just before.
@@ -418,4 +431,22 @@ impl Leases {
 /// Locks a mutex, also after a panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use rustix::time::{ClockId, clock_gettime};
+
+    use super::*;
+
+    /// `CLOCK_MONOTONIC` stands still while the machine sleeps, so it is never ahead of the clock that goes on.
+    #[test]
+    fn the_clock_counts_from_the_start_of_the_machine() {
+        let awake = clock_gettime(ClockId::Monotonic);
+        let now = Clock::default().now();
+        assert!(
+            now >= Duration::from_secs(awake.tv_sec.unsigned_abs()),
+            "{now:?} {awake:?}"
+        );
+    }
 }

@@ -15,10 +15,12 @@
 //! | `lease` | the servers that share a store, and which of them live |
 //! | `states` | writing, reading, listing and collecting; the refs of sessions, and who may write them |
 //! | `journal` | the parts of the journal of an execution after a state |
+//! | `ended` | executions before a state that can run again: their journals, and the states before them |
 //! | `store` | the places of objects: a folder, memory, or object storage |
 //!
 //! Decisions: `docs/internals/server.md`.
 
+mod ended;
 mod error;
 mod journal;
 mod keys;
@@ -30,6 +32,7 @@ mod seal;
 mod states;
 mod store;
 
+pub use ended::{MostEnded, Ran, Rerun};
 pub use error::StateError;
 pub use journal::{Part, part_bytes};
 pub use keys::MasterKey;

@@ -168,10 +168,32 @@ pub(crate) struct Manifest {
     pub(crate) lost: Vec<Lost>,
     pub(crate) files: Vec<(String, Body)>,
     pub(crate) folders: Vec<String>,
+    /// Executions before the state that can run again, or the reason for which they cannot; the oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) ended: Vec<Ended>,
+}
+
+/// An execution that has ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Ended {
+    pub(crate) execution: u32,
+    pub(crate) kept: Result<KeptRun, String>,
+}
+
+/// All that an execution needs to run again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KeptRun {
+    /// The manifest of the state before it.
+    pub(crate) manifest: Body,
+    /// The bytes of that state.
+    pub(crate) bytes: u64,
+    /// The bytes of its pieces that the state before the execution before it lacks, or a little more.
+    pub(crate) added: u64,
+    pub(crate) journal: Body,
 }
 
 impl Manifest {
-    /// All bodies.
+    /// All bodies of the state.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Body> {
         let files = self.files.iter().map(|(_, body)| body);
         self.bodies.iter().chain([&self.state]).chain(files)

@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::error::StateError;
 use crate::keys::{MasterKey, TenantKeys};
 use crate::lease::{Beat, Clock, Leases, Servers, Standing, lock};
-use crate::manifest::{Body, FORMAT, Head, Manifest, Ref, Saved, SavedFile, read, write};
+use crate::manifest::{Body, Ended, FORMAT, Head, Manifest, Ref, Saved, SavedFile, read, write};
 use crate::names::{Name, ObjectId, Place, ServerId, SessionId, TenantId};
 use crate::pieces::pieces;
 use crate::seal::MOST_SEALED;
@@ -178,8 +178,20 @@ impl Tenant {
     /// # Errors
     /// [`StateError`]; then the session has its earlier state. [`StateError::Taken`]: another server went on with the session.
     pub fn write_about(&self, session: SessionId, saved: &Saved, about: Value) -> Result<Written, StateError> {
+        self.write_with(session, saved, about, |_| Vec::new())
+    }
+
+    /// As [`Tenant::write_about`]. `ended` makes the executions that can run again, from the ref so far.
+    pub(crate) fn write_with(
+        &self,
+        session: SessionId,
+        saved: &Saved,
+        about: Value,
+        ended: impl FnOnce(Option<&Ref>) -> Vec<Ended>,
+    ) -> Result<Written, StateError> {
         let _writing = self.writers();
         let before = self.before(session)?;
+        let ended = ended(before.as_ref().and_then(|seen| seen.stored.as_ref()));
         let writer = self.servers.writer();
         let mut written = Written {
             bytes: saved.bytes(),
@@ -202,6 +214,7 @@ impl Tenant {
                 .map(|file| Ok((file.path.clone(), body(&file.body)?)))
                 .collect::<Result<_, StateError>>()?,
             folders: saved.folders.clone(),
+            ended,
         };
         let manifest = write(&manifest)?;
         within(manifest.len() as u64, MOST_MANIFEST)?;
@@ -240,7 +253,8 @@ impl Tenant {
     /// [`StateError`].
     pub fn read(&self, session: SessionId, most: u64) -> Result<Option<Saved>, StateError> {
         let stored = self.read_ref(session)?;
-        stored.map(|stored| self.read_state(session, &stored, most)).transpose()
+        let read = |stored: Ref| self.read_state(session, stored.writer, &stored.manifest, most);
+        stored.map(read).transpose()
     }
 
     /// The state of a session with its facts, to go on from it with [`Tenant::mark_awake`]; `None` if it has none. `allowed` is the most
@@ -254,7 +268,7 @@ impl Tenant {
         };
         self.is_free(&stored)?;
         let most = stored.head.bytes.max(allowed);
-        let saved = self.read_state(session, &stored, most)?;
+        let saved = self.read_state(session, stored.writer, &stored.manifest, most)?;
         let head = stored.head.clone();
         let seen = Seen {
             stored: Some(stored),
@@ -264,9 +278,14 @@ impl Tenant {
         Ok(Some((head, saved)))
     }
 
-    fn read_state(&self, session: SessionId, stored: &Ref, most: u64) -> Result<Saved, StateError> {
-        let writer = stored.writer;
-        let manifest = self.read_manifest(session, stored)?;
+    pub(crate) fn read_state(
+        &self,
+        session: SessionId,
+        writer: Option<ServerId>,
+        manifest: &Body,
+        most: u64,
+    ) -> Result<Saved, StateError> {
+        let manifest = self.read_manifest(session, writer, manifest)?;
         let bytes = manifest.all().map(|body| body.bytes).fold(0, u64::saturating_add);
         within(bytes, most)?;
         let bodies = manifest.bodies.iter().map(|body| self.read_body(writer, body));
@@ -427,11 +446,13 @@ impl Tenant {
                 self.store.remove(&listed.name)?; // as its server was about to
                 continue;
             }
-            let bodies = self.read_manifest(session, &stored)?;
+            let bodies = self.read_manifest(session, stored.writer, &stored.manifest)?;
             let pieces = bodies.all().flat_map(|body| &body.pieces);
             named.extend(pieces.chain(&stored.manifest.pieces).map(|id| (stored.writer, *id)));
             if self.servers.is_alone() {
                 // Only there are journals.
+                let ended = self.objects_of_ended(session, &bodies.ended)?;
+                named.extend(ended.into_iter().map(|id| (None, id)));
                 for number in self.part_numbers(session)? {
                     let part = self.part(session, number)?;
                     let pieces = part.and_then(|part| part.body).into_iter().flat_map(|body| body.pieces);
@@ -490,10 +511,15 @@ impl Tenant {
         self.keys.sealer.open(name, sealed)
     }
 
-    fn read_manifest(&self, session: SessionId, stored: &Ref) -> Result<Manifest, StateError> {
-        within(stored.manifest.bytes, MOST_MANIFEST)?;
+    pub(crate) fn read_manifest(
+        &self,
+        session: SessionId,
+        writer: Option<ServerId>,
+        manifest: &Body,
+    ) -> Result<Manifest, StateError> {
+        within(manifest.bytes, MOST_MANIFEST)?;
         let what = format!("the manifest of session {session}");
-        let manifest: Manifest = read(&what, &self.read_body(stored.writer, &stored.manifest)?)?;
+        let manifest: Manifest = read(&what, &self.read_body(writer, manifest)?)?;
         match manifest.session == session {
             true => Ok(manifest),
             false => Err(StateError::Damaged(format!("{what} is another session's"))),

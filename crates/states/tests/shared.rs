@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{KINDS, Kind};
 use sandglass_states::{
@@ -27,8 +27,8 @@ struct Hands(Arc<AtomicU64>);
 
 impl Hands {
     fn clock(&self) -> Clock {
-        let (began, passed) = (Instant::now(), Arc::clone(&self.0));
-        Clock::new(move || began + Duration::from_secs(passed.load(Ordering::Relaxed)))
+        let passed = Arc::clone(&self.0);
+        Clock::new(move || Duration::from_secs(passed.load(Ordering::Relaxed)))
     }
 
     fn pass(&self, seconds: u64) {
@@ -199,6 +199,56 @@ fn a_lost_lease_loses_no_session_that_nobody_wanted() {
     assert_eq!(a.beat(), Beat::Lost);
     a.sleep(1, 2).unwrap();
     assert_eq!(b.wake(1).unwrap(), 2);
+}
+
+/// A server that lost its lease has the sessions again that nobody took over, at once and under its new lease.
+#[test]
+fn a_server_takes_its_sessions_again_that_nobody_took_over() {
+    for kind in KINDS {
+        let (_, hands, a, b) = two(kind);
+        let ids = [1, 2].map(|number| {
+            a.sleep(number, 1).unwrap();
+            a.wake_as(number).unwrap().1
+        });
+        b.beat();
+        hands.pass(40);
+        assert_eq!(b.wake(2).unwrap(), 1);
+        assert_eq!(a.beat(), Beat::Lost);
+        assert_eq!(ids.map(|id| a.states.standing(id)), [Standing::Lost; 2]);
+        let id = a.ann.take_again(session(1), ids[0]).unwrap();
+        assert_eq!(a.states.standing(id), Standing::Held);
+        b.can_change_nothing(1);
+        let taken = a.ann.take_again(session(2), ids[1]);
+        assert!(matches!(taken, Err(StateError::Taken)), "{taken:?}");
+        // Not even if the other server has given it back: its state is a newer one.
+        b.sleep(2, 2).unwrap();
+        let taken = a.ann.take_again(session(2), ids[1]);
+        assert!(matches!(taken, Err(StateError::Taken)), "{taken:?}");
+        a.sleep(1, 2).unwrap();
+        assert_eq!((b.wake(1).unwrap(), a.wake(2).unwrap()), (2, 2));
+    }
+}
+
+/// The first write of a session whose answer was lost may have happened, and another server may have had the session since.
+#[test]
+fn a_session_whose_first_write_was_not_confirmed_is_taken_again_unless_another_server_had_it() {
+    let (_, hands, a, b) = two(Kind::LibrarysMemory);
+    let under = a.ann.server();
+    a.sleep(1, 1).unwrap(); // nobody here marks it, as if nobody knew
+    a.sleep(2, 1).unwrap();
+    b.beat();
+    hands.pass(40);
+    b.beat();
+    assert_eq!(b.wake(2).unwrap(), 1);
+    b.sleep(2, 2).unwrap();
+    assert_eq!(a.beat(), Beat::Lost);
+    assert_ne!(a.ann.server(), under);
+    let again = [1, 2, 3].map(|number| a.ann.take_again(session(number), under));
+    assert!(
+        matches!(again, [Ok(_), Err(StateError::Taken), Ok(_)]),
+        "the third was never written: {again:?}"
+    );
+    b.can_change_nothing(1);
 }
 
 #[test]

@@ -7,17 +7,25 @@ pub(crate) mod bounds;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use sandglass_core::Error;
 use sandglass_core::protocol::Request;
 use sandglass_core::session::{Beginning, Effect, Entry, GuestEffect, HostEffect, Record, RecordChange, Slot};
-use sandglass_states::{JournalId, Part, Saved, SessionId, StateError, Tenant, part_bytes};
+use sandglass_states::{JournalId, MostEnded, Part, Ran, Rerun, Saved, SessionId, StateError, Tenant, part_bytes};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use tokio::task::JoinSet;
 
-use self::bounds::KeptBounds;
+use self::bounds::{KeptBounds, MOST_BYTES};
 use super::Answered;
 use crate::value::Payload;
+
+/// The executions that can be replayed.
+const MOST_ENDED: MostEnded = MostEnded {
+    executions: 32,
+    journal_bytes: 128 << 20,
+    state_bytes: 1 << 30,
+};
 
 /// The place of a session's journal and state in a store. What is written here keeps to the bounds.
 #[derive(Debug, Clone)]
@@ -33,13 +41,21 @@ pub(crate) struct JournalPlace {
 }
 
 impl JournalPlace {
-    /// Writes the state of the session.
-    pub(crate) fn write(&self, saved: &Saved) -> Result<(), StateError> {
+    /// Writes the state of the session, and the execution before it. A store with other users keeps no ended executions.
+    pub(crate) fn write(&self, saved: &Saved, ran: Option<&Ran>) -> Result<(), StateError> {
+        let Some(bounds) = self.bounds.as_deref() else {
+            return self.tenant.write_after(self.session, saved, ran, &MOST_ENDED).map(drop);
+        };
         let bytes = saved.bytes();
-        self.bound(|bounds| bounds.begin_state(bytes))?;
+        bounds.begin_state(bytes)?;
         let about = self.about.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.tenant.write_about(self.session, saved, about)?;
-        self.bound(|bounds| bounds.end_state(bytes))
+        bounds.end_state(bytes)
+    }
+
+    /// The state before an execution that has ended, and its journal; or the reason for which it cannot run again.
+    pub(crate) fn rerun(&self, execution: u32) -> Result<Result<Rerun, String>, StateError> {
+        self.tenant.rerun(self.session, execution, MOST_BYTES)
     }
 
     /// Notes that the session goes on from its state.
@@ -133,6 +149,69 @@ impl Written {
     }
 }
 
+/// The text before the bodies of a journal that is one piece.
+#[derive(Debug, Serialize, Deserialize)]
+struct Contents {
+    /// `None` if no call was written.
+    journal: Option<JournalId>,
+    beginning: Beginning,
+    /// The entries, each with the length of its body.
+    entries: Vec<Entry<usize>>,
+}
+
+/// The journal of an ended execution as one piece: the length of its text in 8 bytes, its text, and its bodies.
+///
+/// # Errors
+/// The reason for which the execution cannot be replayed.
+pub(crate) fn packed(journal: Option<JournalId>, record: &Record<Payload>) -> Result<Vec<u8>, String> {
+    if let Some(why) = record.why_not_replayed() {
+        return Err(why.to_owned());
+    }
+    let (beginning, entries) = record.parts();
+    let mut bodies = Vec::with_capacity(record.size());
+    let entries = entries.iter().cloned().map(|entry| {
+        entry.map(|Payload(body)| {
+            bodies.extend_from_slice(&body);
+            body.len()
+        })
+    });
+    let contents = Contents {
+        journal,
+        beginning: beginning.clone(),
+        entries: entries.collect(),
+    };
+    let text = serde_json::to_vec(&contents).map_err(|error| format!("its journal cannot be described ({error})"))?;
+    let length = (text.len() as u64).to_le_bytes();
+    Ok([&length[..], &text, &bodies].concat())
+}
+
+/// Reads what [`packed`] made.
+///
+/// # Errors
+/// The damage.
+pub(crate) fn unpacked(mut bytes: Bytes) -> Result<(Option<JournalId>, Record<Payload>), String> {
+    let cut = || "its journal is damaged: it was cut".to_owned();
+    let mut take = |length: usize| (length <= bytes.len()).then(|| bytes.split_to(length));
+    let length = take(8).and_then(|length| <[u8; 8]>::try_from(&length[..]).ok());
+    let length = length.and_then(|length| usize::try_from(u64::from_le_bytes(length)).ok());
+    let text = length.and_then(&mut take).ok_or_else(cut)?;
+    let contents: Contents =
+        serde_json::from_slice(&text).map_err(|error| format!("its journal is malformed: {error}"))?;
+    let mut is_cut = false;
+    let entries = contents.entries.into_iter().map(|entry| {
+        entry.map(|length| {
+            let body = take(length);
+            is_cut |= body.is_none();
+            Payload(body.unwrap_or_default())
+        })
+    });
+    let entries = entries.collect();
+    match is_cut {
+        true => Err(cut()),
+        false => Ok((contents.journal, Record::written(contents.beginning, entries, None)?)),
+    }
+}
+
 /// The name of a call, which never changes.
 pub(crate) fn call_id(journal: JournalId, place: u32) -> String {
     format!("{journal}.{place}")
@@ -165,6 +244,11 @@ impl Journal {
     pub(super) fn resume(&mut self, id: JournalId, times: &[u64]) {
         let parts = u32::try_from(times.len()).unwrap_or(u32::MAX);
         (self.id, self.next, self.has_failed) = (Some(id), parts, false);
+    }
+
+    /// The id of the last journal.
+    pub(super) fn id(&self) -> Option<JournalId> {
+        self.id
     }
 
     /// The name of a call of the recorded execution. `place` is 0 if the call is not recorded.

@@ -15,7 +15,8 @@ use sandglass_core::display::{Kind, kind as display_kind};
 use sandglass_core::execution::{CodeExecution, Display, Killer, Outcome};
 use sandglass_core::protocol::{Event, GuestInfo, Request, Stream, VALUE_MIME};
 use sandglass_core::session::{
-    Call, Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Reply, Session, Slot, Ticket, ToResult,
+    Call, Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Reply, Session, Slot, Strictness, Ticket,
+    ToResult,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
@@ -189,7 +190,11 @@ impl SandboxTask {
             Message::Lost(lost) => self.session.add_lost(lost),
             Message::Recorded(journal) => {
                 self.journal.resume(journal.id, &journal.times);
-                self.tell(Input::Recorded(Box::new(journal.record)));
+                self.tell(Input::Recorded(Box::new(journal.record), Strictness::Resume));
+            }
+            Message::Ended(answer) => {
+                let ended = self.session.take_ended();
+                let _ = answer.send(ended.map(|record| (self.journal.id(), record)));
             }
             Message::Destroy(gone) => {
                 told.extend(gone);
@@ -446,6 +451,10 @@ impl SandboxTask {
             |effect: &Effect<_>| matches!(effect, Effect::Host(HostEffect::AbortHost(its)) if *its == call.call);
         if self.effects.iter().any(aborts) {
             return; // it has waited for the journal, and nobody waits for it any more
+        }
+        if self.callbacks.asks_nobody {
+            let why = "the journal has no answer to this call, and a replay makes calls only with the option ask";
+            return self.tell(Input::HostReturned(call.call, Err(why.to_owned())));
         }
         let waiter = call.ticket.and_then(|ticket| self.waiters.get(&ticket));
         let request = waiter.and_then(|waiter| waiter.watch.request.clone());

@@ -65,7 +65,7 @@ impl Pending {
     }
 }
 
-/// Answers by the places of their calls.
+/// Answers to calls that wait, by the places of these.
 ///
 /// # Errors
 /// [`Error::InvalidOption`] for a name of no call that waits.

@@ -229,11 +229,18 @@ impl SandboxBuilder {
         self
     }
 
-    /// Records executions in this journal. Guests get this seed of hashes, so that later guests have the same.
-    pub(crate) fn journal(mut self, place: JournalPlace, hash_seed: u32) -> Self {
-        self.callbacks.journal = Some(place);
+    /// Records executions in this journal. Without one, nothing is written. Guests get this seed of hashes, so that later guests have the
+    /// same.
+    pub(crate) fn journal(mut self, place: Option<JournalPlace>, hash_seed: u32) -> Self {
+        self.callbacks.journal = place;
         self.settings.journal_seed = Some(hash_seed);
         (self.settings.ahead, self.settings.checkpoints) = (false, 0);
+        self
+    }
+
+    /// Refuses calls that a journal does not answer.
+    pub(crate) fn asks_nobody(mut self) -> Self {
+        self.callbacks.asks_nobody = true;
         self
     }
 

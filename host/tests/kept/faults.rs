@@ -20,6 +20,8 @@ pub(super) struct Faulty {
     pub(super) faults: AtomicU8,
     /// The first number of a journal's part that it refuses to write.
     parts: AtomicU32,
+    /// The number of refs that it writes before it refuses to.
+    pub(super) refs: AtomicU32,
 }
 
 /// It refuses to write states.
@@ -28,6 +30,8 @@ pub(super) const NO_STATES: u8 = 1;
 pub(super) const NO_READS: u8 = 2;
 /// It refuses to remove anything.
 const NO_REMOVALS: u8 = 4;
+/// It refuses to write the next object.
+pub(super) const ONE_OBJECT: u8 = 8;
 
 impl Default for Faulty {
     fn default() -> Self {
@@ -35,6 +39,7 @@ impl Default for Faulty {
             store: MemoryStore::default(),
             faults: AtomicU8::new(0),
             parts: AtomicU32::new(u32::MAX),
+            refs: AtomicU32::new(0),
         }
     }
 }
@@ -69,7 +74,14 @@ impl Store for Faulty {
 
     fn swap(&self, name: &Name, bytes: &[u8], seen: Option<&Version>) -> Result<Option<Version>, StateError> {
         if let Name::Ref(..) = name {
-            self.has(NO_STATES)?;
+            let left = |refs: u32| refs.checked_sub(1);
+            if self
+                .refs
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, left)
+                .is_err()
+            {
+                self.has(NO_STATES)?;
+            }
         }
         self.store.swap(name, bytes, seen)
     }
@@ -77,6 +89,9 @@ impl Store for Faulty {
     fn write(&self, name: &Name, bytes: &[u8]) -> Result<(), StateError> {
         if let Name::Part(_, _, number) = name {
             fails_if(*number >= self.parts.load(Ordering::SeqCst))?;
+        }
+        if let Name::Object(..) = name {
+            fails_if(self.faults.fetch_and(!ONE_OBJECT, Ordering::SeqCst) & ONE_OBJECT != 0)?;
         }
         self.store.write(name, bytes)
     }

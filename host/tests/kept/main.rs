@@ -18,6 +18,7 @@ use tokio::sync::watch;
 mod apart;
 mod faults;
 mod lost;
+mod replays;
 
 const BACKENDS: [BackendKind; 2] = [BackendKind::Bubblewrap, BackendKind::Subprocess];
 /// The environment variables of a child: the folder, the backend and the code.

@@ -161,6 +161,7 @@ impl<B: Body> Job<B> {
                         ahead: false,
                         more: false,
                         noted: record.is_some(),
+                        explores: record.is_some_and(|record| record.strictness() == Strictness::Explore),
                     },
                     record.and_then(Record::notes),
                 )

@@ -271,6 +271,18 @@ impl<B: Body> Record<B> {
         self.broken.as_deref()
     }
 
+    /// The reason for which the execution cannot be replayed, whatever became of the state before it.
+    pub fn why_not_replayed(&self) -> Option<&str> {
+        let is_whole = self.calls.iter().all(|(_, answer)| answer.is_some());
+        self.broken()
+            .or_else(|| (!is_whole).then_some("a call in it has no answer"))
+    }
+
+    /// The first difference of the run from the record, if the run explores.
+    pub fn difference(&self) -> Option<&str> {
+        self.difference.as_deref()
+    }
+
     /// Returns true if the driver keeps the state before the execution, by value.
     pub(super) fn is_by_value(&self) -> bool {
         self.beginning.base == BY_VALUE
@@ -324,11 +336,6 @@ impl<B: Body> Record<B> {
 
     pub(super) fn is_told(&self) -> bool {
         self.is_told
-    }
-
-    /// Returns true if the record has the answers to all of its calls.
-    pub(super) fn is_whole(&self) -> bool {
-        self.broken.is_none() && self.calls.iter().all(|(_, answer)| answer.is_some())
     }
 
     fn call(&self, call: u32) -> Option<&(usize, Option<usize>)> {

@@ -59,7 +59,16 @@ impl<B: Body> Session<B> {
     /// The first difference of an execution from its record, if it went another way after a changed answer.
     pub fn difference(&self) -> Option<&str> {
         let ended = self.interpreter.ended_records.back();
-        ended.and_then(|record| record.difference.as_deref())
+        ended.and_then(|record| record.difference())
+    }
+
+    /// Takes the record of the last execution, if the driver has the state before it by value. Only the driver can have it replayed.
+    pub fn take_ended(&mut self) -> Option<Arc<Record<B>>> {
+        let ended = &mut self.interpreter.ended_records;
+        match ended.back().is_some_and(|record| record.is_by_value()) {
+            true => ended.pop_back(),
+            false => None,
+        }
     }
 }
 
@@ -111,10 +120,10 @@ impl<B: Body> Interpreter<B> {
 
     /// Makes an execution pending whose state before it the driver has put into the guest, by value. The guest must be the first one: in a
     /// later one this state is gone.
-    pub(super) fn recorded(&mut self, record: Record<B>) {
+    pub(super) fn recorded(&mut self, record: Record<B>, strictness: Strictness) {
         if record.is_by_value() && self.guest == Guest::Up && self.has_first_guest() {
             self.last_execution = self.last_execution.max(record.execution());
-            self.pending = Some(record.rewound(Strictness::Resume));
+            self.pending = Some(record.rewound(strictness));
         }
     }
 
@@ -185,11 +194,14 @@ impl<B: Body> Interpreter<B> {
         }
         if record.is_told() {
             self.told_record = Some(record.beginning.base);
-            let notes = record.untold();
+            let mut notes = record.untold();
+            if record.is_by_value() {
+                notes.retain(|note| !matches!(note, RecordChange::Add(..))); // it takes the whole record
+            }
             notes.into_iter().for_each(|note| self.note(note));
         }
         if record.is_by_value() {
-            return; // nothing here has the state before it, so it cannot be replayed
+            self.ended_records.clear(); // nothing here has the states before them: the driver takes each one
         }
         self.ended_records.push_back(Arc::new(record));
         let mut bytes: usize = self.ended_records.iter().map(|record| record.size()).sum();
@@ -219,14 +231,10 @@ impl<B: Body> Interpreter<B> {
 
     /// The reason for which an ended execution cannot be replayed, if there is one.
     fn why_not_replayed<'a>(&self, record: &'a Record<B>) -> Option<&'a str> {
-        if record.broken().is_some() {
-            return record.broken();
-        }
-        if !record.is_whole() {
-            return Some("a call in it has no answer");
-        }
-        let is_gone = self.checkpoints.chain.find(record.beginning.base).is_none();
-        is_gone.then_some("the state before it is gone")
+        record.why_not_replayed().or_else(|| {
+            let is_gone = self.checkpoints.chain.find(record.beginning.base).is_none();
+            is_gone.then_some("the state before it is gone")
+        })
     }
 
     /// Returns true if the driver has a record of an execution after the state that is kept.
@@ -331,18 +339,20 @@ impl<B: Body> Interpreter<B> {
             return;
         };
         let mut has_state = true;
+        let mut strictness = Strictness::Resume;
         if let Some(record) = exchange.calls.record.take() {
             has_state = !record.is_by_value();
             self.checkpoints.frozen = has_state;
-            let strictness = record.strictness();
+            strictness = record.strictness();
             self.pending = Some(record.rewound(strictness));
         }
         self.end_guest(Guest::Down);
         if let Some(ticket) = exchange.ticket {
-            let why = format!(
-                "the execution went another way than its journal says: {what}. The state is as it was before the execution, which is still \
-                 pending"
-            );
+            let consequence = match strictness {
+                Strictness::Resume => "The state is as it was before the execution, which is still pending",
+                Strictness::Replay | Strictness::Explore => "The sandbox stays as it is",
+            };
+            let why = format!("the execution went another way than its journal says: {what}. {consequence}");
             self.resolve(ticket, Err(Error::JournalDiffers(why)));
         }
         if has_state {

@@ -417,6 +417,7 @@ impl<B: Body> Shadow<B> {
                     ahead: true,
                     more: self.is_written(),
                     noted: false,
+                    explores: false,
                 };
                 self.effects.push(GuestEffect::Post(request, body));
             }

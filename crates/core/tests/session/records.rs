@@ -470,7 +470,7 @@ fn record_by_value() -> Record<Bytes> {
 #[test]
 fn an_execution_goes_on_from_a_state_that_the_driver_has_put_into_the_guest() {
     let mut world = by_value();
-    world.feed(Input::Recorded(Box::new(record_by_value())));
+    world.feed(Input::Recorded(Box::new(record_by_value()), Strictness::Resume));
     let refused = world.execute("x");
     assert_eq!(world.code_of(refused), "execution_pending");
     let resumed = world.command(Command::Resume(Vec::new()));
@@ -490,12 +490,43 @@ fn an_execution_goes_on_from_a_state_that_the_driver_has_put_into_the_guest() {
         world.session.replayed(1).is_err(),
         "nothing here has the state before it"
     );
+    let ended = world.session.take_ended().expect("the driver has the state");
+    assert_eq!((ended.execution(), ended.why_not_replayed()), (1, None));
+    assert!(world.session.take_ended().is_none());
+}
+
+#[test]
+fn an_execution_whose_state_the_driver_has_put_into_the_guest_runs_again() {
+    let mut world = by_value();
+    let recorded = |strictness| Input::Recorded(Box::new(record_by_value()), strictness);
+    world.feed(recorded(Strictness::Replay));
+    let ticket = world.command(Command::Resume(Vec::new()));
+    assert_eq!(recalled(&world), Some(&b"12"[..]));
+    world.calls("ask");
+    world.calls("ask");
+    assert_eq!(world.code_of(ticket), "journal_differs");
+    let why = world.error(ticket).to_string();
+    assert!(why.ends_with(". The sandbox stays as it is"), "{why}");
+
+    let mut world = by_value();
+    world.feed(recorded(Strictness::Explore));
+    let ticket = world.command(Command::Resume(Vec::new()));
+    let told = world.guest.as_ref().and_then(|guest| guest.inbox.last());
+    assert!(
+        matches!(told, Some((Request::Execute { explores: true, .. }, _))),
+        "the guest may go another way: {told:?}"
+    );
+    world.calls("ask");
+    world.ends_well(&["context"]);
+    assert_eq!((world.execution(ticket).outcome, world.noted.len()), (Outcome::Ok, 0));
+    let ended = world.session.take_ended().expect("it has ended");
+    assert_eq!((ended.execution(), ended.difference()), (1, None));
 }
 
 #[test]
 fn a_difference_from_a_record_by_value_ends_the_guest_and_leaves_the_record_to_the_driver() {
     let mut world = by_value();
-    world.feed(Input::Recorded(Box::new(record_by_value())));
+    world.feed(Input::Recorded(Box::new(record_by_value()), Strictness::Resume));
     let resumed = world.command(Command::Resume(Vec::new()));
     world.calls("look");
     assert_eq!(world.code_of(resumed), "journal_differs");
@@ -506,7 +537,7 @@ fn a_difference_from_a_record_by_value_ends_the_guest_and_leaves_the_record_to_t
 #[test]
 fn a_state_that_is_gone_with_its_guest_cannot_be_resumed_from() {
     let mut world = by_value();
-    world.feed(Input::Recorded(Box::new(record_by_value())));
+    world.feed(Input::Recorded(Box::new(record_by_value()), Strictness::Resume));
     assert!(world.session.pending().is_some());
     world.feed(guest_lost(sandglass_core::Error::GuestLost("it crashed".to_owned())));
     assert!(world.session.pending().is_none());
@@ -516,7 +547,7 @@ fn a_state_that_is_gone_with_its_guest_cannot_be_resumed_from() {
     if world.guest.is_some() {
         world.boot();
     }
-    world.feed(Input::Recorded(Box::new(record_by_value())));
+    world.feed(Input::Recorded(Box::new(record_by_value()), Strictness::Resume));
     assert!(world.session.pending().is_none(), "another guest has another state");
 }
 

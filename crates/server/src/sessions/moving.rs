@@ -245,11 +245,15 @@ impl Sessions {
         Some((session, moving))
     }
 
-    /// Begins to end a session that is lost, also if it is in use. `None` if no such session is awake any more.
-    pub fn begin_to_lose(app: &App, id: &str, is_lost: impl Fn(&Session) -> bool) -> Option<(Arc<Session>, Move)> {
+    /// Begins to find out who has a session, also if it is in use. `None` if no session that is in doubt is awake here any more.
+    pub fn begin_to_settle(
+        app: &App,
+        id: &str,
+        is_in_doubt: impl Fn(&Session) -> bool,
+    ) -> Option<(Arc<Session>, Move)> {
         let mut all = lock(&app.sessions.all);
         let Some(Place::Awake(session)) = all.get(id).filter(|place| match place {
-            Place::Awake(session) => is_lost(session),
+            Place::Awake(session) => is_in_doubt(session),
             _ => false,
         }) else {
             return None;

@@ -51,6 +51,30 @@ pub(super) enum Hold {
 }
 
 impl Tenant {
+    /// The id under which this server writes now.
+    pub fn server(&self) -> ServerId {
+        self.servers.id()
+    }
+
+    /// Takes a session again that this server had under this id of a lease that is over, unless another server has had it since. Then it is
+    /// as after [`Tenant::mark_awake`]. A session whose first write was not confirmed may have no state: then nobody else knows of it.
+    ///
+    /// # Errors
+    /// As [`Tenant::mark_awake`].
+    pub fn take_again(&self, session: SessionId, under: ServerId) -> Result<ServerId, StateError> {
+        if !lock(&self.had).contains_key(&session) {
+            let Some(seen) = self.see(session)? else {
+                return Ok(self.servers.id());
+            };
+            let owner = seen.stored.as_ref().and_then(|stored| stored.owner);
+            if owner.is_none_or(|owner| owner.server != under) {
+                return Err(StateError::Taken);
+            }
+            lock(&self.had).insert(session, seen); // from here on, the write of any other server shows
+        }
+        self.mark_awake(session)
+    }
+
     /// The ref from which this server may write a session: the one that it saw last if it has the session. `None` if there is none.
     pub(super) fn before(&self, session: SessionId) -> Result<Option<Seen>, StateError> {
         if let Some(seen) = lock(&self.had).get(&session) {
@@ -175,7 +199,7 @@ impl Tenant {
         Ok(self.read_any_ref(session)?.filter(|(stored, _)| !stored.gone))
     }
 
-    pub(super) fn read_ref(&self, session: SessionId) -> Result<Option<Ref>, StateError> {
+    pub(crate) fn read_ref(&self, session: SessionId) -> Result<Option<Ref>, StateError> {
         Ok(self.read_ref_version(session)?.map(|(stored, _)| stored))
     }
 }

@@ -198,6 +198,17 @@ class PendingExecution:
 
 
 @dataclass(frozen=True)
+class Replay:
+    """An execution that has run again.
+
+    `difference` says where the code first went another way than its journal says. It is None if the code did not.
+    """
+
+    execution: CodeExecution
+    difference: str | None = None
+
+
+@dataclass(frozen=True)
 class CodeExecution:
     """The result of running code.
 

@@ -22,6 +22,7 @@ from sandglass.client.execution import (
     FileInfo,
     Lost,
     PendingExecution,
+    Replay,
     Variable,
 )
 from sandglass.client.options import Budget, SandboxOptions
@@ -179,6 +180,16 @@ class Sandbox:
     def discard(self) -> None:
         """Gives the pending execution up. The state stays as it was before it."""
         self._run(self._session.discard())
+
+    def replay(self, execution: int, answers: Mapping[int | str, Any] | None = None, *, ask: bool = False) -> Replay:
+        """Runs an ended execution again by its journal, in a sandbox with `persist`. The sandbox stays as it is.
+
+        Without `answers`, output and result are the same, or it raises `SandboxError` with the code `journal_differs`.
+        `answers` take the place of those in the journal, by a call's place from 1 or its id. Then the result's
+        `difference` says where the code first went another way. A call without an answer in the journal raises
+        `HostCallError` in Python, or is made with `ask=True`. The code `no_checkpoint` says why there is no replay.
+        """
+        return self._heard({}, lambda run: self._session.replay(execution, answers, ask, run))
 
     @staticmethod
     def delete_persisted(name: str, *, url: str, api_key: str | None = None) -> None:

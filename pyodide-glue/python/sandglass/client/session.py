@@ -24,6 +24,7 @@ from sandglass.client.execution import (
     Lost,
     PendingCall,
     PendingExecution,
+    Replay,
     Usage,
     Variable,
     make,
@@ -330,6 +331,17 @@ class Session:
 
     def discard(self) -> Ask[None]:
         return Ask("discard", _nothing)
+
+    def replay(
+        self, number: int, answers: Mapping[int | str, Any] | None, ask: bool, execution: Execution
+    ) -> Ask[Replay]:
+        def read(message: Message) -> Replay:
+            result = _result(message)
+            return Replay(_executed(message, result["execution"], execution), result.get("difference"))
+
+        named = {str(call): answer for call, answer in (answers or {}).items()}
+        values = {"answers": (named, "answers")} if named else {}
+        return Ask("replay", read, {"execution": number, "ask": ask}, values)
 
     def run_cell(
         self, cell: str | None, code: str | None, timeout: float | None, budget: Budget | None, execution: Execution

@@ -40,5 +40,5 @@ class RecordedGuest(Guest):
 
     def _execute(self, request: ExecuteRequest, bodies: list[Any]) -> None:
         if request.get("noted"):
-            self._recorder.begin(bodies)
+            self._recorder.begin(bodies, request.get("explores", False))
         super()._execute(request, bodies)

@@ -29,9 +29,14 @@ from gc import get_referents
 from importlib import import_module
 from os import environ, getcwd
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+
+try:
+    import _ssl
+except ImportError:  # a Python may be built without OpenSSL
+    _ssl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -117,14 +122,18 @@ class Recorder:
         self._noted: memoryview = memoryview(b"")
         self._at = self._total = 0
         self._fresh = bytearray()
-        self._is_on = False
+        self._is_on = self._explores = False
         self._cwd, self._environ = "", {}  # type: str, dict[str, str]
         self._own_modules: frozenset[str] = frozenset()
 
     # ---- one execution ----
 
-    def begin(self, bodies: Sequence[bytes]) -> None:
-        """Begins to record an execution. `bodies`: the notes of earlier runs, if there are any."""
+    def begin(self, bodies: Sequence[bytes], explores: bool = False) -> None:
+        """Begins to record an execution. `bodies`: the notes of earlier runs, if there are any.
+
+        `explores`: the code goes on when it takes another way than the notes.
+        """
+        self._explores = explores
         noted = bytes(bodies[0]) if bodies else b""
         self._noted, self._at, self._total = memoryview(noted), 0, len(noted)
         self._fresh.clear()
@@ -153,6 +162,7 @@ class Recorder:
             return
         if self._at < len(self._noted):
             self._differ(why)
+            return
         self._is_on = False
         self._fresh.clear()
         self._channel.post({"type": "unnoted", "exchange": self._channel.exchange, "why": why})
@@ -164,12 +174,14 @@ class Recorder:
         return taken
 
     def finish(self) -> None:
-        """Ends the run. Code that has not asked for all that is noted has taken another way."""
+        """Ends the run, and sends its last notes. Code that has not used all earlier ones has taken another way."""
         if self._is_on and self._at < len(self._noted):
             does = _NAMES.get(self._noted[self._at], "goes on")
             self._differ(f"the code ended where it {does} in the journal")
         self._is_on = False
-        self._fresh.clear()
+        notes = self.take()
+        if notes:
+            self._channel.noted(self._channel.exchange, notes)
 
     def finish_before(self, work: Callable[[], Iterable[str]]) -> Callable[[], Iterable[str]]:
         """Returns a function that ends the run, and then does other work of the runtime's."""
@@ -222,11 +234,11 @@ class Recorder:
         elif event == "ctypes.dlopen" and args and args[0] is not None:
             self.end("it loaded code with ctypes")
 
-    def _differ(self, what: str) -> NoReturn:
-        """Tells of another way than the journal's, and goes no further on it. The host ends the guest then."""
+    def _differ(self, what: str) -> None:
+        """Tells of another way than the journal's. Returns only if the code may go on. Else the host ends the guest."""
         self._is_on = False
         self._channel.post({"type": "differs", "exchange": self._channel.exchange, "what": what})
-        while True:
+        while not self._explores:
             _pause(1)
 
     def _add(self, kind: str, content: bytes) -> None:
@@ -245,18 +257,19 @@ class Recorder:
         if not self._is_on or at >= len(noted):
             return None
         number, does = _KINDS[kind]
-        if at + _HEAD.size > len(noted):
-            self._differ("the journal is damaged")
-        its, size = _HEAD.unpack_from(noted, at)
+        its, size = _HEAD.unpack_from(noted, at) if at + _HEAD.size <= len(noted) else (0, 0)
         end = at + _HEAD.size + size
         if its not in _NAMES or end > len(noted):
-            self._differ("the journal is damaged")
-        if its != number:
-            self._differ(f"the code {does} where it {_NAMES[its]} in the journal")
-        if length is not None and size != length:
-            self._differ(f"the code {does} ({length}) where the journal has {size}")
-        self._at = end
-        return bytes(noted[end - size : end])
+            what = "the journal is damaged"
+        elif its != number:
+            what = f"the code {does} where it {_NAMES[its]} in the journal"
+        elif length is not None and size != length:
+            what = f"the code {does} ({length}) where the journal has {size}"
+        else:
+            self._at = end
+            return bytes(noted[end - size : end])
+        self._differ(what)
+        return None
 
     def _answer(self, kind: str, form: Struct, ask: Callable[[], Any]) -> Any:
         """Returns the noted number, or notes the one that `ask` returns."""
@@ -356,6 +369,8 @@ class Recorder:
             replace(time, name, self._of_now(arguments))
         replace(posix, "urandom", self._urandom)
         replace(posix, "getrandom", self._getrandom)
+        replace(_ssl, "RAND_bytes", self._urandom)
+        replace(_ssl, "RAND_pseudo_bytes", self.ending("it asked OpenSSL for pseudo-random bytes"))
         for name in ("getpid", "getppid"):
             replace(posix, name, self._process)
         for name in ("start_new_thread", "start_joinable_thread"):

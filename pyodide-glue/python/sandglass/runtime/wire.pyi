@@ -101,6 +101,7 @@ class ExecuteRequest(TypedDict):
     code: str
     exchange: int
     execution: int
+    explores: NotRequired[bool]
     more: NotRequired[bool]
     noted: NotRequired[bool]
     timeoutMs: float

@@ -1,0 +1,175 @@
+//! Executions that have ended and can run again: the journal of each, with the state before it.
+//!
+//! The manifest of a session's state names them. So they are replaced together with the state, at once: after a crash, the store has the
+//! earlier ones or the new ones. The states share their objects, so that one of which little changes takes little more.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+use serde_json::Value;
+
+use crate::error::StateError;
+use crate::manifest::{Body, Ended, KeptRun, Manifest, Ref, Saved};
+use crate::names::{ObjectId, SessionId};
+use crate::seal::MOST_CONTENT;
+use crate::states::{Tenant, Written};
+
+/// An execution that has ended after the state that the store has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ran {
+    /// The execution's number.
+    pub execution: u32,
+    /// Its journal, which this crate does not read, or the reason for which it cannot run again.
+    pub journal: Result<Vec<u8>, String>,
+}
+
+/// All that an execution needs to run again.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rerun {
+    /// The state before it.
+    pub state: Saved,
+    /// Its journal.
+    pub journal: Bytes,
+}
+
+/// The most executions that are kept. Of all that are there, the newest ones are.
+#[derive(Debug, Clone, Copy)]
+pub struct MostEnded {
+    /// The number of executions, also of those that cannot run again.
+    pub executions: usize,
+    /// The bytes of their journals.
+    pub journal_bytes: u64,
+    /// The bytes of the states before them. A piece that two states share counts once if one follows the other.
+    pub state_bytes: u64,
+}
+
+/// All these functions block as long as the store does.
+impl Tenant {
+    /// As [`Tenant::write`]. The state that the store has, and the journal of the execution after it, stay with the new state, so that
+    /// [`Tenant::rerun`] finds them. So do earlier ones. What cannot be kept of them never costs the new state. A store that servers share
+    /// keeps none.
+    ///
+    /// # Errors
+    /// As [`Tenant::write_about`].
+    pub fn write_after(
+        &self,
+        session: SessionId,
+        saved: &Saved,
+        ran: Option<&Ran>,
+        most: &MostEnded,
+    ) -> Result<Written, StateError> {
+        let ended = |before: Option<&Ref>| {
+            let before = before.filter(|_| self.is_alone());
+            let mut ended = before.map_or_else(Vec::new, |before| self.ended_after(session, before, ran));
+            most.keep(&mut ended);
+            ended
+        };
+        self.write_with(session, saved, Value::Null, ended)
+    }
+
+    /// The state before an execution that has ended, of at most `most` bytes, and its journal; or the reason for which it cannot run again.
+    ///
+    /// # Errors
+    /// [`StateError`], but damage is a reason.
+    pub fn rerun(&self, session: SessionId, execution: u32, most: u64) -> Result<Result<Rerun, String>, StateError> {
+        let KeptRun { manifest, journal, .. } = match self.kept_run(session, execution)? {
+            Ok(kept) => kept,
+            Err(why) => return Ok(Err(why)),
+        };
+        let journal = self.read_body(None, &journal);
+        let state = self.read_state(session, None, &manifest, most);
+        match (journal, state) {
+            (Ok(journal), Ok(state)) => Ok(Ok(Rerun { state, journal })),
+            (Err(error), _) if error.is_damage() => Ok(Err(format!("its journal cannot be read: {error}"))),
+            (_, Err(error)) if error.is_damage() => Ok(Err(format!("the state before it cannot be read: {error}"))),
+            (Err(error), _) | (_, Err(error)) => Err(error),
+        }
+    }
+
+    fn kept_run(&self, session: SessionId, execution: u32) -> Result<Result<KeptRun, String>, StateError> {
+        let stored = self.read_ref(session)?.filter(|_| self.is_alone());
+        let manifest = stored.map(|stored| self.read_manifest(session, stored.writer, &stored.manifest));
+        let ended = manifest.transpose()?.map(|manifest| manifest.ended).unwrap_or_default();
+        let found = ended.into_iter().find(|ended| ended.execution == execution);
+        Ok(found.map_or_else(|| Err("there is no journal of it".to_owned()), |found| found.kept))
+    }
+
+    /// The executions after this one. `before` is the ref of the state before it.
+    fn ended_after(&self, session: SessionId, before: &Ref, ran: Option<&Ran>) -> Vec<Ended> {
+        let (mut ended, state) = match self.read_manifest(session, before.writer, &before.manifest) {
+            Ok(mut manifest) => (std::mem::take(&mut manifest.ended), Ok(manifest)),
+            Err(error) => (
+                Vec::new(),
+                Err(format!("the state before it could not be read ({error})")),
+            ),
+        };
+        let Some(Ran { execution, journal }) = ran else {
+            return ended;
+        };
+        let kept = journal.clone().and_then(|journal| {
+            let state = state?;
+            let last = ended.iter().rev().find_map(|ended| ended.kept.as_ref().ok());
+            let earlier = last.and_then(|last| self.read_manifest(session, None, &last.manifest).ok());
+            let journal = self.write_body(None, &journal, &mut Written::default());
+            Ok(KeptRun {
+                manifest: before.manifest.clone(),
+                bytes: state.all().map(|body| body.bytes).fold(0, u64::saturating_add),
+                added: added(&state, earlier.as_ref()),
+                journal: journal.map_err(|error| format!("its journal could not be written ({error})"))?,
+            })
+        });
+        ended.retain(|ended| ended.execution != *execution);
+        ended.push(Ended {
+            execution: *execution,
+            kept,
+        });
+        ended
+    }
+
+    /// The objects that these executions need. Those of a damaged state are not known: its execution cannot run again anyway.
+    pub(crate) fn objects_of_ended(&self, session: SessionId, ended: &[Ended]) -> Result<Vec<ObjectId>, StateError> {
+        let mut objects = Vec::new();
+        for KeptRun { manifest, journal, .. } in ended.iter().filter_map(|ended| ended.kept.as_ref().ok()) {
+            objects.extend_from_slice(&journal.pieces);
+            objects.extend_from_slice(&manifest.pieces);
+            match self.read_manifest(session, None, manifest) {
+                Ok(state) => objects.extend(state.all().flat_map(|body| &body.pieces)),
+                Err(error) if error.is_damage() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(objects)
+    }
+}
+
+/// The bytes of a state's pieces that an earlier state lacks. A piece counts as much as it may have at most.
+fn added(state: &Manifest, earlier: Option<&Manifest>) -> u64 {
+    let known = earlier.into_iter().flat_map(Manifest::all);
+    let known: HashSet<&ObjectId> = known.flat_map(|body| &body.pieces).collect();
+    let added = |Body { bytes, pieces }: &Body| {
+        let new = pieces.iter().filter(|piece| !known.contains(piece)).count() as u64;
+        new.saturating_mul(MOST_CONTENT as u64).min(*bytes)
+    };
+    state.all().map(added).fold(0, u64::saturating_add)
+}
+
+impl MostEnded {
+    /// Drops the oldest executions, or what they need to run again, until the others are within the bounds.
+    fn keep(&self, ended: &mut Vec<Ended>) {
+        ended.drain(..ended.len().saturating_sub(self.executions));
+        let (mut journals, mut added) = (0_u64, 0_u64);
+        let mut is_full = false;
+        for Ended { kept, .. } in ended.iter_mut().rev() {
+            let Ok(run) = kept else { continue };
+            journals = journals.saturating_add(run.journal.bytes);
+            // The oldest state counts as a whole, and each later one what it adds.
+            is_full |= journals > self.journal_bytes || added.saturating_add(run.bytes) > self.state_bytes;
+            added = added.saturating_add(run.added);
+            if is_full {
+                *kept = Err("there is no room for its journal and for the state before it".to_owned());
+            }
+        }
+    }
+}

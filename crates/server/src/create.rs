@@ -96,7 +96,7 @@ pub async fn make(
     context: Option<(Value, Recipe)>,
     own: impl FnOnce(SandboxBuilder) -> SandboxBuilder,
 ) -> Result<Arc<Session>, ApiError> {
-    let prepared = prepare(app, &account.owner, new_id()?, &options, Fate::Removed).await?;
+    let prepared = prepare(app, &account.owner, new_id(app.home())?, &options, Fate::Removed).await?;
     let mut builder = prepared.builder(app, &options);
     if context.is_none() {
         builder = builder.without_context();
@@ -114,7 +114,7 @@ pub async fn make(
 
 /// Makes a session whose guests a client supervises over a channel.
 async fn make_channel(app: &App, account: &Account, options: Options, place: Held) -> Result<Arc<Session>, ApiError> {
-    let prepared = prepare(app, &account.owner, new_id()?, &options, Fate::Removed).await?;
+    let prepared = prepare(app, &account.owner, new_id(app.home())?, &options, Fate::Removed).await?;
     if options.checkpoints > 0 && prepared.launcher.checkpoints() == 0 {
         let backend = prepared.launcher.kind();
         return Err(ApiError::option(

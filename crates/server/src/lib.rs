@@ -14,6 +14,7 @@
 //! | [`sessions`] | all sessions, their places and their expiry |
 //! | `suspension`, `stored`, `suspending`, `waking` | states of sessions that nobody uses: the store, their form there, the way there, the way back |
 //! | `places`, `sharing` | the store of states that the settings name, and the lease on one that other servers use, too |
+//! | `forwarding` | requests for sessions that another server has |
 //! | `forking` | copies of sessions |
 //! | `create`, `listing`, `own_session`, `execute`, `variables`, `files` | the routes of a session |
 //! | `channel`, `relayed`, `pieces`, `exchanges`, `checkpoints` | the WebSocket relay between a page's supervisor and a guest |
@@ -37,6 +38,7 @@ mod exchanges;
 mod execute;
 mod files;
 mod forking;
+mod forwarding;
 mod going_back;
 mod health;
 mod listing;
@@ -80,6 +82,7 @@ use metrics::Metrics;
 use quotas::Quotas;
 pub use sandglass_host::args::Secrets;
 use sandglass_host::log;
+use sandglass_states::HomeId;
 use sessions::Sessions;
 pub use settings::ServeArgs;
 
@@ -111,6 +114,7 @@ pub struct Shared {
     warm: warm::Warm,
     storage: Option<Arc<storage::Storage>>,
     suspension: Option<suspension::Suspension>,
+    forwarding: Option<forwarding::Forwarding>,
     runs: stateless::Files,
     started: Instant,
     ending: CancellationToken,
@@ -121,6 +125,13 @@ impl std::ops::Deref for App {
 
     fn deref(&self) -> &Shared {
         &self.0
+    }
+}
+
+impl Shared {
+    /// The home of this server, if others forward requests to it.
+    fn home(&self) -> Option<HomeId> {
+        self.suspension.as_ref()?.states().home()
     }
 }
 
@@ -145,15 +156,17 @@ impl Server {
         } else {
             keys.owners()
         };
-        let suspension = suspension::Suspension::open(&args, &secrets, &owners)?;
+        let unheard = |error| format!("{} cannot be listened on: {error}", args.listen);
+        let listener = TcpListener::bind(args.listen).await.map_err(unheard)?;
+        let listen = listener.local_addr().map_err(unheard)?;
+        let suspension = suspension::Suspension::open(&args, &secrets, &owners, listen)?;
         let storage = storage::Storage::open(&args)?;
         let warm = warm::Warm::new(&args, storage.as_ref().map(|storage| storage.workspaces().path()));
         if let Some(storage) = &storage {
             storage.check(&args, &warm).await?;
         }
-        let listener = TcpListener::bind(args.listen)
-            .await
-            .map_err(|error| format!("{} cannot be listened on: {error}", args.listen))?;
+        let home = suspension.as_ref().and_then(|suspension| suspension.states().home());
+        let forwarding = home.map(|_| forwarding::Forwarding::new()).transpose()?;
         let quotas = Quotas::new(owners.iter().cloned(), args.bounds());
         let sessions = Sessions::default();
         for account in owners.iter().filter_map(|owner| quotas.account(owner)) {
@@ -171,6 +184,7 @@ impl Server {
             warm,
             storage,
             suspension,
+            forwarding,
             runs: stateless::Files::default(),
             started: Instant::now(),
             args,

@@ -7,7 +7,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 
 use super::{
-    App, channel, create, execute, files, forking, going_back, health, listing, middleware, rpc, stateless, variables,
+    App, channel, create, execute, files, forking, forwarding, going_back, health, listing, middleware, rpc, stateless,
+    variables,
 };
 
 /// The description of the routes.
@@ -57,6 +58,7 @@ routes! {
 pub fn router(app: App) -> Router {
     handlers()
         .fallback(|| async { StatusCode::NOT_FOUND })
+        .layer(from_fn_with_state(app.clone(), forwarding::forward))
         .layer(from_fn_with_state(app.clone(), middleware::pass))
         .with_state(app)
 }

@@ -15,7 +15,7 @@
 //! | `lease` | the servers that share a store, and which of them live |
 //! | `states` | writing, reading, listing and collecting; the refs of sessions, and who may write them |
 //! | `journal` | the parts of the journal of an execution after a state |
-//! | `store` | the places of objects: a folder, memory, or object storage |
+//! | `store` | the places of objects: a folder, memory, object storage, or NATS |
 //!
 //! Decisions: `docs/internals/server.md`.
 
@@ -33,8 +33,8 @@ mod store;
 pub use error::StateError;
 pub use journal::Part;
 pub use keys::MasterKey;
-pub use lease::{Beat, Clock, Standing};
+pub use lease::{Beat, Clock, Living, Standing};
 pub use manifest::{Head, Lost, Saved, SavedFile};
-pub use names::{JournalId, Name, ObjectId, Place, ServerId, SessionId, TenantId};
+pub use names::{HomeId, JournalId, Name, ObjectId, Place, ServerId, SessionId, TenantId};
 pub use states::{Collected, Found, States, Tenant, Written};
-pub use store::{FolderStore, Listed, MemoryStore, ObjectStorage, Store, Version};
+pub use store::{FolderStore, Listed, MemoryStore, NatsStore, ObjectStorage, SplitStore, Store, Version};

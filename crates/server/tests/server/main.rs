@@ -13,7 +13,10 @@ mod copies;
 mod durable;
 mod forged;
 mod forking;
+mod forwarding;
 mod model;
+#[path = "../../../states/tests/common/nats.rs"]
+mod nats;
 mod resuming;
 mod rpc;
 mod sessions;

@@ -155,7 +155,13 @@ export async function runWithPage(page, html, app) {
  */
 export async function runInShell(source, { server }) {
   const starts = source.includes("sandglass-host serve");
-  const address = starts ? `127.0.0.1:${await freePort()}` : server.replace("http://", "");
+  let address = starts ? `127.0.0.1:${await freePort()}` : server.replace("http://", "");
+  if (source.includes("nats-server")) {
+    // Several servers have fixed ports, at an address that no other process has.
+    const own = [127, 192 + ((process.pid >> 16) & 63), (process.pid >> 8) & 255, process.pid & 255].join(".");
+    source = source.replaceAll("127.0.0.1", own);
+    address = `${own}:8788`;
+  }
   const script = `set -euo pipefail\n${source.replaceAll(SERVER, address)}`;
   // Servers that it starts are of its process group, and end with it.
   const printed = await runProgram("bash", ["-c", script], {
@@ -189,7 +195,7 @@ async function runProgram(command, args, env) {
   const folder = await mkdtemp(join(tmpdir(), "sandglass-sample-"));
   // Each answer ends its line.
   await writeFile(join(folder, ".curlrc"), 'write-out = "\\n"\n');
-  const path = [dirname(program), process.env.PATH].join(delimiter);
+  const path = [dirname(program), join(root, ".setup/nats"), process.env.PATH].join(delimiter);
   const child = spawn(command, args, {
     cwd: folder,
     detached: true,

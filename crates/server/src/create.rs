@@ -49,7 +49,7 @@ pub async fn make(
     context: Option<(Value, Recipe)>,
     own: impl FnOnce(SandboxBuilder) -> SandboxBuilder,
 ) -> Result<Arc<Session>, ApiError> {
-    let prepared = prepare(app, &account.owner, new_id()?, &options, Fate::Removed).await?;
+    let prepared = prepare(app, &account.owner, new_id(app.home())?, &options, Fate::Removed).await?;
     let mut builder = prepared.builder(app, &options);
     if context.is_none() {
         builder = builder.without_context();
@@ -72,7 +72,7 @@ pub async fn make_channel(
     options: Options,
     place: Held,
 ) -> Result<Arc<Session>, ApiError> {
-    let prepared = prepare(app, &account.owner, new_id()?, &options, Fate::Removed).await?;
+    let prepared = prepare(app, &account.owner, new_id(app.home())?, &options, Fate::Removed).await?;
     if options.checkpoints > 0 && prepared.launcher.checkpoints() == 0 {
         let backend = prepared.launcher.kind();
         return Err(ApiError::option(
@@ -209,7 +209,7 @@ pub(super) async fn make_kept(
     let owner = Arc::clone(&account.owner);
     let recipe = None;
     let kind = Kind::Kept { kept, opened, recipe };
-    let session = Session::new(new_id()?, owner, kind, None, place, (None, None));
+    let session = Session::new(new_id(app.home())?, owner, kind, None, place, (None, None));
     add(app, session).await
 }
 

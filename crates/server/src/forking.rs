@@ -94,7 +94,14 @@ async fn copy(
     original: &Original<'_>,
     place: Held,
 ) -> Result<(Arc<Session>, Vec<LostVariable>), ApiError> {
-    let prepared = prepare(app, &account.owner, new_id()?, &original.options, Fate::Removed).await?;
+    let prepared = prepare(
+        app,
+        &account.owner,
+        new_id(app.home())?,
+        &original.options,
+        Fate::Removed,
+    )
+    .await?;
     let builder = prepared.builder(app, &original.options);
     let sandbox = original.suspended.begin(builder).build().await?;
     let taken = sandbox.take_up(&original.suspended, most_bytes(app)).await;

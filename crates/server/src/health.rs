@@ -103,7 +103,7 @@ async fn run(app: &App) -> Result<Json, String> {
     let mut settings = app.args.guest_settings();
     let mut folder = None;
     if let Some(storage) = &app.storage {
-        let id = new_id().map_err(|error| error.message)?;
+        let id = new_id(app.home()).map_err(|error| error.message)?;
         let made = storage.folder(LOCAL, &id, settings.resources.disk_bytes, Fate::Removed);
         let made = folder.insert(made.await.map_err(|error| error.message)?);
         settings.workspace = Some(made.workspace().path().to_owned());

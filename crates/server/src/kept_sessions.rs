@@ -53,7 +53,7 @@ pub(super) async fn make(
     if serde_json::to_string(&recipe.0).map_or(true, |json| json.len() > MOST_RECIPE_BYTES) {
         return refused("the options of such a session may have 64 KiB of JSON; leave long lists out");
     }
-    let id = new_id()?;
+    let id = new_id(app.home())?;
     let options = options.persisting(id.clone())?;
     let opened = KeptSandboxes::begin(app, account, &id)?;
     let (session, kept) = session(app, account, (id, &options, recipe), opened, place).await?;

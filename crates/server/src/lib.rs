@@ -15,6 +15,7 @@
 //! | `suspension`, `stored`, `suspending`, `waking` | states of sessions that nobody uses: the store, their form there, the way there, the way back |
 //! | `places`, `sharing` | the store of states that the settings name, and the lease on one that other servers use, too |
 //! | `kept`, `kept_sessions` | sandboxes whose executions outlive the server; those that are sessions over HTTP |
+//! | `forwarding` | requests for sessions that another server has |
 //! | `forking` | copies of sessions |
 //! | `create` | the making of sessions |
 //! | `new_session`, `listing`, `own_session`, `execute`, `pending`, `variables`, `files` | the routes of a session |
@@ -39,6 +40,7 @@ mod exchanges;
 mod execute;
 mod files;
 mod forking;
+mod forwarding;
 mod going_back;
 mod health;
 mod kept;
@@ -86,6 +88,7 @@ use metrics::Metrics;
 use quotas::Quotas;
 pub use sandglass_host::args::Secrets;
 use sandglass_host::log;
+use sandglass_states::HomeId;
 use sessions::Sessions;
 pub use settings::ServeArgs;
 
@@ -118,6 +121,7 @@ pub struct Shared {
     storage: Option<Arc<storage::Storage>>,
     suspension: Option<suspension::Suspension>,
     kept: kept::KeptSandboxes,
+    forwarding: Option<forwarding::Forwarding>,
     runs: stateless::Files,
     started: Instant,
     ending: CancellationToken,
@@ -128,6 +132,13 @@ impl std::ops::Deref for App {
 
     fn deref(&self) -> &Shared {
         &self.0
+    }
+}
+
+impl Shared {
+    /// The home of this server, if others forward requests to it.
+    fn home(&self) -> Option<HomeId> {
+        self.suspension.as_ref()?.states().home()
     }
 }
 
@@ -152,15 +163,17 @@ impl Server {
         } else {
             keys.owners()
         };
-        let suspension = suspension::Suspension::open(&args, &secrets, &owners)?;
+        let unheard = |error| format!("{} cannot be listened on: {error}", args.listen);
+        let listener = TcpListener::bind(args.listen).await.map_err(unheard)?;
+        let listen = listener.local_addr().map_err(unheard)?;
+        let suspension = suspension::Suspension::open(&args, &secrets, &owners, listen)?;
         let storage = storage::Storage::open(&args)?;
         let warm = warm::Warm::new(&args, storage.as_ref().map(|storage| storage.workspaces().path()));
         if let Some(storage) = &storage {
             storage.check(&args, &warm).await?;
         }
-        let listener = TcpListener::bind(args.listen)
-            .await
-            .map_err(|error| format!("{} cannot be listened on: {error}", args.listen))?;
+        let home = suspension.as_ref().and_then(|suspension| suspension.states().home());
+        let forwarding = home.map(|_| forwarding::Forwarding::new()).transpose()?;
         let quotas = Quotas::new(owners.iter().cloned(), args.bounds());
         let (sessions, kept) = (Sessions::default(), kept::KeptSandboxes::default());
         for account in owners.iter().filter_map(|owner| quotas.account(owner)) {
@@ -182,6 +195,7 @@ impl Server {
             storage,
             suspension,
             kept,
+            forwarding,
             runs: stateless::Files::default(),
             started: Instant::now(),
             args,

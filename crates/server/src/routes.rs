@@ -7,8 +7,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 
 use super::{
-    App, channel, execute, files, forking, going_back, health, listing, middleware, new_session, pending, rpc,
-    stateless, variables,
+    App, channel, execute, files, forking, forwarding, going_back, health, listing, middleware, new_session, pending,
+    rpc, stateless, variables,
 };
 
 /// The description of the routes.
@@ -61,6 +61,7 @@ routes! {
 pub fn router(app: App) -> Router {
     handlers()
         .fallback(|| async { StatusCode::NOT_FOUND })
+        .layer(from_fn_with_state(app.clone(), forwarding::forward))
         .layer(from_fn_with_state(app.clone(), middleware::pass))
         .with_state(app)
 }

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::Uri;
 use clap::ArgAction;
-use clap::builder::BoolishValueParser;
+use clap::builder::{BoolishValueParser, TypedValueParser};
 
 use super::access::{self, Keys, Origins};
 use super::bodies::BodyLimits;
@@ -209,11 +210,36 @@ pub struct SuspendArgs {
     /// `file:///srv/states` is the same as `--state-dir /srv/states`.
     #[arg(long, env = "SANDGLASS_STATE_URL", value_name = "URL", conflicts_with = "state_dir")]
     pub state_url: Option<String>,
-    /// Seconds after which another server may take over the sessions of one that is silent, with `--state-url s3://…`.
+    /// The same in NATS JetStream, which several servers share: `nats://HOST[:PORT][,nats://HOST2…][/BUCKET]`, with `tls://` for TLS
+    /// and `nats://USER:PASSWORD@HOST` for a login. Each server answers for the sessions of all. With `--state-url s3://…`, the large part of states is there instead.
+    #[arg(
+        long,
+        env = "SANDGLASS_CLUSTER",
+        hide_env_values = true,
+        value_name = "URL",
+        conflicts_with = "state_dir"
+    )]
+    pub cluster: Option<String>,
+    /// A file of credentials for NATS, with a JWT and a seed.
+    #[arg(
+        long,
+        env = "SANDGLASS_CLUSTER_CREDENTIALS",
+        value_name = "FILE",
+        requires = "cluster"
+    )]
+    pub cluster_credentials: Option<PathBuf>,
+    /// Servers of NATS that keep each state, at least. With 3, one of them may fail.
+    #[arg(long, env = "SANDGLASS_CLUSTER_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5).map(usize::from), value_name = "NUMBER")]
+    pub cluster_replicas: usize,
+    /// The URL at which other servers reach this one, to forward requests for its sessions. With `--cluster`, it is the address of
+    /// `--listen` by default. With `--state-url s3://…`, nothing is forwarded without it.
+    #[arg(long, env = "SANDGLASS_ADVERTISE", value_parser = server_url, value_name = "URL")]
+    pub advertise: Option<String>,
+    /// Seconds after which another server may take over the sessions of one that is silent.
     #[arg(long, env = "SANDGLASS_STATE_LEASE_SECONDS", default_value = "30", value_parser = lease_seconds, value_name = "SECONDS")]
     pub state_lease_seconds: f64,
     /// A file with the key that encrypts the states: 64 hexadecimal digits. The variable SANDGLASS_STATE_KEY takes the same text. By
-    /// default, a new key is made in DIR/key. Object storage needs one of the two.
+    /// default, a new key is made in DIR/key. Servers that share states need one of the two.
     #[arg(long, env = "SANDGLASS_STATE_KEY_FILE", value_name = "FILE")]
     pub state_key_file: Option<PathBuf>,
     /// Seconds without use after which a session is suspended.
@@ -264,6 +290,21 @@ fn seconds_or_none(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(0.0) => Ok(0.0),
         _ => seconds(text),
+    }
+}
+
+/// A URL of a server, without a path.
+fn server_url(text: &str) -> Result<String, String> {
+    let problem = || "must be http://HOST:PORT or https://HOST:PORT".to_owned();
+    let url: Uri = text.parse().map_err(|_| problem())?;
+    let is_http = matches!(url.scheme_str(), Some("http" | "https"));
+    match url.authority() {
+        Some(authority)
+            if is_http && !authority.as_str().contains('@') && url.path_and_query().is_none_or(|path| path == "/") =>
+        {
+            Ok(text.trim_end_matches('/').to_owned())
+        }
+        _ => Err(problem()),
     }
 }
 

@@ -59,7 +59,8 @@ async fn watch(app: &App) {
     }
 }
 
-fn pause(app: &App) -> Duration {
+/// The interval between two renewals, and between two looks at the other servers.
+pub(super) fn pause(app: &App) -> Duration {
     Duration::from_secs_f64(app.args.suspend.state_lease_seconds / RENEWALS)
 }
 

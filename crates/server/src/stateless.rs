@@ -140,7 +140,11 @@ pub async fn execute(
     };
     app.metrics.execution(outcome, began.elapsed());
     let (response, files) = ran?;
-    let id = if files.is_empty() { None } else { Some(new_id()?) };
+    let id = if files.is_empty() {
+        None
+    } else {
+        Some(new_id(app.home())?)
+    };
     if let Some(id) = &id {
         app.runs.keep(Run {
             id: id.clone(),

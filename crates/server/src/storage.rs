@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use sandglass_core::Error;
 use sandglass_core::execution::Killer;
+use sandglass_states::{HomeId, SessionId};
 use tokio::sync::{Notify, watch};
 
 use super::bodies::off_the_workers;
@@ -40,15 +41,13 @@ pub enum Fate {
     Kept,
 }
 
-/// A new id of a session: 128 random bits.
+/// A new id of a session, which begins with the home of the server if it has one. The rest, 64 or 128 bits, is random.
 ///
 /// # Errors
-/// The system has none.
-pub fn new_id() -> Result<String, ApiError> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| ApiError::internal(format!("the system gives no random numbers: {error}")))?;
-    Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
+/// The system has no random numbers.
+pub fn new_id(home: Option<HomeId>) -> Result<String, ApiError> {
+    let id = SessionId::random(home).map_err(|error| ApiError::internal(error.to_string()))?;
+    Ok(id.to_string())
 }
 
 /// Returns true when a folder's name is a session id. Other folders are never removed.

@@ -13,13 +13,14 @@
 //! Decisions: `docs/internals/server.md`.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 use sandglass_host::args::Secrets;
-use sandglass_states::{Found, Head, ServerId, SessionId, StateError, States, Tenant};
+use sandglass_states::{Found, Head, Living, ServerId, SessionId, StateError, States, Tenant};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -150,17 +151,22 @@ struct Owned {
 }
 
 impl Suspension {
-    /// Opens the store of the settings; `None` without one.
+    /// Opens the store of the settings; `None` without one. The server listens at `listen`.
     ///
     /// # Errors
     /// The store cannot be used, or the settings contradict each other.
-    pub fn open(args: &ServeArgs, secrets: &Secrets, owners: &[Arc<str>]) -> Result<Option<Self>, String> {
+    pub fn open(
+        args: &ServeArgs,
+        secrets: &Secrets,
+        owners: &[Arc<str>],
+        listen: SocketAddr,
+    ) -> Result<Option<Self>, String> {
         let (suspend, idle) = (&args.suspend, args.session_idle_seconds);
-        let Some((states, place)) = places::open(suspend, secrets)? else {
+        let Some((states, place)) = places::open(suspend, secrets, listen)? else {
             return Ok(None);
         };
         if matches!(place, Opened::Shared) && args.workspace_dir.is_some() {
-            let problem = "--workspace-dir keeps files on this machine, where other servers that share --state-url miss them: give one of the two";
+            let problem = "--workspace-dir keeps files on this machine, where servers that share --state-url or --cluster miss them: give one of the two";
             return Err(problem.to_owned());
         }
         if suspend.suspend_after >= idle {
@@ -314,6 +320,20 @@ impl Suspension {
             let held = account.stored(head.bytes).ok();
             Asleep::new(id.to_owned(), Arc::clone(&account.owner), head, held)
         }))
+    }
+
+    /// Another living server that has a session, or that made it and has stored nothing of it yet.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub async fn elsewhere(&self, owner: &str, id: &str) -> Result<Option<Living>, ApiError> {
+        let (tenant, Ok(session)) = (self.tenant(owner)?, session_id(id)) else {
+            return Ok(None);
+        };
+        match off_the_workers(move || tenant.elsewhere(session)).await? {
+            Err(error) if error.is_damage() => Ok(None), // whoever uses the session is told
+            found => found.map_err(|error| unreadable(id, &error)),
+        }
     }
 
     /// Returns true if other servers may use the store.

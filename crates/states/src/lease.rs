@@ -6,6 +6,9 @@
 //!
 //! A lease that is over never comes back: the server begins another one, under another id.
 //!
+//! A server may tell its address in its lease. Then the others know where its sessions are: ids of sessions begin with the server's *home*,
+//! an id that a process keeps when it begins another lease.
+//!
 //! Decisions: `docs/internals/server.md`.
 
 use std::collections::HashMap;
@@ -18,12 +21,23 @@ use serde::{Deserialize, Serialize};
 use crate::error::StateError;
 use crate::keys::MasterKey;
 use crate::manifest::{FORMAT, read, write};
-use crate::names::{Name, Place, ServerId};
+use crate::names::{HomeId, Name, Place, ServerId};
 use crate::seal::{MOST_SEALED, Sealer};
 use crate::store::{Store, Version};
 
 /// The longest time that a lease of another server is believed to last.
 const MOST_LASTS: Duration = Duration::from_secs(3600);
+/// The shortest interval between two searches for a server that is not known.
+const SEARCH: Duration = Duration::from_millis(100);
+
+/// Another server, which lives as far as is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Living {
+    /// Its id.
+    pub server: ServerId,
+    /// The URL that it tells the others; `None` if it tells none.
+    pub address: Option<String>,
+}
 
 /// A clock that never goes back. It tells the time since a moment of its own.
 #[derive(Clone)]
@@ -136,7 +150,39 @@ impl Servers {
     pub(crate) fn is_over(&self, server: ServerId) -> Result<bool, StateError> {
         match self {
             Self::Alone(id) => Ok(server != *id),
-            Self::Several { leases, own } => Ok(server != lease(own).id && leases.is_over(server)?),
+            Self::Several { leases, own } => Ok(server != lease(own).id && leases.living(server)?.is_none()),
+        }
+    }
+
+    /// Another server of this id, if it lives.
+    pub(crate) fn living(&self, server: ServerId) -> Result<Option<Living>, StateError> {
+        match self {
+            Self::Several { leases, own } if server != lease(own).id => leases.living(server),
+            _ => Ok(None),
+        }
+    }
+
+    /// Another server with this home, if it lives.
+    pub(crate) fn at_home(&self, home: HomeId) -> Result<Option<Living>, StateError> {
+        match self {
+            Self::Several { leases, own } if self.home() != Some(home) => leases.at_home(home, || lease(own).id),
+            _ => Ok(None),
+        }
+    }
+
+    /// The home of this server, if it tells an address.
+    pub(crate) fn home(&self) -> Option<HomeId> {
+        match self {
+            Self::Several { leases, .. } => leases.address.as_ref().map(|_| leases.home),
+            Self::Alone(_) => None,
+        }
+    }
+
+    /// Returns true if another server lived when this one last looked. It asks the store for nothing.
+    pub(crate) fn seems_to_live(&self, server: ServerId) -> bool {
+        match self {
+            Self::Several { leases, .. } => lock(&leases.watched).contains_key(&server),
+            Self::Alone(_) => false,
         }
     }
 
@@ -225,6 +271,9 @@ struct Text {
     lasts_ms: u64,
     /// True if the server has ended, or counts as ended.
     is_over: bool,
+    /// The server's home, and its URL for other servers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    at: Option<(HomeId, String)>,
 }
 
 /// A lease of another server, as this one saw it first.
@@ -241,7 +290,13 @@ pub(crate) struct Leases {
     sealer: Sealer,
     lasts: Duration,
     clock: Clock,
+    home: HomeId,
+    address: Option<String>,
     watched: Mutex<HashMap<ServerId, Watched>>,
+    /// The servers that told their homes.
+    homes: Mutex<HashMap<HomeId, ServerId>>,
+    /// The beginning of the last search for a home. Held while one is under way.
+    searched: Mutex<Option<Instant>>,
 }
 
 impl Leases {
@@ -250,13 +305,18 @@ impl Leases {
         key: &MasterKey,
         lasts: Duration,
         clock: Clock,
+        address: Option<String>,
     ) -> Result<Self, StateError> {
         Ok(Self {
             sealer: key.sealer()?,
             store,
             lasts: lasts.min(MOST_LASTS),
             clock,
+            home: HomeId::random()?,
+            address,
             watched: Mutex::default(),
+            homes: Mutex::default(),
+            searched: Mutex::default(),
         })
     }
 
@@ -354,39 +414,84 @@ impl Leases {
         let servers: Vec<_> = servers.collect();
         lock(&self.watched).retain(|server, _| servers.contains(server));
         for server in servers {
-            self.is_over(server)?;
+            self.living(server)?;
         }
         Ok(())
     }
 
-    /// Returns true if the lease of another server is over. If it stood still for long enough, it is ended now.
-    fn is_over(&self, server: ServerId) -> Result<bool, StateError> {
+    /// The server with this home, if it lives.
+    fn at_home(&self, home: HomeId, own: impl Fn() -> ServerId) -> Result<Option<Living>, StateError> {
+        let asked = Instant::now();
+        if let Some(living) = self.known_at_home(home)? {
+            return Ok(Some(living));
+        }
+        {
+            // Those who wait here share one search. Ids of sessions come from clients, so there must not be a search for each.
+            let mut searched = self.searched.lock().unwrap_or_else(PoisonError::into_inner);
+            if searched.is_none_or(|at| at < asked) {
+                if let Some(rest) = searched.and_then(|at| SEARCH.checked_sub(at.elapsed())) {
+                    std::thread::sleep(rest);
+                }
+                let began = Instant::now();
+                self.watch(own())?;
+                *searched = Some(began);
+            }
+        }
+        self.known_at_home(home)
+    }
+
+    fn known_at_home(&self, home: HomeId) -> Result<Option<Living>, StateError> {
+        let server = lock(&self.homes).get(&home).copied();
+        Ok(match server {
+            Some(server) => self.living(server)?,
+            None => None,
+        })
+    }
+
+    /// Another server, if its lease is not over. If the lease stood still for long enough, it is ended now.
+    fn living(&self, server: ServerId) -> Result<Option<Living>, StateError> {
         let name = Name::Lease(server);
         let asked = self.clock.now();
         let Some((text, version)) = self.seen(server)? else {
-            lock(&self.watched).remove(&server);
-            return Ok(true);
+            // A replica of the store may be behind, and lack a lease that has just begun. A write is never behind.
+            if self.store.swap(&name, &self.sealed(&name, 0, true)?, None)?.is_none() {
+                return Ok(Some(Living { server, address: None }));
+            }
+            self.forget(server);
+            return Ok(None);
         };
         // Whoever can damage a lease could remove it as well.
         let lasts = text
             .as_ref()
             .map_or(self.lasts, |text| Duration::from_millis(text.lasts_ms).min(MOST_LASTS));
         let beat = text.as_ref().map_or(0, |text| text.beat);
-        if !text.is_some_and(|text| text.is_over) {
+        if !text.as_ref().is_some_and(|text| text.is_over) {
+            let at = text.and_then(|text| text.at);
+            let living = Living {
+                server,
+                address: at.as_ref().map(|(_, address)| address.clone()),
+            };
             if !self.has_stood_still(server, &version, asked, lasts) {
-                return Ok(false);
+                lock(&self.homes).extend(at.map(|(home, _)| (home, server)));
+                return Ok(Some(living));
             }
             if self
                 .store
                 .swap(&name, &self.sealed(&name, beat, true)?, Some(&version))?
                 .is_none()
             {
-                return Ok(false); // renewed at the last moment
+                return Ok(Some(living)); // renewed at the last moment
             }
         }
+        self.forget(server);
+        Ok(None)
+    }
+
+    /// Forgets a server whose lease is over.
+    fn forget(&self, server: ServerId) {
         lock(&self.watched).remove(&server);
-        let _ = self.store.remove(&name); // missing and over are the same
-        Ok(true)
+        lock(&self.homes).retain(|_, at_home| *at_home != server);
+        let _ = self.store.remove(&Name::Lease(server)); // missing and over are the same
     }
 
     /// Returns true if this version has been there for the whole time. `asked` is a time before it was read.
@@ -423,6 +528,7 @@ impl Leases {
             beat,
             lasts_ms: u64::try_from(self.lasts.as_millis()).unwrap_or(u64::MAX),
             is_over,
+            at: self.address.clone().map(|address| (self.home, address)),
         };
         self.sealer.seal(name, &write(&text)?)
     }

@@ -16,7 +16,7 @@
 //! | `states` | writing, reading, listing and collecting; the refs of sessions, and who may write them |
 //! | `journal` | the parts of the journal of an execution after a state |
 //! | `ended` | executions before a state that can run again: their journals, and the states before them |
-//! | `store` | the places of objects: a folder, memory, or object storage |
+//! | `store` | the places of objects: a folder, memory, object storage, or NATS |
 //!
 //! Decisions: `docs/internals/server.md`.
 
@@ -36,8 +36,8 @@ pub use ended::{MostEnded, Ran, Rerun};
 pub use error::StateError;
 pub use journal::{Part, part_bytes};
 pub use keys::MasterKey;
-pub use lease::{Beat, Clock, Standing};
+pub use lease::{Beat, Clock, Living, Standing};
 pub use manifest::{Head, Lost, Saved, SavedFile};
-pub use names::{JournalId, Name, ObjectId, Place, ServerId, SessionId, TenantId};
+pub use names::{HomeId, JournalId, Name, ObjectId, Place, ServerId, SessionId, TenantId};
 pub use states::{Collected, Found, States, Tenant, Written};
-pub use store::{FolderStore, Listed, MemoryStore, ObjectStorage, Store, Version};
+pub use store::{FolderStore, Listed, MemoryStore, NatsStore, ObjectStorage, SplitStore, Store, Version};

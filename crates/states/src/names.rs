@@ -63,6 +63,8 @@ ids! {
     ServerId 16;
     /// The id of a journal, which no other journal has.
     JournalId 16;
+    /// The random id of a server's process, with which the ids of its sessions begin.
+    HomeId 8;
 }
 
 /// Reads lowercase hexadecimal digits, so that each id has one text. Returns false for anything else.
@@ -105,10 +107,41 @@ pub enum Name {
 impl ServerId {
     /// An id that no server had before.
     pub(crate) fn random() -> Result<Self, StateError> {
-        let mut id = [0; 16];
-        getrandom::fill(&mut id).map_err(|_| no_random_numbers())?;
+        random().map(Self)
+    }
+}
+
+impl HomeId {
+    /// An id that no process had before.
+    pub(crate) fn random() -> Result<Self, StateError> {
+        random().map(Self)
+    }
+}
+
+impl SessionId {
+    /// A new id, of a session that is made at this home.
+    ///
+    /// # Errors
+    /// [`StateError::Key`] when the system gives no random numbers.
+    pub fn random(home: Option<HomeId>) -> Result<Self, StateError> {
+        let mut id: [u8; 16] = random()?;
+        if let (Some(home), Some(begin)) = (home, id.first_chunk_mut()) {
+            *begin = home.0;
+        }
         Ok(Self(id))
     }
+
+    /// The home with which the id begins. An id that no server made begins with anything.
+    pub(crate) fn home(self) -> HomeId {
+        let [a, b, c, d, e, f, g, h, ..] = self.0;
+        HomeId([a, b, c, d, e, f, g, h])
+    }
+}
+
+fn random<const BYTES: usize>() -> Result<[u8; BYTES], StateError> {
+    let mut id = [0; BYTES];
+    getrandom::fill(&mut id).map_err(|_| no_random_numbers())?;
+    Ok(id)
 }
 
 impl fmt::Display for Name {

@@ -16,7 +16,7 @@ use crate::error::StateError;
 use crate::keys::{MasterKey, TenantKeys};
 use crate::lease::{Beat, Clock, Leases, Servers, Standing, lock};
 use crate::manifest::{Body, Ended, FORMAT, Head, Manifest, Ref, Saved, SavedFile, read, write};
-use crate::names::{Name, ObjectId, Place, ServerId, SessionId, TenantId};
+use crate::names::{HomeId, Name, ObjectId, Place, ServerId, SessionId, TenantId};
 use crate::pieces::pieces;
 use crate::seal::MOST_SEALED;
 use crate::store::Store;
@@ -88,13 +88,20 @@ impl States {
     }
 
     /// The states in a store that other servers use as well. This server has a lease there, which [`States::renew`] renews. Without renewal
-    /// it lasts for `lasts`; then others take over what this server has.
+    /// it lasts for `lasts`; then others take over what this server has. `address` is a URL at which the others reach this one, if it tells
+    /// one.
     ///
     /// # Errors
     /// As [`States::new`]; also [`StateError::Key`] when the store ignores conditions.
-    pub fn shared(store: Arc<dyn Store>, key: MasterKey, lasts: Duration, clock: Clock) -> Result<Self, StateError> {
+    pub fn shared(
+        store: Arc<dyn Store>,
+        key: MasterKey,
+        lasts: Duration,
+        clock: Clock,
+        address: Option<String>,
+    ) -> Result<Self, StateError> {
         check_key(&*store, &key)?;
-        let leases = Leases::new(Arc::clone(&store), &key, lasts, clock)?;
+        let leases = Leases::new(Arc::clone(&store), &key, lasts, clock, address)?;
         let servers = Arc::new(Servers::several(leases)?);
         Ok(Self { store, servers, key })
     }
@@ -119,6 +126,16 @@ impl States {
     /// The right to sessions that [`Tenant::mark_awake`] noted under this id of this server. It asks the clock only.
     pub fn standing(&self, server: ServerId) -> Standing {
         self.servers.standing(server)
+    }
+
+    /// The home of this server, which the ids of its new sessions are to begin with. `None` if it tells others no address.
+    pub fn home(&self) -> Option<HomeId> {
+        self.servers.home()
+    }
+
+    /// Returns true if another server lived when this one last [watched](States::watch). It asks the store for nothing.
+    pub fn seems_to_live(&self, server: ServerId) -> bool {
+        self.servers.seems_to_live(server)
     }
 
     /// Ends this server's lease. What it has is free for others at once.

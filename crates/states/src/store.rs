@@ -2,7 +2,10 @@
 
 mod folder;
 mod memory;
+mod nats;
 mod objects;
+mod remote;
+mod split;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -11,7 +14,9 @@ use ring::digest::{SHA256, digest};
 
 pub use folder::FolderStore;
 pub use memory::MemoryStore;
+pub use nats::NatsStore;
 pub use objects::ObjectStorage;
+pub use split::SplitStore;
 
 use crate::error::StateError;
 use crate::names::{Name, Place};

@@ -43,7 +43,7 @@ struct Server {
 
 impl Server {
     fn new(store: &Arc<dyn Store>, hands: &Hands) -> Self {
-        let states = States::shared(Arc::clone(store), key(), LASTS, hands.clock()).unwrap();
+        let states = States::shared(Arc::clone(store), key(), LASTS, hands.clock(), None).unwrap();
         let ann = states.tenant("ann").unwrap();
         Self { states, ann }
     }
@@ -371,7 +371,7 @@ impl Store for Careless {
 #[test]
 fn a_store_that_ignores_conditions_is_refused() {
     let store = Arc::new(Careless::default());
-    let refused = States::shared(store, key(), LASTS, Clock::default())
+    let refused = States::shared(store, key(), LASTS, Clock::default(), None)
         .unwrap_err()
         .to_string();
     assert!(refused.contains("ignores the conditions"), "{refused}");
@@ -505,7 +505,11 @@ fn hostile_content_is_refused_as_in_a_folder() {
         for (place, (name, bytes)) in names.iter().zip(&whole).enumerate() {
             let put = |bytes: &[u8]| store.write(name, bytes).unwrap();
             // Each sample over HTTP is a dozen requests.
-            let (cuts, bits) = if matches!(kind, Kind::S3) { (1, 2) } else { (6, 12) };
+            let (cuts, bits) = if matches!(kind, Kind::S3 | Kind::Nats) {
+                (1, 2)
+            } else {
+                (6, 12)
+            };
             for length in [bytes.len() - 1, 0, 1, 19, 40, bytes.len() / 2].into_iter().take(cuts) {
                 put(&bytes[..length.min(bytes.len() - 1)]);
                 expect_refusal(&format!("{name} cut to {length}"));
@@ -523,6 +527,52 @@ fn hostile_content_is_refused_as_in_a_folder() {
         for number in 1..=3 {
             assert_eq!(b.execution(number), u32::from(number));
         }
+    }
+}
+
+/// The ids of sessions tell where they were made, before anything of them is stored.
+#[test]
+fn a_server_that_tells_its_address_is_found() {
+    for kind in [Kind::Memory, Kind::Nats] {
+        let (store, hands) = (kind.store(), Hands::default());
+        let at = |url: &str| {
+            let states = States::shared(Arc::clone(&store), key(), LASTS, hands.clock(), Some(url.to_owned())).unwrap();
+            let ann = states.tenant("ann").unwrap();
+            Server { states, ann }
+        };
+        let [a, b] = ["http://a", "http://b"].map(at);
+        let found = |from: &Server, session| {
+            let living = from.ann.elsewhere(session).unwrap();
+            living.map(|living| living.address.unwrap())
+        };
+        let id = |server: &Server| SessionId::random(server.states.home()).unwrap();
+        let (of_a, of_b) = (id(&a), id(&b));
+        assert_eq!(found(&b, of_a), Some("http://a".to_owned()));
+        assert_eq!(found(&a, of_b), Some("http://b".to_owned()));
+        assert_eq!((found(&a, of_a), found(&a, session(1))), (None, None));
+        // A stored session is at the server that has it, wherever it was made.
+        a.ann.write(of_a, &state(1)).unwrap();
+        assert_eq!(found(&b, of_a), None, "any server may have it");
+        b.ann.take_up(of_a, MOST).unwrap().unwrap();
+        let b_id = b.ann.mark_awake(of_a).unwrap();
+        assert_eq!(found(&a, of_a), Some("http://b".to_owned()));
+        assert!(a.states.seems_to_live(b_id));
+        // A lease that was lost is followed by another one with the same home. What was stored is free.
+        a.beat();
+        hands.pass(40);
+        a.beat();
+        assert_eq!(found(&a, of_a), None);
+        assert!(!a.states.seems_to_live(b_id));
+        assert_eq!(b.beat(), Beat::Lost);
+        assert_eq!(found(&a, of_b), Some("http://b".to_owned()));
+        b.states.end().unwrap();
+        assert_eq!(found(&a, of_b), None);
+        a.ann.remove(of_a).unwrap();
+        assert_eq!(
+            found(&b, of_a),
+            Some("http://a".to_owned()),
+            "which says that it is gone"
+        );
     }
 }
 

@@ -5,11 +5,15 @@
 mod common;
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::Kind;
+use common::nats::Nats;
 use proptest::prelude::*;
-use sandglass_states::{FolderStore, Name, Place, Store, TenantId, Version};
+use sandglass_states::{FolderStore, Name, NatsStore, Place, SplitStore, Store, TenantId, Version};
+
+/// The time after which a test gives up, long enough for a busy machine.
+const LONG: Duration = Duration::from_secs(90);
 
 /// An action on the name of this number.
 #[derive(Debug, Clone)]
@@ -178,8 +182,22 @@ proptest! {
     }
 
     #[test]
+    fn two_stores_are_named_bytes(acts in acts()) {
+        holds(&SplitStore::new(Kind::Memory.store(), Kind::LibrarysMemory.store()), acts)?;
+    }
+
+    #[test]
     fn object_storage_in_memory_is_named_bytes(acts in acts()) {
         holds(&*Kind::LibrarysMemory.store(), acts)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn nats_is_named_bytes(acts in acts()) {
+        holds(&*Kind::Nats.store(), acts)?;
     }
 }
 
@@ -200,23 +218,142 @@ fn of_writes_at_once_one_wins() {
     let kinds = common::KINDS.map(Kind::store);
     for store in kinds.into_iter().chain([in_folder]) {
         let name = Name::Check;
-        let add = |thread: u32| loop {
-            let found = store.read_version(&name, 1000).unwrap();
-            let (bytes, version) = found.unzip();
-            let text = String::from_utf8(bytes.unwrap_or_else(|| b"0".to_vec())).unwrap();
-            let number: u32 = text.split(' ').next().unwrap().parse().unwrap();
-            let next = format!("{} {thread} {number}", number + 1);
-            if store.swap(&name, next.as_bytes(), version.as_ref()).unwrap().is_some() {
-                return;
-            }
-        };
         std::thread::scope(|scope| {
             for thread in 0..4 {
-                let add = &add;
-                scope.spawn(move || (0..5).for_each(|_| add(thread)));
+                let store = &store;
+                scope.spawn(move || (0..5).map(|_| add(&**store, thread)).sum::<u32>());
             }
         });
         let sum = String::from_utf8(store.read(&name, 1000).unwrap().unwrap()).unwrap();
         assert!(sum.starts_with("20 "), "{sum} {store:?}");
     }
+}
+
+/// Adds one to the number under a name, and returns it.
+fn add(store: &dyn Store, thread: u32) -> u32 {
+    loop {
+        let found = store.read_version(&Name::Check, 1000).unwrap();
+        let (bytes, version) = found.unzip();
+        let text = String::from_utf8(bytes.unwrap_or_else(|| b"0".to_vec())).unwrap();
+        let number: u32 = text.split(' ').next().unwrap().parse().unwrap();
+        let next = format!("{} {thread} {number}", number + 1);
+        let swapped = store.swap(&Name::Check, next.as_bytes(), version.as_ref());
+        if swapped.unwrap().is_some() {
+            return number + 1;
+        }
+    }
+}
+
+/// A value of many messages is there as a whole or not at all, also while it is written again.
+#[test]
+fn long_values_are_whole_in_nats() {
+    let store = Kind::Nats.store();
+    let [written, _] = names();
+    let (name, place) = (written[0], Place::Objects(tenant('a')));
+    let lengths = [0, 1, 262_143, 262_144, 262_145, 524_288, 4_000_000];
+    let value = |length: usize, seed: u8| (0..length).map(|at| (at / 1000) as u8 ^ seed).collect::<Vec<u8>>();
+    for length in lengths {
+        store.write(&name, &value(length, 1)).unwrap();
+        assert!(
+            store.read(&name, length as u64).unwrap().unwrap() == value(length, 1),
+            "{length}"
+        );
+        if length > 0 {
+            assert!(
+                store.read(&name, length as u64 - 1).unwrap_err().is_damage(),
+                "{length}"
+            );
+        }
+        let listed: Vec<_> = store
+            .list(place)
+            .unwrap()
+            .into_iter()
+            .map(|listed| listed.name)
+            .collect();
+        assert_eq!(listed, [name], "parts are no names");
+    }
+    let values = [value(3_000_000, 2), value(700_000, 3)];
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| (0..6).for_each(|round| store.write(&name, &values[round % 2]).unwrap()));
+        while !writing.is_finished() {
+            let read = store.read(&name, 5_000_000).unwrap().unwrap();
+            assert!(values.contains(&read) || read == value(4_000_000, 1), "{}", read.len());
+        }
+    });
+    store.remove(&name).unwrap();
+    assert_eq!(store.read(&name, 5_000_000).unwrap(), None);
+    assert!(store.list(place).unwrap().is_empty());
+}
+
+/// Three servers of NATS, of which one is killed while clients write. All else goes on, and what was written is there.
+#[test]
+fn a_cluster_of_nats_goes_on_without_one_of_its_servers() {
+    let routes = "--routes=nats://HOST:6231,nats://HOST:6232,nats://HOST:6233";
+    let start = |number: u16| {
+        let (listen, name) = (
+            format!("--cluster=nats://HOST:{}", 6230 + number),
+            format!("--name=n{number}"),
+        );
+        Nats::start(number, &["--cluster_name=tests", routes, &listen, &name])
+    };
+    let mut servers: Vec<_> = std::thread::scope(|scope| {
+        let starting = [1, 2, 3].map(|number| scope.spawn(move || start(number)));
+        starting.map(|server| server.join().unwrap()).into()
+    });
+    let all: Vec<_> = servers.iter().map(|server| server.url.clone()).collect();
+    let open = || NatsStore::open_within(LONG, &all.join(","), None, 3).unwrap();
+    let stores = [open(), open()];
+    let [written, _] = names();
+    let long = vec![7; 3_000_000];
+    stores[0].write(&written[0], &long).unwrap();
+    let killed = &std::sync::Barrier::new(3);
+    std::thread::scope(|scope| {
+        for (thread, store) in (0..).zip(&stores) {
+            scope.spawn(move || {
+                let before: Vec<_> = (0..10).map(|_| add(store, thread)).collect();
+                killed.wait();
+                let after: Vec<_> = (0..20).map(|_| add(store, thread)).collect();
+                assert!(before.iter().chain(&after).is_sorted(), "{before:?} {after:?}");
+            });
+        }
+        killed.wait();
+        drop(servers.remove(0));
+    });
+    let sum = String::from_utf8(stores[0].read(&Name::Check, 1000).unwrap().unwrap()).unwrap();
+    assert!(sum.starts_with("60 "), "{sum}");
+    assert!(stores[1].read(&written[0], 5_000_000).unwrap().unwrap() == long);
+    // Without servers, nothing is written, and the error comes in time.
+    let began = Instant::now();
+    let hasty = loop {
+        match NatsStore::open_within(Duration::from_secs(1), &all.join(","), None, 3) {
+            Ok(store) => break store,
+            Err(error) => assert!(began.elapsed() < LONG, "{error}"),
+        }
+    };
+    servers.clear();
+    let refused = hasty.write(&written[1], b"lost").unwrap_err().to_string();
+    assert!(refused.contains("cannot be written"), "{refused}");
+}
+
+#[test]
+fn nats_that_cannot_be_used_is_told_without_secrets() {
+    let open = |most, url: &str, replicas| {
+        NatsStore::open_within(most, url, None, replicas)
+            .unwrap_err()
+            .to_string()
+    };
+    let nobody = open(Duration::from_secs(1), "nats://ann:secret@127.0.0.1:1", 1);
+    assert!(nobody.contains("NATS at 127.0.0.1:1 cannot be used"), "{nobody}");
+    assert!(!nobody.contains("secret"), "{nobody}");
+    let server = Nats::start(9, &["--user", "ann", "--pass", "secret"]);
+    let with = |login: &str| server.url.replace("nats://", &format!("nats://{login}"));
+    let refused = open(LONG, &with("ann:wrong-secret@"), 1);
+    assert!(
+        refused.contains("authorization violation") && !refused.contains("secret"),
+        "{refused}"
+    );
+    let alone = open(LONG, &with("ann:secret@"), 3);
+    assert!(alone.contains("replicas > 1 not supported"), "{alone}");
+    let store = NatsStore::open(&with("ann:secret@"), None, 1).unwrap();
+    assert!(store.list(Place::Leases).unwrap().is_empty());
 }

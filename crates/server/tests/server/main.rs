@@ -13,9 +13,12 @@ mod copies;
 mod durable;
 mod forged;
 mod forking;
+mod forwarding;
 mod kept;
 mod kept_sessions;
 mod model;
+#[path = "../../../states/tests/common/nats.rs"]
+mod nats;
 mod resuming;
 mod rpc;
 mod sessions;

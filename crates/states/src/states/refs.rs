@@ -8,7 +8,7 @@
 
 use super::Tenant;
 use crate::error::StateError;
-use crate::lease::lock;
+use crate::lease::{Living, lock};
 use crate::manifest::{Body, FORMAT, Head, Owner, Ref, read, write};
 use crate::names::{Name, ServerId, SessionId};
 use crate::seal::MOST_SEALED;
@@ -153,6 +153,21 @@ impl Tenant {
             Hold::Free => drop(had.remove(&session)),
         }
         Ok(())
+    }
+
+    /// Another living server that has the session, or that made it and has stored nothing of it yet. `None` if there is none: then this
+    /// server may have it, or nobody has.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn elsewhere(&self, session: SessionId) -> Result<Option<Living>, StateError> {
+        match self.read_any_ref(session)? {
+            None => self.servers.at_home(session.home()),
+            Some((stored, _)) => match stored.owner {
+                Some(owner) if owner.holds && !stored.gone => self.servers.living(owner.server),
+                _ => Ok(None),
+            },
+        }
     }
 
     /// Refuses a session that another server has.

@@ -5,8 +5,7 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::thread;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -17,9 +16,8 @@ use object_store::path::Path;
 use object_store::{
     Error, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig, UpdateVersion,
 };
-use tokio::runtime::{self, Handle};
-use tokio::sync::oneshot;
 
+use super::remote::{FarClock, Requests, age};
 use super::{Listed, Store, Version};
 use crate::error::StateError;
 use crate::names::{Name, Place};
@@ -33,8 +31,6 @@ const RETRIES: usize = 3;
 const WHOLE_TIME: Duration = Duration::from_secs(45);
 /// The time for a listing, which has many requests.
 const LISTING_TIME: Duration = Duration::from_secs(300);
-/// The age up to which an object counts as young, so that it is not written again. It is far below the age of what is collected.
-const YOUNG: Duration = Duration::from_secs(900);
 /// The most characters of a reason in an error.
 const MOST_REASON: usize = 200;
 
@@ -42,11 +38,8 @@ const MOST_REASON: usize = 200;
 pub struct ObjectStorage {
     storage: Arc<dyn ObjectStore>,
     prefix: Path,
-    /// The threads of callers block, and may be those of another runtime. So requests have a runtime of their own, which ends with `_end`.
-    runtime: Handle,
-    _end: oneshot::Sender<()>,
-    /// A time of the storage, in milliseconds since 1970, and the same time here.
-    clock: Mutex<Option<(i64, Instant)>>,
+    requests: Requests,
+    clock: FarClock,
 }
 
 impl fmt::Debug for ObjectStorage {
@@ -105,25 +98,11 @@ impl ObjectStorage {
     /// # Errors
     /// [`StateError::Io`] when no thread can be started.
     pub fn of(storage: Arc<dyn ObjectStore>, prefix: Path) -> Result<Self, StateError> {
-        let fail = |error| StateError::io("the thread of the storage cannot be started", error);
-        let runtime = runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(fail)?;
-        let handle = runtime.handle().clone();
-        let (end, ended) = oneshot::channel::<()>();
-        thread::Builder::new()
-            .name("object-storage".to_owned())
-            .spawn(move || {
-                let _ = runtime.block_on(ended);
-            })
-            .map_err(fail)?;
         Ok(Self {
             storage,
             prefix,
-            runtime: handle,
-            _end: end,
-            clock: Mutex::default(),
+            requests: Requests::begin("object-storage")?,
+            clock: FarClock::default(),
         })
     }
 
@@ -137,12 +116,8 @@ impl ObjectStorage {
         most: Duration,
         requests: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
-        let (tell, told) = mpsc::sync_channel(1);
-        self.runtime.spawn(async move {
-            let outcome = tokio::time::timeout(most, requests).await;
-            let _ = tell.send(outcome.unwrap_or_else(|_| Err(other("the storage took too long"))));
-        });
-        told.recv().unwrap_or_else(|_| Err(other("the requests were given up")))
+        let outcome = self.requests.wait(most, requests);
+        outcome.unwrap_or_else(|| Err(other("the storage took too long")))
     }
 
     fn get(&self, name: &Name, most: u64) -> impl Future<Output = Result<Got, Error>> + Send + 'static + use<> {
@@ -188,14 +163,8 @@ impl ObjectStorage {
         self.put(&Name::Clock, b"now", PutMode::Overwrite)?;
         let head = self.head(&Name::Clock)?.ok_or_else(|| other("the clock is gone"))?;
         let now = head.last_modified.timestamp_millis();
-        *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, here));
+        self.clock.note(now, here);
         Ok(now)
-    }
-
-    /// The same without asking, if it was asked before.
-    fn about_now_ms(&self) -> Option<i64> {
-        let (then, here) = (*self.clock.lock().unwrap_or_else(PoisonError::into_inner))?;
-        i64::try_from(here.elapsed().as_millis()).ok()?.checked_add(then)
     }
 }
 
@@ -277,9 +246,7 @@ impl Store for ObjectStorage {
         let head = self.head(name);
         let head = head.map_err(|error| refused(&format!("{name} cannot be read"), &error))?;
         let Some(head) = head else { return Ok(false) };
-        let now = self.about_now_ms();
-        let is_young = now.is_some_and(|now| age(now, &head) < YOUNG);
-        if !is_young {
+        if !self.clock.is_young(head.last_modified.timestamp_millis()) {
             self.write(name, bytes)?;
         }
         Ok(true)
@@ -305,17 +272,11 @@ impl Store for ObjectStorage {
             let rest: Vec<_> = listed.location.prefix_match(&path)?.collect();
             let rest: Vec<_> = rest.iter().map(AsRef::<str>::as_ref).collect();
             let name = place.name(&rest.join("/"))?;
-            let age = age(now, &listed);
+            let age = age(now, listed.last_modified.timestamp_millis());
             Some(Listed { name, age })
         };
         Ok(listed.map_err(fail)?.into_iter().filter_map(name).collect())
     }
-}
-
-/// The age of an object by the clock of the storage.
-fn age(now_ms: i64, object: &ObjectMeta) -> Duration {
-    let age = now_ms.saturating_sub(object.last_modified.timestamp_millis());
-    Duration::from_millis(u64::try_from(age).unwrap_or_default())
 }
 
 fn other(problem: &'static str) -> Error {

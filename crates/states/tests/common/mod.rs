@@ -1,15 +1,18 @@
 //! Stores of all kinds, for tests of what they have in common.
 
+pub mod nats;
+
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use nats::Nats;
 use object_store::ObjectStore;
 use object_store::aws::AmazonS3Builder;
 use object_store::memory::InMemory;
 use object_store::path::Path;
-use sandglass_states::{MemoryStore, ObjectStorage, Store};
+use sandglass_states::{MemoryStore, NatsStore, ObjectStorage, Store};
 
 /// The kinds of stores that several servers may use.
 #[derive(Debug, Clone, Copy)]
@@ -20,19 +23,27 @@ pub enum Kind {
     LibrarysMemory,
     /// A service that speaks S3 over HTTP.
     S3,
+    /// A server of NATS.
+    Nats,
 }
 
-pub const KINDS: [Kind; 3] = [Kind::Memory, Kind::LibrarysMemory, Kind::S3];
+pub const KINDS: [Kind; 4] = [Kind::Memory, Kind::LibrarysMemory, Kind::S3, Kind::Nats];
 
 impl Kind {
     /// A new store.
     pub fn store(self) -> Arc<dyn Store> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let prefix = format!("prefix/{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let prefix = format!("prefix/{number}");
         let storage: Arc<dyn ObjectStore> = match self {
             Self::Memory => return Arc::new(MemoryStore::default()),
             Self::LibrarysMemory => Arc::new(InMemory::new()),
             Self::S3 => s3(),
+            Self::Nats => {
+                static NATS: OnceLock<Nats> = OnceLock::new();
+                let server = NATS.get_or_init(|| Nats::start(0, &[]));
+                return Arc::new(NatsStore::open(&format!("{}/test-{number}", server.url), None, 1).unwrap());
+            }
         };
         Arc::new(ObjectStorage::of(storage, Path::from(prefix)).unwrap())
     }

@@ -1,0 +1,160 @@
+//! Servers that share states in NATS: each answers for the sessions of all.
+
+use std::sync::{LazyLock, OnceLock};
+
+use futures_util::{SinkExt, StreamExt};
+use reqwest::{Method, StatusCode};
+use sandglass_server::Secrets;
+use serde_json::json;
+use tokio_tungstenite::tungstenite::Message;
+
+use super::nats::Nats;
+use super::support::{ANN, BOB, TestServer, answer, args, refusal};
+
+/// A bucket that no other test has.
+fn bucket() -> String {
+    static SERVER: OnceLock<Nats> = OnceLock::new();
+    static NUMBER: LazyLock<std::sync::atomic::AtomicU32> = LazyLock::new(Default::default);
+    let server = SERVER.get_or_init(|| Nats::start(0, &[]));
+    let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    format!("{}/test-{number}", server.url)
+}
+
+async fn server(bucket: &str, more: &[&str]) -> TestServer {
+    let secrets = Secrets {
+        keys: Some(format!("ann {ANN}\nbob {BOB}")),
+        state_key: Some("5a".repeat(32)),
+        ..Secrets::default()
+    };
+    let own = ["--cluster", bucket, "--max-spares", "0"];
+    let all: Vec<_> = own.iter().chain(more).copied().collect();
+    let mut server = TestServer::with(args(&all), secrets).await;
+    server.key = Some(ANN);
+    server
+}
+
+#[tokio::test]
+async fn each_server_answers_for_the_sessions_of_all() {
+    let bucket = bucket();
+    let (a, b) = (server(&bucket, &[]).await, server(&bucket, &[]).await);
+    let id = a.session(json!({ "context": "a text" })).await;
+    // It never slept, so only its id tells where it is.
+    assert_eq!(b.execute(&id, "x = 41\nlen(context)").await["result"], "6");
+    assert_eq!(a.execute(&id, "x + 1").await["result"], "42");
+    let path = format!("/v1/sessions/{id}");
+    let (status, shown) = answer(b.get(&path)).await;
+    assert_eq!((status, &shown["id"]), (StatusCode::OK, &json!(id)));
+    // Files and variables, with bytes in both directions.
+    let long = "é".repeat(300_000);
+    let put = b
+        .request(Method::PUT, &format!("{path}/files/a%20b.txt"))
+        .body(long.clone());
+    assert!(put.send().await.unwrap().status().is_success());
+    assert_eq!(a.execute(&id, "len(open('a b.txt').read())").await["result"], "300000");
+    let got = b.get(&format!("{path}/files/a%20b.txt")).send().await.unwrap();
+    assert_eq!(got.text().await.unwrap(), long);
+    let missing = refusal(b.get(&format!("{path}/files/missing"))).await;
+    assert_eq!(missing, refusal(a.get(&format!("{path}/files/missing"))).await);
+    // Errors of the other server come back as they are; so do those of keys.
+    let mut of_bob = server(&bucket, &[]).await;
+    of_bob.key = Some(BOB);
+    assert_eq!(refusal(of_bob.get(&path)).await.0, 404);
+    assert_eq!(
+        refusal(b.get("/v1/sessions/00112233445566778899aabbccddeeff")).await.0,
+        404
+    );
+    // Files of a stateless run are where it ran.
+    let ran = answer(a.post("/execute", &json!({ "code": "open('f', 'w').write('a file')" })))
+        .await
+        .1;
+    let file = b.get(&format!("/execute/{}/files/f", ran["id"].as_str().unwrap()));
+    assert_eq!(file.send().await.unwrap().text().await.unwrap(), "a file");
+    assert_eq!(answer(b.request(Method::DELETE, &path)).await.0, StatusCode::NO_CONTENT);
+    for server in [&a, &b] {
+        assert_eq!(refusal(server.get(&path)).await, (404, "session_not_found".to_owned()));
+    }
+    for server in [a, b, of_bob] {
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn streams_and_web_sockets_are_forwarded() {
+    let bucket = bucket();
+    let (a, b) = (server(&bucket, &[]).await, server(&bucket, &[]).await);
+    let id = a.session(json!({})).await;
+    let code = "print('first', flush=True)\nwhile True: pass";
+    let run = b.post(&format!("/v1/sessions/{id}/execute"), &json!({ "code": code }));
+    let mut stream = run
+        .header("accept", "text/event-stream")
+        .send()
+        .await
+        .unwrap()
+        .bytes_stream();
+    let (mut text, mut is_interrupted) = (String::new(), false);
+    // Events come while the code runs: it goes on until the first event is there.
+    while let Some(piece) = stream.next().await {
+        text.push_str(std::str::from_utf8(&piece.unwrap()).unwrap());
+        if text.contains("first") && !is_interrupted {
+            is_interrupted = true;
+            let interrupted = b.post(&format!("/v1/sessions/{id}/interrupt"), &json!({}));
+            assert!(interrupted.send().await.unwrap().status().is_success());
+        }
+    }
+    assert!(text.contains("event: result") && text.contains("interrupted"), "{text}");
+    let channel = a.session(json!({ "channel": true })).await;
+    let mut socket = b.channel(&channel).await.unwrap();
+    socket
+        .send(Message::text(json!({ "type": "boot" }).to_string()))
+        .await
+        .unwrap();
+    let booted = loop {
+        match socket.next().await.unwrap().unwrap() {
+            Message::Text(text) => break text,
+            _ => continue,
+        }
+    };
+    assert!(booted.contains("booted"), "{booted}");
+    drop(socket);
+    for server in [a, b] {
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_request_is_forwarded_once() {
+    let bucket = bucket();
+    let a = server(&bucket, &[]).await;
+    // This server tells an address that leads to the first one.
+    let b = server(&bucket, &["--advertise", &a.url]).await;
+    let c = server(&bucket, &[]).await;
+    let id = b.session(json!({})).await;
+    let path = format!("/v1/sessions/{id}");
+    assert_eq!(refusal(c.get(&path)).await, (508, "forwarded_twice".to_owned()));
+    assert_eq!(refusal(a.get(&path)).await, (508, "forwarded_twice".to_owned()));
+    assert_eq!(answer(b.get(&path)).await.0, StatusCode::OK);
+    for server in [a, b, c] {
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_be_reached_is_told() {
+    let bucket = bucket();
+    let a = server(&bucket, &["--advertise", "http://127.0.0.1:1"]).await;
+    let b = server(&bucket, &[]).await;
+    let id = a.session(json!({})).await;
+    let refused = b.get(&format!("/v1/sessions/{id}")).send().await.unwrap();
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refused.headers()["retry-after"], "5");
+    let text = refused.text().await.unwrap();
+    assert!(
+        text.contains("server_unreachable") && text.contains("nothing was done"),
+        "{text}"
+    );
+    // A server that ends in good order leaves what it stored to the others.
+    a.execute(&id, "x = 7").await;
+    a.stop().await;
+    assert_eq!(b.execute(&id, "x").await["result"], "7");
+    b.stop().await;
+}

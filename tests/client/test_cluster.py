@@ -1,0 +1,149 @@
+"""Servers that share states in NATS, over HTTP: each answers for the sessions of all, and the sessions of a killed one go on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_host import PROGRAM
+from http_server import ENVIRONMENT, PATIENCE_SECONDS, HttpServer
+
+ROOT = Path(__file__).parents[2]
+STATE_KEY, PASSWORD = "5a" * 32, "a-secret-of-tests"
+NUMBERS = count()
+#: The time that the lease of a server lasts that others shall take over, and of one that they shall not, however busy the machine is.
+SHORT_LEASE, LONG_LEASE = 1, 3600
+#: The answers of a server while another one may have the session.
+BETWEEN = {(503, "server_unreachable"), (503, "state_unavailable")}
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of NATS, which ends with the tests of this module."""
+    # No other process has this address, so the port is free.
+    process = os.getpid()
+    host = f"127.{128 + (process >> 16 & 63)}.{process >> 8 & 255}.{process & 255}"
+    command = [str(ROOT / ".setup/nats/nats-server"), "--jetstream", "--addr", host, "--port", "4222"]
+    command += ["--store_dir", str(tmp_path_factory.mktemp("nats")), "--user", "ann", "--pass", PASSWORD]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as service:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                socket.create_connection((host, 4222)).close()
+                break
+            except ConnectionRefusedError:
+                assert service.poll() is None
+                assert time.monotonic() < until
+                time.sleep(0.01)
+        yield f"nats://ann:{PASSWORD}@{host}:4222"
+        service.kill()
+
+
+@pytest.fixture
+def bucket(nats: str) -> str:
+    """The URL of a bucket that no other test uses."""
+    return f"{nats}/test-{next(NUMBERS)}"
+
+
+def environment(bucket: str, log: str = "error") -> dict[str, str]:
+    own = {"SANDGLASS_CLUSTER": bucket, "SANDGLASS_STATE_KEY": STATE_KEY, "RUST_LOG": log}
+    return {**os.environ, **ENVIRONMENT, **own}
+
+
+def command(*more: str, lease: int = LONG_LEASE, listen: str = "127.0.0.1:0") -> list[str]:
+    options = ["--listen", listen, "--backend", "subprocess", "--max-spares", "0", "--suspend-after", "1000"]
+    return [str(PROGRAM), "serve", *options, "--state-lease-seconds", str(lease), *more]
+
+
+class Server(HttpServer):
+    """A server of the cluster."""
+
+    def __init__(self, bucket: str, lease: int = LONG_LEASE) -> None:
+        super().__init__(command(lease=lease), environment(bucket))
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def session(self) -> str:
+        status, made = self.ask("POST", "/v1/sessions", {})
+        assert status == 201, made
+        session: str = made["id"]
+        return session
+
+    def result(self, session: str, code: str) -> str:
+        status, run = self.execute(session, code)
+        assert status == 200, run
+        result: str = run["result"]
+        return result
+
+    def has_at_last(self, session: str, code: str) -> Any:
+        """Runs a cell when no other server can have the session. Until then, the answer says that one may have it."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            status, run = self.execute(session, code)
+            if status == 200:
+                return run
+            assert (status, run["error"]["code"]) in BETWEEN, run
+            assert time.monotonic() < until, "the session is never taken over"
+            time.sleep(0.05)
+
+
+def test_the_sessions_of_a_killed_server_go_on_at_another(bucket: str) -> None:
+    with Server(bucket) as former:
+        stored = former.session()
+        former.result(stored, "x = 1\nx")
+        former.end()
+    with Server(bucket, lease=SHORT_LEASE) as first, Server(bucket) as second:
+        assert first.has_at_last(stored, "x += 1\nx")["result"] == "2"
+        unstored = first.session()
+        first.kill()
+        run = second.has_at_last(stored, "x")
+        # The state is that of the last sleep, and the client is told.
+        assert (run["result"], run["state"]["status"], run["state"]["restoredTo"]) == ("1", "restored", 1), run
+        # What was never stored ended with its server.
+        assert second.ask("GET", f"/v1/sessions/{unstored}")[0] == 404
+        # A server that comes later finds the session as well.
+        with Server(bucket) as third:
+            assert third.result(stored, "x += 10\nx") == "11"
+            assert second.result(stored, "x") == "11"
+
+
+def test_a_killed_server_is_told_as_long_as_its_lease_runs(bucket: str) -> None:
+    with Server(bucket) as first, Server(bucket) as second:
+        session = first.session()
+        assert second.result(session, "1") == "1"
+        first.kill()
+        status, refused = second.execute(session, "1")
+        assert (status, refused["error"]["code"]) == (503, "server_unreachable"), refused
+        assert "nothing was done" in refused["error"]["message"]
+
+
+def test_settings_that_contradict_each_other_are_refused(bucket: str, tmp_path: Path) -> None:
+    full = environment(bucket, log="trace")
+    without_key = {name: value for name, value in full.items() if name != "SANDGLASS_STATE_KEY"}
+    for options, env, expected in [
+        (command(), without_key, "needs a key of states"),
+        (command(listen="0.0.0.0:0"), full, "--cluster needs --advertise"),
+        (command("--state-dir", str(tmp_path)), full, "cannot be used with"),
+        (command("--state-url", "file:///states"), full, "must be s3://BUCKET/PREFIX"),
+        (command("--workspace-dir", str(tmp_path)), full, "give one of the two"),
+        (command("--advertise", "http://user@host"), full, "must be http://HOST:PORT"),
+        (command("--cluster-replicas", "3"), full, "replicas > 1 not supported"),
+        (command(), environment(f"http://ann:{PASSWORD}@127.0.0.1"), "must be nats://HOST"),
+    ]:
+        ended = subprocess.run(options, env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+        told = ended.stdout + ended.stderr
+        assert ended.returncode != 0
+        assert expected in told, told
+        assert PASSWORD not in told
+        assert STATE_KEY not in told

@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -68,7 +68,7 @@ impl Default for Clock {
 
     #[cfg(not(target_os = "linux"))]
     fn default() -> Self {
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         Self::new(move || began.elapsed())
     }
 }

@@ -1,0 +1,84 @@
+//! The removal of objects that nobody needs any more.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use super::{Collected, Tenant};
+use crate::error::StateError;
+use crate::names::{Name, ObjectId, Place, ServerId};
+
+/// All these functions block as long as the store does.
+impl Tenant {
+    /// Removes objects that no manifest names and that are at least so old: those of this server, and those of servers that have ended.
+    /// Writes of this tenant wait meanwhile. The age has to be longer than the slowest write of a server that counts as ended.
+    ///
+    /// # Errors
+    /// [`StateError`]. When a ref or manifest cannot be read, nothing is removed, because its objects are not known.
+    pub fn collect(&self, least_age: Duration) -> Result<Collected, StateError> {
+        self.collect_while(least_age, || true)
+    }
+
+    /// As [`Tenant::collect`], as long as `goes_on` returns true. It is asked before each request to the store.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn collect_while(&self, least_age: Duration, goes_on: impl Fn() -> bool) -> Result<Collected, StateError> {
+        let _alone = self.writing.write().unwrap_or_else(PoisonError::into_inner);
+        let mut named: HashSet<(Option<ServerId>, ObjectId)> = HashSet::new();
+        let mut collected = Collected::default();
+        for listed in self.store.list(Place::Refs(self.keys.id))? {
+            let Name::Ref(_, session) = listed.name else { continue };
+            if !goes_on() {
+                return Ok(collected);
+            }
+            let Some((stored, _)) = self.read_any_ref(session)? else {
+                continue;
+            };
+            if stored.gone {
+                self.store.remove(&listed.name)?; // as its server was about to
+                continue;
+            }
+            let bodies = self.read_manifest(session, stored.writer, &stored.manifest)?;
+            let pieces = bodies.all().flat_map(|body| &body.pieces);
+            named.extend(pieces.chain(&stored.manifest.pieces).map(|id| (stored.writer, *id)));
+            if self.servers.is_alone() {
+                // Only there are journals.
+                let ended = self.objects_of_ended(session, &bodies.ended)?;
+                named.extend(ended.into_iter().map(|id| (None, id)));
+                for number in self.part_numbers(session)? {
+                    let part = self.part(session, number)?;
+                    let pieces = part.and_then(|part| part.body).into_iter().flat_map(|body| body.pieces);
+                    named.extend(pieces.map(|id| (None, id)));
+                }
+            }
+            collected.sessions += 1;
+        }
+        let mut of_others = HashMap::new();
+        for listed in self.store.list(Place::Objects(self.keys.id))? {
+            let Name::Object(_, writer, id) = listed.name else {
+                continue;
+            };
+            if !goes_on() {
+                return Ok(collected);
+            }
+            // Another server may name its own objects at any moment. Nobody else ever does.
+            let may_remove = match writer {
+                Some(other) if writer != self.servers.writer() => match of_others.get(&other) {
+                    Some(is_over) => *is_over,
+                    None => *of_others.entry(other).or_insert(self.servers.is_over(other)?),
+                },
+                _ => true,
+            };
+            if named.contains(&(writer, id)) || !may_remove {
+                collected.kept += 1;
+            } else if listed.age < least_age {
+                collected.too_young += 1;
+            } else {
+                self.store.forget(&listed.name)?; // one that comes back is collected again
+                collected.removed += 1;
+            }
+        }
+        Ok(collected)
+    }
+}

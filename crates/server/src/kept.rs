@@ -106,7 +106,7 @@ impl<'a> Store<'a> {
         let kept = suspension.kept(owner);
         let (tenant, has_garbage) = kept.ok_or_else(|| {
             refused(
-                "this server shares its store with others (--state-url), and journals need a store of one server; leave the option out",
+                "this server shares its store with others (--cluster, --state-url), and journals need a store of one server; leave the option out",
             )
         })?;
         Ok(Self {

@@ -53,7 +53,7 @@ class HttpServer:
     def _request(self, method: str, path: str, body: Any, **more: str) -> urllib.request.Request:
         headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json", **more}
         data = None if body is None else json.dumps(body).encode()
-        return urllib.request.Request(self._address + path, data, headers, method=method)
+        return urllib.request.Request(self.address + path, data, headers, method=method)
 
     def events(self, session: str, code: str) -> Iterator[tuple[str, Any]]:
         """Runs code, and returns the names and data of its events as they come."""

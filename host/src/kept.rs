@@ -50,7 +50,7 @@ use self::replay::ran;
 pub use self::replay::{Replay, ReplayOptions};
 use self::stage::Stage;
 use crate::driver::EndedRecord;
-pub use crate::driver::journal::bounds::{KeptBounds, MOST_BYTES};
+pub use crate::driver::journal::bounds::{Garbage, KeptBounds, MOST_BYTES};
 use crate::driver::journal::{JournalPlace, Lease};
 use crate::launcher::BackendKind;
 use crate::sandbox::{Capabilities, ExecuteOptions, Execution, Sandbox, SandboxBuilder};
@@ -187,6 +187,18 @@ impl Kept {
             return None;
         };
         Some(Pending::of(journal))
+    }
+
+    /// Ends what a dropped future of [`Kept::resume`] has left, unless somebody uses the sandbox: from then on, [`Kept::pending`] tells what
+    /// became of the execution.
+    ///
+    /// # Errors
+    /// [`Error::PersistFailed`] when the store cannot be read, and [`Error::Destroyed`].
+    pub async fn settle(&self) -> Result<(), Error> {
+        match self.turn.try_lock() {
+            Ok(_turn) => self.settled().await,
+            Err(_) => Ok(()),
+        }
     }
 
     /// The sandbox, for all but executions. Once it was asked for, the state is written again before each execution. Code that is executed
@@ -373,6 +385,12 @@ impl Kept {
     /// Waits until nobody uses the sandbox, and an earlier one is gone that a dropped future has left. Then the stage is known.
     async fn turn(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
         let turn = self.turn.lock().await;
+        self.settled().await?;
+        Ok(turn)
+    }
+
+    /// Ends a sandbox that a dropped future has left, for whoever has the turn.
+    async fn settled(&self) -> Result<(), Error> {
         let other = {
             let inside = self.inside();
             if inside.lease.is_none() {
@@ -383,8 +401,7 @@ impl Kept {
         if let Some(other) = other {
             self.leave(&other).await;
         }
-        self.read_again_if_unread().await?;
-        Ok(turn)
+        self.read_again_if_unread().await
     }
 
     /// The sandbox, whose first guest has the stored state.

@@ -134,6 +134,7 @@ def test_settings_that_contradict_each_other_are_refused(bucket: str, tmp_path: 
     for options, env, expected in [
         (command(), without_key, "needs a key of states"),
         (command(listen="0.0.0.0:0"), full, "--cluster needs --advertise"),
+        (command(), environment("nats://127.0.0.1,nats://192.0.2.1"), "NATS is on another machine"),
         (command("--state-dir", str(tmp_path)), full, "cannot be used with"),
         (command("--state-url", "file:///states"), full, "must be s3://BUCKET/PREFIX"),
         (command("--workspace-dir", str(tmp_path)), full, "give one of the two"),

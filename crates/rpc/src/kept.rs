@@ -15,7 +15,13 @@ impl Context {
     /// The execution that an earlier program has not finished, as one value.
     pub(crate) async fn pending(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Valued, RpcError> {
         let sandbox = self.in_turn(&of.sandbox).await?;
-        let pending = sandbox.kept().ok().and_then(|kept| kept.pending());
+        let pending = match sandbox.kept() {
+            Ok(kept) => {
+                kept.settle().await?; // a resumption may have been cancelled
+                kept.pending()
+            }
+            Err(_) => None,
+        };
         Ok(Valued {
             value: self.client.put(pending.map_or(Value::None, described)),
         })

@@ -17,6 +17,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::App;
+use super::attempt::{TOO_SLOW, WRITE_TIME};
 use super::bodies::{self, take_json};
 use super::create::{add, bounds, capabilities, prepare};
 use super::errors::ApiError;
@@ -24,7 +25,6 @@ use super::own_session::OwnSession;
 use super::quotas::{Account, Held};
 use super::sessions::{Kind, Session};
 use super::storage::{Fate, new_id};
-use super::suspending::{TOO_SLOW, WRITE_TIME};
 use super::suspension::Recipe;
 
 /// The body of a request for copies.

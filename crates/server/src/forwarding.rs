@@ -10,8 +10,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::RequestExt;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{MatchedPath, RawPathParams, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
@@ -83,8 +84,8 @@ struct Elsewhere {
 }
 
 /// Forwards a request if another server has its session. Otherwise this server answers.
-pub(super) async fn forward(State(app): State<App>, request: Request, next: Next) -> Response {
-    let (Some(forwarding), Some(asked)) = (&app.forwarding, Asked::of(&request)) else {
+pub(super) async fn forward(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let (Some(forwarding), Some(asked)) = (&app.forwarding, Asked::of(&mut request).await) else {
         return next.run(request).await;
     };
     match elsewhere(&app, asked).await {
@@ -106,10 +107,15 @@ struct Asked {
 
 impl Asked {
     /// `None` for a request that is for no session.
-    fn of(request: &Request) -> Option<Self> {
-        let route = request.extensions().get::<MatchedPath>()?.as_str();
+    async fn of(request: &mut Request) -> Option<Self> {
+        if !has_id(request.extensions().get::<MatchedPath>()?.as_str()) {
+            return None;
+        }
+        // As the handlers read it: an id may have escapes.
+        let named = request.extract_parts::<RawPathParams>().await.ok()?;
+        let (_, id) = named.iter().find(|(name, _)| *name == "id")?;
         Some(Self {
-            id: id_of(route, request.uri().path())?.to_owned(),
+            id: id.to_owned(),
             account: Arc::clone(request.extensions().get::<Arc<Account>>()?),
             is_forwarded: request.headers().contains_key(FORWARDED),
         })
@@ -123,12 +129,17 @@ async fn elsewhere(app: &App, asked: Asked) -> Result<Option<Elsewhere>, ApiErro
         return Ok(None);
     };
     // A session that is awake here, or moves, is this server's until it finds out otherwise.
-    if let Ok((Known::Awake(_), _) | (_, Some(_))) = app.sessions.of(&account.owner, &id) {
-        return Ok(None);
-    }
+    let asleep = match app.sessions.of(&account.owner, &id) {
+        Ok((Known::Awake(_), _) | (_, Some(_))) => return Ok(None),
+        Ok((Known::Asleep(asleep), None)) => Some(asleep),
+        Err(_) => None,
+    };
     let Some(living) = suspension.elsewhere(&account.owner, &id).await? else {
         return Ok(None);
     };
+    if let Some(asleep) = asleep {
+        sharing::let_go(app, &asleep);
+    }
     if asked.is_forwarded {
         return Err(twice(&id));
     }
@@ -140,14 +151,13 @@ async fn elsewhere(app: &App, asked: Asked) -> Result<Option<Elsewhere>, ApiErro
     }))
 }
 
-/// The id in a path of a session, or of the files of a stateless run.
-fn id_of<'a>(route: &str, path: &'a str) -> Option<&'a str> {
-    let mut parts = path.split('/');
-    match route.split('/').collect::<Vec<_>>().as_slice() {
-        ["", "v1", "sessions", "{id}", ..] => parts.nth(3),
-        ["", "execute", "{id}", ..] => parts.nth(2),
-        _ => None,
-    }
+/// Returns true for a route of a session, or of the files of a stateless run.
+fn has_id(route: &str) -> bool {
+    let parts: Vec<_> = route.split('/').collect();
+    matches!(
+        parts.as_slice(),
+        ["", "v1", "sessions", "{id}", ..] | ["", "execute", "{id}", ..]
+    )
 }
 
 async fn send(app: &App, client: &Client, elsewhere: Elsewhere, request: Request) -> Result<Response, ApiError> {
@@ -365,18 +375,16 @@ mod tests {
     }
 
     #[test]
-    fn the_ids_of_sessions_and_runs_are_found() {
-        assert_eq!(
-            id_of("/v1/sessions/{id}/execute", "/v1/sessions/abc/execute"),
-            Some("abc")
-        );
-        assert_eq!(id_of("/v1/sessions/{id}", "/v1/sessions/abc"), Some("abc"));
-        assert_eq!(
-            id_of("/execute/{id}/files/{*path}", "/execute/abc/files/x"),
-            Some("abc")
-        );
+    fn routes_of_sessions_and_runs_are_known() {
+        for route in [
+            "/v1/sessions/{id}/execute",
+            "/v1/sessions/{id}",
+            "/execute/{id}/files/{*path}",
+        ] {
+            assert!(has_id(route), "{route}");
+        }
         for route in ["/v1/sessions", "/execute", "/health", "/v1/rpc"] {
-            assert_eq!(id_of(route, route), None);
+            assert!(!has_id(route), "{route}");
         }
     }
 }

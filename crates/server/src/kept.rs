@@ -11,16 +11,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sandglass_host::kept::{KeptBounds, KeptPlace};
-use sandglass_states::{SessionId, StateError, Tenant};
+use sandglass_host::kept::{Garbage, KeptBounds, KeptPlace};
+use sandglass_states::{Head, SessionId, StateError, Tenant};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
 use super::App;
+use super::bodies::off_the_workers;
 use super::errors::ApiError;
 use super::quotas::{Account, Held};
 use super::storage::Fate;
-use super::suspension::{Recipe, Suspension, now_ms, session_id};
+use super::suspension::{Recipe, Suspension, now_ms, session_id, unreadable};
 
 /// The time for a sandbox to end whose name another client takes over.
 const TAKE_OVER: Duration = Duration::from_secs(10);
@@ -29,9 +30,13 @@ const TAKE_OVER: Duration = Duration::from_secs(10);
 type Key = (Arc<str>, SessionId);
 
 /// All kept sandboxes of the server, open or not.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct KeptSandboxes {
     all: Mutex<HashMap<Key, Arc<Entry>>>,
+    /// What each owner has written since the last collection.
+    garbage: Mutex<HashMap<Arc<str>, Arc<Garbage>>>,
+    /// The most bytes of it, of each owner.
+    most_garbage: u64,
 }
 
 /// A kept sandbox.
@@ -46,6 +51,8 @@ struct Entry {
     about: Mutex<Option<About>>,
     /// Held while the session of the sandbox is opened or removed.
     turn: tokio::sync::Mutex<()>,
+    /// True if its facts could not be read when the server started. It may be a session, or have a name.
+    is_unread: AtomicBool,
 }
 
 /// The facts of a session over HTTP that its state has in the store.
@@ -89,11 +96,21 @@ pub struct Opened {
     entry: Arc<Entry>,
 }
 
+/// A new session. What is stored of it is removed when this is dropped, unless it is [kept](Unmade::keep) by then.
+#[derive(Debug)]
+#[must_use = "the session is removed when this is dropped"]
+pub struct Unmade {
+    app: App,
+    key: Key,
+    entry: Option<Arc<Entry>>,
+}
+
 /// The kept sandboxes of an owner in the store.
 struct Store<'a> {
     suspension: &'a Suspension,
     tenant: Arc<Tenant>,
     has_garbage: Arc<AtomicBool>,
+    garbage: Arc<Garbage>,
 }
 
 impl<'a> Store<'a> {
@@ -113,7 +130,32 @@ impl<'a> Store<'a> {
             suspension,
             tenant,
             has_garbage,
+            garbage: app.kept.garbage(owner),
         })
+    }
+
+    /// A kept sandbox of an earlier server, with its head or the reason for which that cannot be read.
+    fn found(&self, account: &Arc<Account>, id: SessionId, head: Result<Head, StateError>) -> Arc<Entry> {
+        let told = |error: &StateError| {
+            tracing::error!(kept = %id, owner = %account.owner, %error, "a kept sandbox cannot be read");
+        };
+        let head = head.inspect_err(told).ok();
+        let journal = self.tenant.journal_bytes(id).inspect_err(told).unwrap_or_default();
+        let bytes = head.as_ref().map_or(0, |head| head.bytes);
+        // A former server may have stored more than this one allows.
+        let held = account.stored(bytes.saturating_add(journal)).ok();
+        let entry = self.entry(account, id, (bytes, journal), held);
+        match head {
+            Some(head) => {
+                entry.used_ms.store(head.last_used_ms(), Ordering::Release);
+                if let Ok(about) = About::deserialize(&head.about) {
+                    entry.is_about(about);
+                }
+            }
+            // It may be readable later. Until then it counts as just used, because nobody knows better.
+            None => entry.is_unread.store(true, Ordering::Release),
+        }
+        entry
     }
 
     /// A kept sandbox whose state and journal take so many bytes.
@@ -141,7 +183,7 @@ impl<'a> Store<'a> {
             Ok(())
         };
         let bounds = KeptBounds::new(self.suspension.most_bytes, turns, (state, journal), resize);
-        let bounds = Arc::new(bounds);
+        let bounds = Arc::new(bounds.collecting(Arc::clone(&self.garbage)));
         Arc::new(Entry {
             place: KeptPlace::new(Arc::clone(&self.tenant), id).within(Arc::clone(&bounds)),
             bounds,
@@ -149,11 +191,21 @@ impl<'a> Store<'a> {
             holder: Mutex::default(),
             about: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
+            is_unread: AtomicBool::new(false),
         })
     }
 }
 
 impl KeptSandboxes {
+    /// None yet. An owner may write so many bytes before earlier states are collected.
+    pub fn new(most_garbage: u64) -> Self {
+        Self {
+            all: Mutex::default(),
+            garbage: Mutex::default(),
+            most_garbage,
+        }
+    }
+
     /// Takes note of what an earlier server has kept for an owner.
     ///
     /// # Errors
@@ -166,20 +218,10 @@ impl KeptSandboxes {
             suspension,
             tenant,
             has_garbage,
+            garbage: self.garbage(&account.owner),
         };
         for (id, head) in store.tenant.sessions().map_err(|error| error.to_string())? {
-            let told = |error: &StateError| {
-                tracing::error!(kept = %id, owner = %account.owner, %error, "a kept sandbox cannot be read");
-            };
-            let head = head.inspect_err(told).unwrap_or_default();
-            let journal = store.tenant.journal_bytes(id).inspect_err(told).unwrap_or_default();
-            // A former server may have stored more than this one allows.
-            let held = account.stored(head.bytes.saturating_add(journal)).ok();
-            let entry = store.entry(account, id, (head.bytes, journal), held);
-            entry.used_ms.store(head.last_used_ms(), Ordering::Release);
-            if let Ok(about) = About::deserialize(&head.about) {
-                entry.is_about(about);
-            }
+            let entry = store.found(account, id, head);
             self.lock().insert((Arc::clone(&account.owner), id), entry);
         }
         Ok(())
@@ -216,13 +258,59 @@ impl KeptSandboxes {
     ///
     /// # Errors
     /// As [`KeptSandboxes::open`].
-    pub fn begin(app: &App, account: &Arc<Account>, id: &str) -> Result<Opened, ApiError> {
+    pub fn begin(app: &App, account: &Arc<Account>, id: &str) -> Result<(Opened, Unmade), ApiError> {
         let store = Store::of(app, &account.owner)?;
         let key = (Arc::clone(&account.owner), session_id(id)?);
         let entry = store.entry(account, key.1, (0, 0), Some(account.stored(0)?));
         app.kept.lock().insert(key.clone(), Arc::clone(&entry));
+        let unmade = Unmade {
+            app: app.clone(),
+            key: key.clone(),
+            entry: Some(Arc::clone(&entry)),
+        };
         let app = app.clone();
-        Ok(Opened { app, key, entry })
+        Ok((Opened { app, key, entry }, unmade))
+    }
+
+    /// As [`KeptSandboxes::session`]. One whose facts could not be read when the server started is read again.
+    ///
+    /// # Errors
+    /// 500 and 503: it is there, and cannot be read.
+    pub async fn find(app: &App, account: &Arc<Account>, id: &str) -> Result<Option<KeptSession>, ApiError> {
+        let Some((key, unread)) = app.kept.unread(account, id) else {
+            return Ok(app.kept.session(&account.owner, id));
+        };
+        let tenant = Store::of(app, &account.owner)?.tenant;
+        let (own, account, session) = (app.clone(), Arc::clone(account), key.1);
+        let read = off_the_workers(move || {
+            let head = tenant.head(session)?;
+            let store = Store::of(&own, &account.owner).ok();
+            let found = head.zip(store);
+            Ok(found.map(|(head, store)| store.found(&account, session, Ok(head))))
+        });
+        let read = read.await?.map_err(|error: StateError| unreadable(id, &error))?;
+        let mut all = app.kept.lock();
+        if all.get(&key).is_some_and(|entry| Arc::ptr_eq(entry, &unread)) && !unread.place.is_open() {
+            match read {
+                Some(read) => drop(all.insert(key.clone(), read)),
+                None => drop(all.remove(&key)),
+            }
+        }
+        drop(all);
+        Ok(app.kept.session(&key.0, id))
+    }
+
+    /// Removes one whose facts could not be read when the server started. Returns false if this is none.
+    ///
+    /// # Errors
+    /// 409: a client has it. 503: it cannot be removed.
+    pub async fn delete_unread(app: &App, account: &Arc<Account>, id: &str) -> Result<bool, ApiError> {
+        let Some((key, entry)) = app.kept.unread(account, id) else {
+            return Ok(false);
+        };
+        entry.remove().await?;
+        app.kept.forget_empty(&key);
+        Ok(true)
     }
 
     /// A session that is kept, and may be open as well. `None` if there is none of this owner.
@@ -254,7 +342,7 @@ impl KeptSandboxes {
             Arc::clone(entry.or_insert_with(|| store.entry(account, key.1, (0, 0), None)))
         };
         entry.take_over(app).await;
-        let removed = entry.place.remove().await;
+        let removed = entry.remove().await;
         app.kept.forget_empty(&key);
         Ok(removed?)
     }
@@ -265,10 +353,17 @@ impl KeptSandboxes {
         for key in all {
             let entry = app.kept.lock().get(&key).cloned();
             let Some(entry) = entry else { continue };
-            let _turn = entry.turn.lock().await;
-            if entry.age() >= most && !entry.place.is_open() {
+            let is_old = || entry.age() >= most;
+            if is_old() && entry.place.is_open() {
+                entry.is_used();
+            }
+            // Whoever has the turn opens or removes it, which may take long.
+            if is_old()
+                && let Ok(_turn) = entry.turn.try_lock()
+                && is_old()
+            {
                 let (owner, id) = &key;
-                match entry.place.remove().await {
+                match entry.remove().await {
                     Ok(()) => tracing::info!(kept = %id, %owner, "a kept sandbox has expired"),
                     Err(error) => tracing::error!(kept = %id, %owner, %error, "a kept sandbox is not removed"),
                 }
@@ -292,11 +387,23 @@ impl KeptSandboxes {
     fn forget_empty(&self, key: &Key) {
         let mut all = self.lock();
         // Whoever uses one has taken it from here, under this lock.
-        let is_empty =
-            |entry: &Arc<Entry>| Arc::strong_count(entry) <= 2 && entry.bounds.bytes() == 0 && !entry.place.is_open();
+        let is_empty = |entry: &Arc<Entry>| Arc::strong_count(entry) <= 2 && entry.is_empty() && !entry.place.is_open();
         if all.get(key).is_some_and(is_empty) {
             all.remove(key);
         }
+    }
+
+    /// One whose facts could not be read when the server started.
+    fn unread(&self, account: &Account, id: &str) -> Option<(Key, Arc<Entry>)> {
+        let key = (Arc::clone(&account.owner), id.parse().ok()?);
+        let entry = self.lock().get(&key).cloned()?;
+        entry.is_unread.load(Ordering::Acquire).then_some((key, entry))
+    }
+
+    fn garbage(&self, owner: &str) -> Arc<Garbage> {
+        let mut all = lock(&self.garbage);
+        let new = || Arc::new(Garbage::new(self.most_garbage));
+        Arc::clone(all.entry(Arc::from(owner)).or_insert_with(new))
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Entry>>> {
@@ -331,13 +438,29 @@ impl KeptSession {
     /// 409: it is open. 503: it cannot be removed.
     pub async fn remove(&self, app: &App, owner: &Arc<str>) -> Result<(), ApiError> {
         let opened = self.open(app, owner).await?;
-        Ok(opened.entry.place.remove().await?)
+        Ok(opened.entry.remove().await?)
     }
 }
 
 impl Entry {
     fn age(&self) -> Duration {
         Duration::from_millis(now_ms().saturating_sub(self.used_ms.load(Ordering::Acquire)))
+    }
+
+    /// Notes that it is in use now.
+    fn is_used(&self) {
+        self.used_ms.store(now_ms(), Ordering::Release);
+    }
+
+    /// Returns true if nothing of it is in the store.
+    fn is_empty(&self) -> bool {
+        self.bounds.bytes() == 0 && !self.is_unread.load(Ordering::Acquire)
+    }
+
+    async fn remove(&self) -> Result<(), sandglass_core::Error> {
+        self.place.remove().await?;
+        self.is_unread.store(false, Ordering::Release);
+        Ok(())
     }
 
     fn is_about(&self, about: About) {
@@ -382,6 +505,11 @@ impl Opened {
         self.entry.is_about(about);
     }
 
+    /// Notes that it is in use now.
+    pub fn is_used(&self) {
+        self.entry.is_used();
+    }
+
     /// Notes the session of the client's sandbox, and the state of the client's connection.
     pub fn is_had_by(&self, session: &str, is_linked: Arc<AtomicBool>) {
         let session = session.to_owned();
@@ -391,8 +519,31 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        self.entry.used_ms.store(now_ms(), Ordering::Release);
+        self.entry.is_used();
         self.app.kept.forget_empty(&self.key);
+    }
+}
+
+impl Unmade {
+    /// Leaves the session in the store.
+    pub fn keep(mut self) {
+        self.entry = None;
+    }
+}
+
+impl Drop for Unmade {
+    fn drop(&mut self) {
+        let Some(entry) = self.entry.take() else { return };
+        let (app, key) = (self.app.clone(), self.key.clone());
+        tokio::spawn(async move {
+            let (owner, id) = &key;
+            app.sessions.remove(&id.to_string(), Fate::Removed).await;
+            let _ = tokio::time::timeout(TAKE_OVER, entry.place.freed()).await;
+            if let Err(error) = entry.remove().await {
+                tracing::error!(kept = %id, %owner, %error, "a session that was not made is not removed: it expires");
+            }
+            app.kept.forget_empty(&key);
+        });
     }
 }
 

@@ -14,6 +14,7 @@ use sandglass_rpc::options::Options;
 use serde_json::json;
 
 use super::App;
+use super::attempt::{Attempt, TOO_SLOW};
 use super::create::{add, bounds, kept_builder};
 use super::errors::ApiError;
 use super::kept::{About, KeptSandboxes, KeptSession, Opened};
@@ -33,7 +34,7 @@ pub(super) fn not_kept(what: &str) -> ApiError {
     ApiError::option(what, problem)
 }
 
-/// Makes a session. It is kept when this returns.
+/// Makes a session. It is kept when this returns. After an error, or if the client leaves before, nothing of it is.
 ///
 /// # Errors
 /// The server cannot keep such a session, or the key may have no more.
@@ -55,7 +56,7 @@ pub(super) async fn make(
     }
     let id = new_id(app.home())?;
     let options = options.persisting(id.clone())?;
-    let opened = KeptSandboxes::begin(app, account, &id)?;
+    let (opened, unmade) = KeptSandboxes::begin(app, account, &id)?;
     let (session, kept) = session(app, account, (id, &options, recipe), opened, place).await?;
     let begun = async {
         kept.sandbox().await?.initialize(context).await?;
@@ -65,7 +66,9 @@ pub(super) async fn make(
         session.destroy(Fate::Removed).await;
         return Err(error.into());
     }
-    add(app, session).await
+    let session = add(app, session).await?;
+    unmade.keep();
+    Ok(session)
 }
 
 /// The session of a place.
@@ -97,7 +100,7 @@ async fn session(
 /// # Errors
 /// Its state cannot be read, this server does not allow its settings, or the key has too many sessions.
 pub(super) async fn reopen(app: &App, account: &Arc<Account>, id: &str) -> Result<bool, ApiError> {
-    let Some(closed) = app.kept.session(&account.owner, id) else {
+    let Some(closed) = KeptSandboxes::find(app, account, id).await? else {
         return Ok(false);
     };
     let _turn = closed.turn().await;
@@ -142,7 +145,7 @@ async fn close(app: &App, id: &str, idle: Duration) {
         return;
     };
     let saved = match &session.kind {
-        Kind::Kept { kept, .. } => kept.save().await,
+        Kind::Kept { kept, .. } => saved(app, kept, Attempt::First).await,
         _ => return moving.end_in_vain(Ok(())),
     };
     match saved {
@@ -154,11 +157,37 @@ async fn close(app: &App, id: &str, idle: Duration) {
         }
         Err(error) => {
             app.metrics.suspension("state");
-            tracing::warn!(session = id, owner = %session.owner, %error, "not closed: it goes on");
+            tracing::warn!(session = id, owner = %session.owner, why = error, "not closed: it stays open, and is tried again later");
             session.put_off(PAUSE);
             moving.end_in_vain(Ok(()));
         }
     }
+}
+
+/// Saves a sandbox, in the time of this attempt.
+async fn saved(app: &App, kept: &Kept, attempt: Attempt) -> Result<(), String> {
+    tokio::select! {
+        saved = kept.save() => saved.map_err(|error| error.to_string()),
+        () = attempt.over(app) => Err(TOO_SLOW.to_owned()),
+    }
+}
+
+/// Saves the sessions that are open, when the server ends. What waits never runs. An execution that runs goes on, and is left pending.
+pub(super) async fn save_used(app: &App) {
+    let save = async |session: Arc<Session>| {
+        let Kind::Kept {
+            kept, recipe: Some(_), ..
+        } = &session.kind
+        else {
+            return;
+        };
+        session.leave();
+        let Some(_last) = session.last_turn_now() else { return };
+        if let Err(why) = saved(app, kept, Attempt::Last).await {
+            tracing::warn!(session = session.id, owner = %session.owner, why, "changes since its last execution are lost");
+        }
+    };
+    join_all(app.sessions.awake().into_iter().map(save)).await;
 }
 
 /// Removes a session with what is kept of it.

@@ -12,6 +12,7 @@
 //! | [`routes`] | the table of routes and their handlers |
 //! | [`bodies`] | request bodies and JSON, with limits and deadlines |
 //! | [`sessions`] | all sessions, their places and their expiry |
+//! | `attempt` | the time that guests have to hand their states over |
 //! | `suspension`, `stored`, `suspending`, `waking` | states of sessions that nobody uses: the store, their form there, the way there, the way back |
 //! | `places`, `sharing` | the store of states that the settings name, and the lease on one that other servers use, too |
 //! | `kept`, `kept_sessions` | sandboxes whose executions outlive the server; those that are sessions over HTTP |
@@ -30,6 +31,7 @@
 //! | [`errors`] | the form of errors |
 
 pub mod access;
+mod attempt;
 pub mod bodies;
 mod channel;
 mod checkpoints;
@@ -175,7 +177,10 @@ impl Server {
         let home = suspension.as_ref().and_then(|suspension| suspension.states().home());
         let forwarding = home.map(|_| forwarding::Forwarding::new()).transpose()?;
         let quotas = Quotas::new(owners.iter().cloned(), args.bounds());
-        let (sessions, kept) = (Sessions::default(), kept::KeptSandboxes::default());
+        let (sessions, kept) = (
+            Sessions::default(),
+            kept::KeptSandboxes::new(args.suspend.max_suspended_mib_per_key * settings::MIB),
+        );
         for account in owners.iter().filter_map(|owner| quotas.account(owner)) {
             if let Some(suspension) = &suspension {
                 kept.load(suspension, &account)?;

@@ -12,7 +12,7 @@ use super::App;
 use super::bodies;
 use super::create::capabilities;
 use super::errors::ApiError;
-use super::kept::KeptSession;
+use super::kept::{KeptSandboxes, KeptSession};
 use super::kept_sessions;
 use super::own_session::OwnId;
 use super::quotas::Account;
@@ -63,7 +63,7 @@ pub async fn show(State(app): State<App>, OwnId(id, account): OwnId) -> Result<R
     sharing::look_up(&app, &account, &id).await?;
     let told = match app.sessions.of(&account.owner, &id) {
         Ok((known, _)) => told(&known),
-        Err(error) => told_closed(&app.kept.session(&account.owner, &id).ok_or(error)?),
+        Err(error) => told_closed(&KeptSandboxes::find(&app, &account, &id).await?.ok_or(error)?),
     };
     bodies::json(StatusCode::OK, 0, told).await
 }
@@ -81,6 +81,9 @@ pub async fn destroy(State(app): State<App>, OwnId(id, account): OwnId) -> Resul
 async fn remove(app: App, account: Arc<Account>, id: String) -> Result<(), ApiError> {
     if let Some(closed) = app.kept.session(&account.owner, &id) {
         return kept_sessions::remove(&app, &account, closed).await;
+    }
+    if KeptSandboxes::delete_unread(&app, &account, &id).await? {
+        return Ok(());
     }
     sharing::look_up(&app, &account, &id).await?;
     let mut found = app.sessions.of(&account.owner, &id)?;

@@ -15,7 +15,10 @@ use super::sessions::Kind;
 pub async fn pending(OwnSession(session, ..): OwnSession) -> Result<Response, ApiError> {
     let in_use = session.enter()?;
     let pending = match &session.kind {
-        Kind::Kept { kept, .. } => kept.pending(),
+        Kind::Kept { kept, .. } => {
+            kept.settle().await?; // a client may have left while it resumed
+            kept.pending()
+        }
         _ => None,
     };
     let told = bodies::off_the_workers(move || pending.map_or(Json::Null, |pending| described(pending).to_json()));

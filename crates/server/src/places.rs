@@ -82,7 +82,17 @@ fn address(args: &SuspendArgs, listen: SocketAddr) -> Result<Option<String>, Str
         (None, Some(_)) if listen.ip().is_unspecified() => Err(format!(
             "--cluster needs --advertise (SANDGLASS_ADVERTISE), because other servers cannot reach this one at {listen}"
         )),
-        (None, Some(_)) => Ok(Some(format!("http://{listen}"))),
+        (None, Some(cluster)) => {
+            let is_local = NatsStore::is_local(cluster);
+            let is_local = is_local.map_err(|error| format!("--cluster (SANDGLASS_CLUSTER): {error}"))?;
+            match listen.ip().is_loopback() && !is_local {
+                true => Err(format!(
+                    "--cluster needs --advertise (SANDGLASS_ADVERTISE), because NATS is on another machine, and servers there cannot reach \
+                     this one at {listen}. If all servers are on this machine, give --advertise http://{listen}"
+                )),
+                false => Ok(Some(format!("http://{listen}"))),
+            }
+        }
         (None, None) => Ok(None),
     }
 }

@@ -186,6 +186,11 @@ impl Session {
         self.turn.lock().await
     }
 
+    /// As [`Session::last_turn`], unless something runs.
+    pub fn last_turn_now(&self) -> Option<Turn<'_>> {
+        self.turn.try_lock().ok()
+    }
+
     /// The sandbox, and a guard that keeps the session from expiring.
     ///
     /// # Errors
@@ -336,7 +341,10 @@ impl Session {
         let held = lock(&self.held).take(); // until the guest is gone
         match &self.kind {
             Kind::Sandbox(sandbox) => sandbox.destroy().await,
-            Kind::Kept { kept, .. } => kept.destroy().await,
+            Kind::Kept { kept, opened, .. } => {
+                opened.is_used();
+                kept.destroy().await;
+            }
             // The relay ends the guest first, and then settles.
             Kind::Channel { .. } if self.attached.load(Ordering::Acquire) => {
                 *lock(&self.held) = held; // until the relay's end

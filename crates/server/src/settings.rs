@@ -232,7 +232,7 @@ pub struct SuspendArgs {
     #[arg(long, env = "SANDGLASS_CLUSTER_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5).map(usize::from), value_name = "NUMBER")]
     pub cluster_replicas: usize,
     /// The URL at which other servers reach this one, to forward requests for its sessions. With `--cluster`, it is the address of
-    /// `--listen` by default. With `--state-url s3://…`, nothing is forwarded without it.
+    /// `--listen` by default, if that is not loopback or if NATS is on this machine. With `--state-url s3://…`, nothing is forwarded without it.
     #[arg(long, env = "SANDGLASS_ADVERTISE", value_parser = server_url, value_name = "URL")]
     pub advertise: Option<String>,
     /// Seconds after which another server may take over the sessions of one that is silent.

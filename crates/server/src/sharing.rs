@@ -2,21 +2,26 @@
 //!
 //! Decisions: `docs/internals/server.md`.
 
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sandglass_states::{Beat, Standing, StateError, States};
+use sandglass_states::{Beat, SessionId, Standing, StateError, States};
+use tokio::sync::oneshot;
 
 use super::App;
-use super::bodies::off_the_workers;
 use super::errors::ApiError;
 use super::quotas::Account;
 use super::sessions::{Known, Session, Sessions};
 use super::storage::Fate;
-use super::suspension::Suspension;
+use super::suspension::{Asleep, Suspension};
 
 /// Renewals in the time that a lease lasts. Some may fail.
 const RENEWALS: f64 = 4.0;
+/// The interval between two looks at the sessions that sleep. Each reads a small file for each session.
+const LOOK: Duration = Duration::from_secs(300);
 /// The time for which the answer to an execution waits for the store to tell who has the session.
 const ASK_TIME: Duration = Duration::from_secs(5);
 
@@ -25,7 +30,7 @@ pub(super) async fn run(app: App) {
     if !app.suspension.as_ref().is_some_and(Suspension::is_shared) {
         return;
     }
-    tokio::join!(renew(&app), watch(&app));
+    tokio::join!(renew(&app), watch(&app), let_go_of_all(&app));
 }
 
 /// Renews the lease. Nothing else delays it.
@@ -64,13 +69,61 @@ pub(super) fn pause(app: &App) -> Duration {
     Duration::from_secs_f64(app.args.suspend.state_lease_seconds / RENEWALS)
 }
 
+/// Lets go of suspended sessions that other servers have woken or removed. They would keep their places in the quota here.
+async fn let_go_of_all(app: &App) {
+    let mut problem = Problem::default();
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let mut owners: HashMap<Arc<str>, Vec<Arc<Asleep>>> = HashMap::new();
+        for asleep in app.sessions.asleep() {
+            owners.entry(Arc::clone(&asleep.owner)).or_default().push(asleep);
+        }
+        for (owner, sessions) in owners {
+            let Some(Ok(tenant)) = app.suspension.as_ref().map(|suspension| suspension.tenant(&owner)) else {
+                continue;
+            };
+            let ids: Vec<SessionId> = sessions.iter().filter_map(|asleep| asleep.id.parse().ok()).collect();
+            match ask(app, move |_| tenant.no_longer_asleep(&ids)).await {
+                Some(Ok(found)) => {
+                    problem = Problem::default();
+                    let found: HashSet<_> = found.iter().map(SessionId::to_string).collect();
+                    let found = sessions.iter().filter(|asleep| found.contains(&asleep.id));
+                    found.for_each(|asleep| let_go(app, asleep));
+                }
+                Some(Err(error)) => problem.tell(&error, "the sessions that sleep cannot be looked up"),
+                None => {}
+            }
+        }
+    }
+}
+
+/// Lets go of a suspended session that another server has, or has removed. Its place in the quota is free again. The store stays as it is.
+pub(super) fn let_go(app: &App, asleep: &Arc<Asleep>) {
+    let Some((now, moving)) = Sessions::begin_to_forget(app, &asleep.id) else {
+        return;
+    };
+    if Arc::ptr_eq(&now, asleep) {
+        tracing::debug!(session = asleep.id, owner = %asleep.owner, "another server has it");
+        moving.end(None, Ok(()));
+    } else {
+        moving.end_in_vain(Ok(())); // this server has stored it again meanwhile
+    }
+}
+
+/// Asks the store on a thread of its own. Requests that wait for a silent store may have all others.
 async fn ask<T: Send + 'static>(
     app: &App,
     question: impl FnOnce(&States) -> Result<T, StateError> + Send + 'static,
 ) -> Option<Result<T, StateError>> {
-    let app = app.clone();
-    let asked = off_the_workers(move || app.suspension.as_ref().map(|suspension| question(suspension.states())));
-    asked.await.ok().flatten()
+    let (app, (tell, told)) = (app.clone(), oneshot::channel());
+    let begun = thread::Builder::new().name("lease".to_owned()).spawn(move || {
+        let answer = app.suspension.as_ref().map(|suspension| question(suspension.states()));
+        let _ = tell.send(answer); // or the server ends
+    });
+    match begun {
+        Ok(_) => told.await.ok().flatten(),
+        Err(error) => Some(Err(StateError::io("no thread can be started", error))),
+    }
 }
 
 /// The last problem that was told, so that it is told once.
@@ -178,18 +231,19 @@ pub(super) fn standing(app: &App, session: &Session) -> Standing {
     }
 }
 
-/// Looks for a session in the store that this server does not know of, because another one stored it.
+/// Looks for a session in the store that this server does not know of, because another one stored it. Returns true if this server knows of
+/// the session now, and looks nowhere else than in a store that servers share.
 ///
 /// # Errors
 /// The store cannot be read.
-pub(super) async fn look_up(app: &App, account: &Account, id: &str) -> Result<(), ApiError> {
+pub(super) async fn look_up(app: &App, account: &Account, id: &str) -> Result<bool, ApiError> {
     let Some(suspension) = app.suspension.as_ref().filter(|suspension| suspension.is_shared()) else {
-        return Ok(());
+        return Ok(false);
     };
     if app.sessions.of(&account.owner, id).is_err()
         && let Some(asleep) = suspension.find(account, id).await?
     {
         app.sessions.add_found(asleep);
     }
-    Ok(())
+    Ok(app.sessions.of(&account.owner, id).is_ok())
 }

@@ -15,6 +15,7 @@ use tokio::sync::SemaphorePermit;
 use tokio::task::JoinSet;
 
 use super::App;
+use super::attempt::{Attempt, TOO_SLOW};
 use super::bodies::off_the_workers;
 use super::create::capabilities;
 use super::errors::ApiError;
@@ -34,12 +35,6 @@ const SWEEP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 const COLLECT: Duration = Duration::from_secs(60);
 /// Sessions of one owner that are suspended at once.
 const AT_ONCE_OF_OWNER: usize = 2;
-/// The time in which a guest has to hand its state over. Hostile code could take longer.
-pub(super) const WRITE_TIME: Duration = Duration::from_secs(30);
-/// The same when the server ends. Sessions that take longer are tried again after the others.
-const WRITE_TIME_AT_END: Duration = Duration::from_secs(2);
-/// The reason to give up after that time.
-pub(super) const TOO_SLOW: &str = "the guest took too long to hand its state over";
 /// The time after which a guest that still writes its state leaves its turn to others.
 const TURN_TIME: Duration = Duration::from_secs(1);
 /// The pause after an attempt that the store refused. One that the state made vain is not repeated before the next use.
@@ -146,6 +141,7 @@ pub(super) async fn suspend_idle(app: &App, idle: Duration) {
 }
 
 /// Suspends the sessions that are in use as well: their code is interrupted, and what waits never runs. Then those that took too long before.
+/// Kept ones are saved instead, and their code is not interrupted.
 pub(super) async fn suspend_used(app: &App) {
     let mut all = app.sessions.awake();
     all.retain(|session| session.recipe().is_some());
@@ -157,7 +153,7 @@ pub(super) async fn suspend_used(app: &App) {
         suspend_all(app, stream::iter(used), None, Attempt::First).await;
         suspend_all(app, stream::iter(slow), None, Attempt::Last).await;
     });
-    join_all(owners).await;
+    tokio::join!(join_all(owners), kept_sessions::save_used(app));
 }
 
 fn by_owner(sessions: Vec<Arc<Session>>) -> HashMap<Arc<str>, Vec<Arc<Session>>> {
@@ -175,29 +171,6 @@ async fn suspend_all(app: &App, sessions: impl Stream<Item = Arc<Session>>, idle
             suspend(app, &session, idle, attempt).await;
         })
         .await;
-}
-
-/// The time that a guest has to hand its state over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Attempt {
-    /// The usual time, but little when the server ends: others wait for their turn.
-    First,
-    /// The usual time, because nobody waits any more.
-    Last,
-}
-
-impl Attempt {
-    /// Waits until the time is over.
-    async fn over(self, app: &App) {
-        let ends_soon = async {
-            app.ending.cancelled().await;
-            tokio::time::sleep(WRITE_TIME_AT_END).await;
-        };
-        tokio::select! {
-            () = tokio::time::sleep(WRITE_TIME) => {}
-            () = ends_soon, if self == Self::First => {}
-        }
-    }
 }
 
 /// Suspends a session, unless it is used again. With `idle`, it has to be unused for so long.

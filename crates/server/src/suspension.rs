@@ -3,6 +3,7 @@
 //! | module | does |
 //! |---|---|
 //! | this one | knows what is in the store |
+//! | `look_ups` | bounds the requests that ask the store at once |
 //! | `kept` | knows the kept sandboxes of JSON-RPC |
 //! | `places` | opens the store that the settings name |
 //! | `sharing` | keeps this server's lease on a store that others use, too |
@@ -11,6 +12,8 @@
 //! | `waking` | brings a suspended session back when it is used |
 //!
 //! Decisions: `docs/internals/server.md`.
+
+mod look_ups;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -30,6 +33,7 @@ use super::errors::ApiError;
 use super::places::{self, Opened};
 use super::quotas::{Account, Held};
 use super::settings::{MIB, ServeArgs};
+use look_ups::LookUps;
 
 /// Guests that write their states at once, of all owners. Each needs a processor for a moment.
 const AT_ONCE: usize = 4;
@@ -144,6 +148,7 @@ pub struct Suspension {
 #[derive(Debug)]
 struct Owned {
     tenant: Arc<Tenant>,
+    look_ups: LookUps,
     /// True if there may be objects that nobody needs.
     has_garbage: Arc<AtomicBool>,
     /// The reason for which the last collection failed, so that it is logged once.
@@ -175,10 +180,12 @@ impl Suspension {
                 suspend.suspend_after
             ));
         }
+        let look_ups = LookUps::default();
         let owned = |owner: &Arc<str>, tenant: &str| {
             let tenant = Arc::new(states.tenant(tenant).map_err(|error| error.to_string())?);
             let owned = Owned {
                 tenant,
+                look_ups: look_ups.of_another_owner(),
                 has_garbage: Arc::new(AtomicBool::new(true)), // of a server that was killed
                 problem: Mutex::default(),
             };
@@ -311,10 +318,7 @@ impl Suspension {
         if !self.is_shared() {
             return Ok(None);
         }
-        let (tenant, Ok(session)) = (self.tenant(&account.owner)?, session_id(id)) else {
-            return Ok(None);
-        };
-        let head = off_the_workers(move || tenant.head(session)).await?;
+        let head = self.look_up(&account.owner, id, Tenant::head).await?;
         let head = head.map_err(|error| unreadable(id, &error))?;
         Ok(head.map(|head| {
             let held = account.stored(head.bytes).ok();
@@ -327,13 +331,23 @@ impl Suspension {
     /// # Errors
     /// The store cannot be read.
     pub async fn elsewhere(&self, owner: &str, id: &str) -> Result<Option<Living>, ApiError> {
-        let (tenant, Ok(session)) = (self.tenant(owner)?, session_id(id)) else {
-            return Ok(None);
-        };
-        match off_the_workers(move || tenant.elsewhere(session)).await? {
+        match self.look_up(owner, id, Tenant::elsewhere).await? {
             Err(error) if error.is_damage() => Ok(None), // whoever uses the session is told
             found => found.map_err(|error| unreadable(id, &error)),
         }
+    }
+
+    /// Looks a session up in the store. A text that is no id leads to none.
+    async fn look_up<T: Send + 'static>(
+        &self,
+        owner: &str,
+        id: &str,
+        find: fn(&Tenant, SessionId) -> Result<Option<T>, StateError>,
+    ) -> Result<Result<Option<T>, StateError>, ApiError> {
+        let (tenant, Some(owned), Ok(session)) = (self.tenant(owner)?, self.tenants.get(owner), session_id(id)) else {
+            return Ok(Ok(None));
+        };
+        owned.look_ups.run(id, move || find(&tenant, session)).await
     }
 
     /// Returns true if other servers may use the store.

@@ -27,10 +27,11 @@ use super::suspension::{Asleep, Recipe, Suspension, session_id, unreadable, unsu
 /// # Errors
 /// 404: no session has this id, or it belongs to another key. Otherwise the reason why the session cannot be woken; it stays suspended.
 pub async fn awake(app: &App, account: &Arc<Account>, id: &str) -> Result<(Arc<Session>, InUse), ApiError> {
-    sharing::look_up(app, account, id).await?;
     loop {
         let target = Sessions::to_use(app, &account.owner, id);
-        if target.is_err() && kept_sessions::reopen(app, account, id).await? {
+        // It may be let go at any moment, because another server has it.
+        let is_unknown = target.is_err();
+        if is_unknown && (sharing::look_up(app, account, id).await? || kept_sessions::reopen(app, account, id).await?) {
             continue;
         }
         match target? {

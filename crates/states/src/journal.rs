@@ -17,8 +17,8 @@ use crate::states::{Tenant, Written, now_ms, within};
 /// The most parts of a journal.
 const MOST_PARTS: u32 = 1 << 20;
 
-/// The bytes that a part counts beside its text and body.
-const PART_BYTES: u64 = 128;
+/// The bytes that a part counts beside its text and body: a block of a disk, which a file of any size takes.
+const PART_BYTES: u64 = 4096;
 
 /// A part of a journal.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,7 +53,7 @@ impl JournalId {
     }
 }
 
-/// The bytes that a part counts: its text and its body, and 128 for its file.
+/// The bytes that a part counts: its text and its body, and 4096 for its file.
 pub fn part_bytes(text: &str, body: u64) -> u64 {
     body.saturating_add(text.len() as u64 + PART_BYTES)
 }

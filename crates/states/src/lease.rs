@@ -13,6 +13,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -295,8 +296,15 @@ pub(crate) struct Leases {
     watched: Mutex<HashMap<ServerId, Watched>>,
     /// The servers that told their homes.
     homes: Mutex<HashMap<HomeId, ServerId>>,
-    /// The beginning of the last search for a home. Held while one is under way.
-    searched: Mutex<Option<Instant>>,
+    /// The last search for a home. Held while one is under way.
+    searched: Mutex<Option<Search>>,
+}
+
+/// A search for a home among all leases.
+#[derive(Debug, Clone, Copy)]
+struct Search {
+    began: Instant,
+    has_failed: bool,
 }
 
 impl Leases {
@@ -406,13 +414,15 @@ impl Leases {
 
     /// Looks at the leases of all other servers, so that it is known later which of them stood still.
     fn watch(&self, own: ServerId) -> Result<(), StateError> {
+        let before: Vec<_> = lock(&self.watched).keys().copied().collect();
         let listed = self.store.list(Place::Leases)?;
         let servers = listed.into_iter().filter_map(|listed| match listed.name {
             Name::Lease(server) if server != own => Some(server),
             _ => None,
         });
         let servers: Vec<_> = servers.collect();
-        lock(&self.watched).retain(|server, _| servers.contains(server));
+        // A server that was seen during the listing may be missing there.
+        lock(&self.watched).retain(|server, _| servers.contains(server) || !before.contains(server));
         for server in servers {
             self.living(server)?;
         }
@@ -428,13 +438,24 @@ impl Leases {
         {
             // Those who wait here share one search. Ids of sessions come from clients, so there must not be a search for each.
             let mut searched = self.searched.lock().unwrap_or_else(PoisonError::into_inner);
-            if searched.is_none_or(|at| at < asked) {
-                if let Some(rest) = searched.and_then(|at| SEARCH.checked_sub(at.elapsed())) {
-                    std::thread::sleep(rest);
+            match *searched {
+                Some(last) if last.began >= asked => {
+                    if last.has_failed {
+                        let why = io::Error::other("the search that this request waited for has failed");
+                        return Err(StateError::io("the other servers cannot be searched", why));
+                    }
                 }
-                let began = Instant::now();
-                self.watch(own())?;
-                *searched = Some(began);
+                last => {
+                    if let Some(rest) = last.and_then(|last| SEARCH.checked_sub(last.began.elapsed())) {
+                        std::thread::sleep(rest);
+                    }
+                    let began = Instant::now();
+                    let watched = self.watch(own());
+                    // Those who wait must not repeat a search that fails, one after the other.
+                    let has_failed = watched.is_err();
+                    *searched = Some(Search { began, has_failed });
+                    watched?;
+                }
             }
         }
         self.known_at_home(home)

@@ -48,8 +48,12 @@ impl JournalPlace {
         };
         let bytes = saved.bytes();
         bounds.begin_state(bytes)?;
+        bounds.collect(&self.tenant);
         let about = self.about.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        self.tenant.write_about(self.session, saved, about)?;
+        let written = self.tenant.write_about(self.session, saved, about);
+        // A write that fails may leave objects as well.
+        bounds.wrote(written.as_ref().map_or(bytes, |written| written.new_bytes));
+        written?;
         bounds.end_state(bytes)
     }
 
@@ -80,7 +84,12 @@ impl JournalPlace {
         if number == 0 {
             self.bound(KeptBounds::end_journal)?; // this part takes the place of an earlier journal
         }
-        self.bound(|bounds| bounds.add_part(bytes))?;
+        self.bound(|bounds| {
+            bounds.add_part(bytes)?;
+            bounds.collect(&self.tenant);
+            bounds.wrote(bytes);
+            Ok(())
+        })?;
         self.tenant.write_part(self.session, id, number, text, body)
     }
 

@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio_tungstenite::tungstenite::Message;
 
 use super::nats::Nats;
-use super::support::{ANN, BOB, TestServer, answer, args, refusal};
+use super::support::{ANN, BOB, TestServer, answer, args, eventually, refusal};
 
 /// A bucket that no other test has.
 fn bucket() -> String {
@@ -44,6 +44,8 @@ async fn each_server_answers_for_the_sessions_of_all() {
     let path = format!("/v1/sessions/{id}");
     let (status, shown) = answer(b.get(&path)).await;
     assert_eq!((status, &shown["id"]), (StatusCode::OK, &json!(id)));
+    let escaped = format!("/v1/sessions/%{:02x}{}", id.as_bytes()[0], &id[1..]);
+    assert_eq!(answer(b.get(&escaped)).await.1["id"], id);
     // Files and variables, with bytes in both directions.
     let long = "é".repeat(300_000);
     let put = b
@@ -157,4 +159,30 @@ async fn a_server_that_cannot_be_reached_is_told() {
     a.stop().await;
     assert_eq!(b.execute(&id, "x").await["result"], "7");
     b.stop().await;
+}
+
+/// The place of a suspended session in the quota of a server is free again when another server has the session.
+#[tokio::test]
+async fn a_session_that_another_server_woke_is_no_longer_listed() {
+    let bucket = bucket();
+    let a = server(&bucket, &["--suspend-after", "0.01", "--max-suspended-per-key", "1"]).await;
+    let b = server(&bucket, &[]).await;
+    let listed = async || answer(a.get("/v1/sessions")).await.1["sessions"].clone();
+    let sleeps = async || {
+        let is_asleep = async || listed().await[0]["suspended"] == true;
+        eventually("the session is suspended", is_asleep).await;
+    };
+    let first = a.session(json!({})).await;
+    a.execute(&first, "x = 1").await;
+    sleeps().await;
+    assert_eq!(b.execute(&first, "x").await["result"], "1");
+    assert_eq!(listed().await.as_array().unwrap().len(), 1, "nothing has told it");
+    assert_eq!(a.execute(&first, "x + 1").await["result"], "2");
+    assert_eq!(listed().await, json!([]));
+    let second = a.session(json!({})).await;
+    a.execute(&second, "x = 3").await;
+    sleeps().await;
+    for server in [a, b] {
+        server.stop().await;
+    }
 }

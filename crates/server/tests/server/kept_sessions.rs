@@ -8,9 +8,10 @@ use reqwest::{Method, StatusCode};
 use sandglass_server::Secrets;
 use serde_json::{Value, json};
 
+use crate::attacks::Raw;
 use crate::model::{Endpoint, KEY, Seen, Step, said};
-use crate::support::{ANN, BOB, TestServer, answer, args, refusal};
-use crate::suspending::{is_suspended, metric, slow, states, suspended};
+use crate::support::{ANN, BOB, TestServer, answer, args, eventually, refusal};
+use crate::suspending::{about, files, is_suspended, metric, slow, states, suspended};
 
 const WAITS: &str = "x.append(llm_query('first'))\nx.append(llm_query('second'))\nx";
 
@@ -263,5 +264,119 @@ async fn a_state_that_does_not_fit_goes_on_and_says_so() {
         (&json!("1"), &json!("kept")),
         "{run}"
     );
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_session_says_so_until_it_is_deleted() {
+    let (folder, path) = states();
+    let server = slow(&path, &[]).await;
+    let id = server.session(json!({ "persist": true })).await;
+    server.stop().await;
+    let [stored] = &files(folder.path(), "sessions")[..] else {
+        panic!("one session is stored");
+    };
+    let whole = fs::read(stored).unwrap();
+    fs::write(stored, "no ref").unwrap();
+
+    let server = slow(&path, &["--suspend-after", "0.1"]).await;
+    // Two suspensions, so that the search for old sessions has ended once.
+    let other = server.session(json!({ "persist": true })).await;
+    for _ in 0..2 {
+        suspended(&server, &other).await;
+        assert_eq!(server.execute(&other, "1").await["outcome"], "ok");
+    }
+    assert_eq!(fs::read(stored).unwrap(), b"no ref", "it was not removed as an old one");
+    for request in [
+        server.get(&format!("/v1/sessions/{id}")),
+        server.get(&route(&id, "variables")),
+        server.post(&route(&id, "execute"), &json!({ "code": "1" })),
+    ] {
+        assert_eq!(refusal(request).await, (500, "state_damaged".to_owned()));
+    }
+    // It is read again, because the damage may have been one of the moment.
+    fs::write(stored, &whole).unwrap();
+    assert_eq!(server.execute(&id, "1").await["result"], "1");
+    server.stop().await;
+
+    fs::write(stored, "no ref").unwrap();
+    let mut server = slow(&path, &[]).await;
+    let gone = format!("/v1/sessions/{id}");
+    server.key = Some(BOB);
+    assert_eq!(refusal(server.request(Method::DELETE, &gone)).await.0, 404);
+    server.key = Some(ANN);
+    assert_eq!(
+        answer(server.request(Method::DELETE, &gone)).await.0,
+        StatusCode::NO_CONTENT
+    );
+    assert!(!stored.exists());
+    assert_eq!(refusal(server.get(&gone)).await.0, 404);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_between_executions_outlive_a_server_that_ends_while_the_session_is_in_use() {
+    let (_folder, path) = states();
+    let server = slow(&path, &["--shutdown-seconds", "0.1"]).await;
+    let id = server.session(json!({ "persist": true })).await;
+    let set = server
+        .request(Method::PUT, &route(&id, "variables/x"))
+        .json(&json!({ "value": [1] }));
+    assert_eq!(answer(set).await.0, StatusCode::NO_CONTENT);
+    // A request whose body never comes.
+    let head = format!(
+        "POST {} HTTP/1.1\r\nhost: sandglass\r\nauthorization: Bearer {ANN}\r\ncontent-type: application/json\r\n\
+         content-length: 100\r\n\r\n{{",
+        route(&id, "execute")
+    );
+    let _raw = Raw::with(&server, &head).await;
+    eventually("the session is in use", async || {
+        about(&server, &id).await["idleSeconds"] == 0.0
+    })
+    .await;
+    server.stop().await;
+    let server = slow(&path, &[]).await;
+    let run = server.execute(&id, "x").await;
+    assert_eq!(
+        (&run["result"], &run["state"]["status"]),
+        (&json!("[1]"), &json!("kept")),
+        "{run}"
+    );
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_execution_whose_client_leaves_is_not_pending_any_more() {
+    let (_folder, path) = states();
+    let id = left_waiting(&path).await;
+    let mut model = Endpoint::with([Step::Wait]).await;
+    let server = with_model(&path, &model, &[]).await;
+    let resumed = tokio::spawn(answer(server.post(&route(&id, "resume"), &json!({}))));
+    assert!(matches!(model.next().await, Seen::Request { .. }));
+    resumed.abort();
+    eventually("it is not pending", async || {
+        answer(server.get(&route(&id, "pending"))).await.1.is_null()
+    })
+    .await;
+    assert_eq!(server.execute(&id, "x").await["result"], "['a text']");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn earlier_states_take_no_more_room_than_the_key_may_have() {
+    let (folder, path) = states();
+    let server = slow(&path, &["--max-suspended-mib-per-key", "3"]).await;
+    let id = server.session(json!({ "persist": true })).await;
+    for _ in 0..6 {
+        let run = server.execute(&id, "import os\nx = os.urandom(2 << 20)").await;
+        assert_eq!((&run["outcome"], run.get("unkept")), (&json!("ok"), None), "{run}");
+    }
+    let bytes = |path: &std::path::PathBuf| fs::metadata(path).unwrap().len();
+    // The bound, and the last state.
+    let stored: u64 = files(folder.path(), "objects").iter().map(bytes).sum();
+    assert!(stored < 8 << 20, "{stored} bytes");
+    server.stop().await;
+    let server = slow(&path, &[]).await;
+    assert_eq!(server.execute(&id, "len(x)").await["result"], "2097152");
     server.stop().await;
 }

@@ -6,7 +6,9 @@
 //!
 //! Decisions: `docs/internals/server.md`.
 
-use super::Tenant;
+use std::collections::HashMap;
+
+use super::{AT_ONCE, Tenant};
 use crate::error::StateError;
 use crate::lease::{Living, lock};
 use crate::manifest::{Body, FORMAT, Head, Owner, Ref, read, write};
@@ -168,6 +170,48 @@ impl Tenant {
                 _ => Ok(None),
             },
         }
+    }
+
+    /// Those of these sessions that no longer sleep: they have no state any more, or another living server has them.
+    ///
+    /// # Errors
+    /// [`StateError`]. A session whose ref is damaged counts as asleep.
+    pub fn no_longer_asleep(&self, sessions: &[SessionId]) -> Result<Vec<SessionId>, StateError> {
+        let mut found = Vec::new();
+        let mut lives: HashMap<ServerId, bool> = HashMap::new();
+        for sessions in sessions.chunks(AT_ONCE) {
+            let name = |session: &SessionId| Name::Ref(self.keys.id, *session);
+            let names: Vec<_> = sessions.iter().map(name).collect();
+            let read = self.store.read_all(&names, MOST_SEALED);
+            for ((session, name), sealed) in sessions.iter().zip(&names).zip(read) {
+                let sealed = match sealed {
+                    Err(error) if error.is_damage() => continue, // whoever uses the session is told
+                    sealed => sealed?,
+                };
+                let Some(sealed) = sealed else {
+                    found.push(*session);
+                    continue;
+                };
+                let Ok(stored) = self.opened(name, sealed) else {
+                    continue;
+                };
+                let is_elsewhere = match stored.owner.filter(|owner| owner.holds && !stored.gone) {
+                    Some(owner) => match lives.get(&owner.server) {
+                        Some(lives) => *lives,
+                        None => {
+                            let is_living = self.servers.living(owner.server)?.is_some();
+                            lives.insert(owner.server, is_living);
+                            is_living
+                        }
+                    },
+                    None => stored.gone,
+                };
+                if is_elsewhere {
+                    found.push(*session);
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Refuses a session that another server has.

@@ -106,6 +106,14 @@ impl NatsStore {
         })
     }
 
+    /// Returns true if all servers of such a URL are on this machine. It asks none of them.
+    ///
+    /// # Errors
+    /// [`StateError::Key`] when the URL is malformed.
+    pub fn is_local(url: &str) -> Result<bool, StateError> {
+        Ok(Address::parse(url)?.is_local())
+    }
+
     fn bucket(&self, name: &Name) -> &Bucket {
         match name {
             Name::Object(..) => &self.objects,

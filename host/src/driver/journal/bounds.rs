@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::io::{Error as IoError, ErrorKind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use sandglass_states::StateError;
+use sandglass_states::{StateError, Tenant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The most bytes of a kept sandbox's variables, contexts and files.
@@ -13,11 +15,52 @@ pub const MOST_BYTES: u64 = 256 << 20;
 /// Takes room for so many bytes, in place of what it took before. Refuses with the reason, and then what it took before stays taken.
 type Resize = Box<dyn Fn(u64) -> Result<(), String> + Send + Sync>;
 
+/// The bytes that the sandboxes of a tenant have written since their earlier states were last collected. Each state leaves those of the one
+/// before to the next collection, and no quota counts them until then.
+#[derive(Debug)]
+pub struct Garbage {
+    most: u64,
+    written: AtomicU64,
+}
+
+impl Garbage {
+    /// At most so many bytes are written between two collections, except for the last state.
+    pub fn new(most: u64) -> Self {
+        Self {
+            most,
+            written: AtomicU64::new(0),
+        }
+    }
+
+    fn add(&self, bytes: u64) {
+        self.written.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    /// Collects what nobody needs, if enough was written. Blocks as long as the store does.
+    fn collect(&self, tenant: &Tenant) {
+        let written = self.written.load(Ordering::Acquire);
+        if written < self.most {
+            return;
+        }
+        // Another one collects if it is not the same any more.
+        let is_first = self
+            .written
+            .compare_exchange(written, 0, Ordering::AcqRel, Ordering::Acquire);
+        // No age is needed: writes of this tenant wait meanwhile, and only its own server writes.
+        if is_first.is_ok()
+            && let Err(error) = tenant.collect(Duration::ZERO)
+        {
+            tracing::error!(%error, "earlier states of kept sandboxes were not removed");
+        }
+    }
+}
+
 /// The bounds of a kept sandbox in a store that has other users, too.
 pub struct KeptBounds {
     most_bytes: u64,
     turns: Arc<Semaphore>,
     resize: Resize,
+    garbage: Option<Arc<Garbage>>,
     taken: Mutex<Taken>,
 }
 
@@ -60,7 +103,30 @@ impl KeptBounds {
             most_bytes: most_bytes.min(MOST_BYTES),
             turns,
             resize: Box::new(resize),
+            garbage: None,
             taken: Mutex::new(Taken { state, journal }),
+        }
+    }
+
+    /// Has the sandbox collect earlier states as soon as its tenant has written much, in a store that no other server uses. The caller
+    /// collects from time to time as well.
+    #[must_use]
+    pub fn collecting(mut self, garbage: Arc<Garbage>) -> Self {
+        self.garbage = Some(garbage);
+        self
+    }
+
+    /// Notes bytes that were written, or of which some may have been.
+    pub(crate) fn wrote(&self, bytes: u64) {
+        if let Some(garbage) = &self.garbage {
+            garbage.add(bytes);
+        }
+    }
+
+    /// Collects what nobody needs, if enough was written. Blocks as long as the store does.
+    pub(crate) fn collect(&self, tenant: &Tenant) {
+        if let Some(garbage) = &self.garbage {
+            garbage.collect(tenant);
         }
     }
 

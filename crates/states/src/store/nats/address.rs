@@ -1,5 +1,7 @@
 //! The address of NATS servers, as an operator writes it.
 
+use std::net::IpAddr;
+
 use async_nats::ServerAddr;
 use percent_encoding::percent_decode_str;
 
@@ -66,6 +68,14 @@ impl Address {
         Ok(address)
     }
 
+    /// Returns true if all servers are on this machine. Another name of the machine than `localhost` does not count.
+    pub(super) fn is_local(&self) -> bool {
+        self.servers.iter().all(|server| match server.host().parse::<IpAddr>() {
+            Ok(address) => address.is_loopback(),
+            Err(_) => server.host().eq_ignore_ascii_case("localhost"),
+        })
+    }
+
     /// The servers as a text.
     pub(super) fn shown(&self) -> String {
         let all: Vec<_> = self
@@ -103,6 +113,19 @@ mod tests {
         );
         assert_eq!(all.login, Some(("ann".to_owned(), "p@ss".to_owned())));
         assert!(!format!("{:?}", all.servers).contains("p%40ss"));
+    }
+
+    #[test]
+    fn servers_of_this_machine_are_known() {
+        let is_local = |text| Address::parse(text).unwrap().is_local();
+        assert!(is_local("nats://localhost,nats://127.0.0.2:1,tls://[::1]/states"));
+        for text in [
+            "nats://localhost,nats://192.0.2.1",
+            "nats://localhost.example",
+            "nats://[2001:db8::1]",
+        ] {
+            assert!(!is_local(text), "{text}");
+        }
     }
 
     #[test]

@@ -44,9 +44,10 @@ impl Problem {
     /// The answer of JetStream to a request.
     pub(super) fn answered(error: &jetstream::Error) -> Self {
         // Servers of a new cluster find each other after a moment. A message that is on its way comes to be there, or not.
-        const PASSING: [ErrorCode; 2] = [
+        const PASSING: [ErrorCode; 3] = [
             ErrorCode::CLUSTER_NO_PEERS,
             ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT,
+            ErrorCode::STREAM_DUPLICATE_MESSAGE_CONFLICT,
         ];
         match error.code() == UNAVAILABLE || PASSING.contains(&error.error_code()) {
             true => Self::passing(error),

@@ -95,7 +95,8 @@ try {
   await browser?.close().catch(() => {});
   await site.close();
   await close();
-  rmSync(profile, { recursive: true, force: true, maxRetries: 5 });
+  if (book.wrong.length > 0) console.log(`the profile stays, to be looked at: ${profile}`);
+  else rmSync(profile, { recursive: true, force: true, maxRetries: 5 });
 }
 const kills = counts.browsers + counts.pages;
 console.log(`seed ${values.seed}, ${kills} kills: ${JSON.stringify({ ...counts, ...book.counts })}`);

@@ -237,7 +237,8 @@ impl Reader {
             End::Followed { by } => (fence.code_lines(&rest[..by]), true, by, true),
             // Words before a fence may turn out to mention fences only.
             End::Missing | End::InString { .. } if self.goes_on && !fence.before.is_empty() => return rest.len(),
-            End::InString { at } if self.goes_on => (at, false, rest.len(), true),
+            // The string may end, and no fence may follow. Then the words after the code are not code.
+            End::InString { at } if self.goes_on => (fence.code_lines(&rest[..at]), false, rest.len(), true),
             End::InString { at } => (at, true, at + 1, true),
             End::Missing => (fence.code_lines(rest), false, rest.len(), false),
             End::Mention { of } => {

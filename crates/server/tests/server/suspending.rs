@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use reqwest::{Method, StatusCode};
 use sandglass_server::{Secrets, Server};
+use sandglass_states::FolderStore;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -21,6 +22,11 @@ pub(crate) fn states() -> (TempDir, String) {
 
 /// A server that suspends at once.
 pub(crate) async fn quick(path: &str, more: &[&str]) -> TestServer {
+    // An earlier server of this process may still let go of the folder.
+    eventually("no server has the folder", async || {
+        FolderStore::open(Path::new(path)).is_ok()
+    })
+    .await;
     let own = ["--state-dir", path, "--suspend-after", "0.1", "--max-spares", "0"];
     TestServer::with_keys(&[&own[..], more].concat()).await
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar, Self
 
 KEY = "a-key-for-tests-0123456789"
 #: The environment in which the server knows the key, and says little.
@@ -70,3 +71,39 @@ class HttpServer:
 
     def execute(self, session: str, code: str) -> tuple[int, Any]:
         return self.ask("POST", f"/v1/sessions/{session}/execute", {"code": code})
+
+
+class SharingServer(HttpServer):
+    """A server that shares its sessions with others, until the end of the `with` block, which kills it."""
+
+    #: The answers while another server may have the session.
+    BETWEEN: ClassVar = {(503, "state_unavailable")}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def session(self) -> str:
+        status, made = self.ask("POST", "/v1/sessions", {"context": "a text"})
+        assert status == 201, made
+        session: str = made["id"]
+        return session
+
+    def runs(self, session: str, code: str) -> Any:
+        status, run = self.execute(session, code)
+        assert status == 200, run
+        return run
+
+    def has_at_last(self, session: str, code: str) -> Any:
+        """Runs a cell when no other server can have the session. Until then, the answer says that one may have it."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            status, run = self.execute(session, code)
+            if status == 200:
+                return run
+            assert (status, run["error"]["code"]) in self.BETWEEN, run
+            assert "another server" in run["error"]["message"], run
+            assert time.monotonic() < until, "the session is never taken over"
+            time.sleep(0.05)

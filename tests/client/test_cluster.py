@@ -9,19 +9,17 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import pytest
 from client_host import PROGRAM
-from http_server import ENVIRONMENT, PATIENCE_SECONDS, HttpServer
+from http_server import ENVIRONMENT, PATIENCE_SECONDS, SharingServer
 
 ROOT = Path(__file__).parents[2]
 STATE_KEY, PASSWORD = "5a" * 32, "a-secret-of-tests"
 NUMBERS = count()
 #: The time that the lease of a server lasts that others shall take over, and of one that they shall not, however busy the machine is.
 SHORT_LEASE, LONG_LEASE = 1, 3600
-#: The answers of a server while another one may have the session.
-BETWEEN = {(503, "server_unreachable"), (503, "state_unavailable")}
 
 
 @pytest.fixture(scope="module")
@@ -62,40 +60,17 @@ def command(*more: str, lease: int = LONG_LEASE, listen: str = "127.0.0.1:0") ->
     return [str(PROGRAM), "serve", *options, "--state-lease-seconds", str(lease), *more]
 
 
-class Server(HttpServer):
+class Server(SharingServer):
     """A server of the cluster."""
+
+    BETWEEN: ClassVar = {(503, "server_unreachable"), (503, "state_unavailable")}
 
     def __init__(self, bucket: str, lease: int = LONG_LEASE) -> None:
         super().__init__(command(lease=lease), environment(bucket))
 
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def session(self) -> str:
-        status, made = self.ask("POST", "/v1/sessions", {})
-        assert status == 201, made
-        session: str = made["id"]
-        return session
-
     def result(self, session: str, code: str) -> str:
-        status, run = self.execute(session, code)
-        assert status == 200, run
-        result: str = run["result"]
+        result: str = self.runs(session, code)["result"]
         return result
-
-    def has_at_last(self, session: str, code: str) -> Any:
-        """Runs a cell when no other server can have the session. Until then, the answer says that one may have it."""
-        until = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            status, run = self.execute(session, code)
-            if status == 200:
-                return run
-            assert (status, run["error"]["code"]) in BETWEEN, run
-            assert time.monotonic() < until, "the session is never taken over"
-            time.sleep(0.05)
 
 
 def test_the_sessions_of_a_killed_server_go_on_at_another(bucket: str) -> None:

@@ -13,11 +13,10 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 from client_host import PROGRAM
-from http_server import ENVIRONMENT, KEY, PATIENCE_SECONDS, HttpServer
+from http_server import ENVIRONMENT, KEY, PATIENCE_SECONDS, SharingServer
 
 from sandglass.client import Sandbox, SandboxError
 
@@ -68,41 +67,12 @@ def environment(storage: str, log: str = "error") -> dict[str, str]:
     }
 
 
-class Server(HttpServer):
+class Server(SharingServer):
     """A server with states in object storage. By default, sessions stay awake until it ends."""
 
     def __init__(self, place: tuple[str, str], suspend_after: float = 1000, lease: int = LONG_LEASE) -> None:
         storage, url = place
         super().__init__(command(url, suspend_after, lease), environment(storage))
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def session(self) -> str:
-        status, made = self.ask("POST", "/v1/sessions", {"context": "a text"})
-        assert status == 201, made
-        session: str = made["id"]
-        return session
-
-    def runs(self, session: str, code: str) -> Any:
-        status, run = self.execute(session, code)
-        assert status == 200, run
-        return run
-
-    def has_at_last(self, session: str, code: str) -> Any:
-        """Runs a cell when no other server can have the session. Until then, the answer says that one may have it."""
-        until = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            status, run = self.execute(session, code)
-            if status == 200:
-                return run
-            assert (status, run["error"]["code"]) == (503, "state_unavailable"), run
-            assert "another server" in run["error"]["message"], run
-            assert time.monotonic() < until, "the session is never taken over"
-            time.sleep(0.1)
 
 
 def slept(place: tuple[str, str], value: int) -> str:

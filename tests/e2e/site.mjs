@@ -123,7 +123,11 @@ try {
     const result = await page.waitForSelector(".VPLocalSearchBox .results a.result");
     await result?.click();
     // The address changes before the page does.
-    await page.waitForFunction(() => document.querySelector("main")?.textContent.includes("KeyboardInterrupt"));
+    await page.waitForFunction(
+      () =>
+        !location.pathname.endsWith("/quick-start.html") &&
+        document.querySelector("main")?.textContent.includes("KeyboardInterrupt"),
+    );
     return [];
   });
 

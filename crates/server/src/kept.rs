@@ -33,7 +33,7 @@ type Key = (Arc<str>, SessionId);
 #[derive(Debug)]
 pub struct KeptSandboxes {
     all: Mutex<HashMap<Key, Arc<Entry>>>,
-    /// What each owner has written since the last collection.
+    /// The bytes that each owner has written since the last collection.
     garbage: Mutex<HashMap<Arc<str>, Arc<Garbage>>>,
     /// The most bytes of it, of each owner.
     most_garbage: u64,

@@ -1,4 +1,4 @@
-//! What servers with one store know of each other while it changes.
+//! Tests of what servers with one store know of each other, while the store changes.
 
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 

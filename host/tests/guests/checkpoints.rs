@@ -309,7 +309,8 @@ async fn the_oldest_goes_when_memory_is_short(kind: BackendKind) {
         memory_bytes: 256 << 20,
         ..Resources::default()
     };
-    let sandbox = builder(kind).resources(resources).build().await.unwrap();
+    // More than there are executions: only memory ends one.
+    let sandbox = builder(kind).checkpoints(8).resources(resources).build().await.unwrap();
     // All copies together fit, also those that are still ending, but not within their share.
     prints(&sandbox, "x = bytearray(48 << 20)").await;
     for value in 2..=4 {

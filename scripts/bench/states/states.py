@@ -138,9 +138,8 @@ def portable(before: list[str]) -> dict[str, Any]:
             store.stdin.write(len(state).to_bytes(8, "little"))
             store.stdin.write(state)
             store.stdin.flush()
-            size = int(
-                store.stdout.readline()
-            )  # the store is done before the next cell begins, and takes none of its time
+            # The store is done before the next cell begins, and takes none of its time.
+            size = int(store.stdout.readline())
         store.stdin.close()
     return {"run": run, "total": total, "bytes": size, "states": len(CELLS)}
 

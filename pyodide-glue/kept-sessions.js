@@ -6,6 +6,7 @@
 // One sandbox at a time has a session: it holds a Web Lock of the session's name.
 // Decisions: docs/internals/saving-and-restoring.md.
 
+import { BODIES, JOURNALS, SESSIONS, inTransaction, openDatabase, result } from "./kept-database.js";
 import { SandboxError } from "./sandbox-error.js";
 
 /** A checkpoint without encryption: the browser stores its bytes as a file. @typedef {{ blob: Blob, sha256: ArrayBuffer }} Checked */
@@ -29,13 +30,6 @@ import { SandboxError } from "./sandbox-error.js";
  */
 /** A kept session, as `listPersisted` shows it. @typedef {{ name: string, execution: number, bytes: number, savedAt: number, encrypted: boolean }} PersistedSession */
 
-const DATABASE = "sandglass";
-const VERSION = 2;
-const SESSIONS = "sessions";
-/** Bodies by the session's name and the body's number. */
-const BODIES = "bodies";
-/** Parts of the journal of the execution after the kept state, by the session's name and the part's number. */
-const JOURNALS = "journals";
 /** The number of the part that says why the execution cannot be resumed. It follows no other part. */
 const BROKEN = -1;
 /** The build of a kept run (kept-runs.js). Replies mean the same to every release, because the text of a prompt finds them. */
@@ -172,6 +166,7 @@ export async function listPersisted() {
       database.close();
     }
   } catch (error) {
+    if (error instanceof SandboxError) throw error;
     throw new SandboxError("persist_failed", `persist: the kept sessions cannot be listed: ${why(error)}`);
   }
 }
@@ -223,22 +218,6 @@ function claim(name) {
   });
 }
 
-/** @returns {Promise<IDBDatabase>} */
-async function openDatabase() {
-  const request = indexedDB.open(DATABASE, VERSION);
-  request.onupgradeneeded = () => {
-    const { objectStoreNames } = request.result;
-    for (const store of [SESSIONS, BODIES, JOURNALS])
-      if (!objectStoreNames.contains(store)) request.result.createObjectStore(store);
-  };
-  const blocked = new Promise((_, reject) => {
-    request.onblocked = () => reject(new Error("a tab with another release of sandglass has it open; close that tab"));
-  });
-  const database = await Promise.race([result(request), /** @type {Promise<never>} */ (blocked)]);
-  database.onversionchange = () => database.close(); // a later release, or who clears the site's data, does not wait for this page
-  return database;
-}
-
 /** @param {IDBDatabase} database @param {string} name */
 async function read(database, name) {
   const transaction = database.transaction([SESSIONS, BODIES, JOURNALS]);
@@ -274,41 +253,8 @@ const write = (database, name, entry, added, all, keepsJournal) =>
     };
   });
 
-/**
- * Makes changes of which all are written or none. Resolves when they are.
- * @param {IDBDatabase} database @param {string[]} names @param {(...stores: IDBObjectStore[]) => void} change
- */
-function inTransaction(database, names, change) {
-  const transaction = database.transaction(names, "readwrite");
-  const isDone = done(transaction);
-  try {
-    change(...names.map((store) => transaction.objectStore(store)));
-  } catch (error) {
-    isDone.catch(() => {});
-    transaction.abort(); // a request that threw would leave the others to be written
-    throw error;
-  }
-  return isDone;
-}
-
 /** The keys of a session's bodies, and of the parts of its journal. @param {string} name */
 const allOf = (name) => IDBKeyRange.bound([name, BROKEN], [name, Infinity]);
-
-/** @template T @param {IDBRequest<T>} request @returns {Promise<T>} */
-function result(request) {
-  return new Promise((resolve, reject) => {
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
-}
-
-/** Resolves when everything was written. @param {IDBTransaction} transaction @returns {Promise<void>} */
-function done(transaction) {
-  return new Promise((resolve, reject) => {
-    transaction.oncomplete = () => resolve();
-    transaction.onabort = () => reject(transaction.error ?? new Error("the browser gave it up"));
-  });
-}
 
 /**
  * Seals the parts of a session's journal, and checks those that are read. With a key, each part is bound to its journal by its number and by the

@@ -30,7 +30,7 @@ const GLUE = [
     ["index.js", "rlm.js", "models.js", "ai.js", "display.js", "node.js", "node-rlm.js"],
     ["supervisor.js", "confinement.js", "tool-schemas.js"],
     ["prefetch.js", "tidy-html.js", "filter-css.js", "process.js", "seccomp.js"],
-    ["frame.js", "assets.js", "kept-files.js", "kept-runs.js", "kept-sessions.js"],
+    ["frame.js", "assets.js", "kept-database.js", "kept-files.js", "kept-runs.js", "kept-sessions.js"],
   ],
   [["frame-script.js", "process-script.js"]],
   [

@@ -2,6 +2,7 @@
 //   node tests/e2e/persist.mjs --browser chromium|firefox [--rounds 100]   tabs that are closed at random moments
 import { parseArgs } from "node:util";
 import { openBrowser, Score } from "./harness.mjs";
+import { keptLogs } from "./kept-logs.mjs";
 import { keptRuns } from "./kept-runs.mjs";
 
 const { values } = parseArgs({
@@ -495,6 +496,7 @@ try {
     return problems;
   });
   await keptRuns(score, openPage, expect);
+  if (name === "chromium") await keptLogs(score, expect);
   await score.test("no page has complained", () => uncaught);
 } catch (error) {
   score.fail("the tests could not be run", [String(/** @type {Error} */ (error).stack ?? error)]);

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use futures_util::future::join_all;
 use sandglass_host::kept::{Garbage, KeptBounds, KeptFacts, KeptPlace, newest};
 use sandglass_states::{Found, Head, SessionId, StateError, Tenant};
@@ -275,9 +276,10 @@ impl KeptSandboxes {
             let all = tenant.sessions()?.into_iter().filter_map(named).collect();
             Ok(newest(all))
         });
-        listed
-            .await?
-            .map_err(|error: StateError| unreadable("of a name", &error))
+        listed.await?.map_err(|error: StateError| {
+            let message = format!("the kept names cannot be listed now: {error}; nothing was changed");
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "state_unavailable", message).retry_after(10)
+        })
     }
 
     /// Opens the place of a new session.

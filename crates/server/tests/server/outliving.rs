@@ -154,9 +154,7 @@ async fn interrupts_timeouts_and_the_end_of_the_session_end_what_runs_without_a_
     assert_eq!(answer(server.get(&route(&resumed, "pending"))).await.1, Value::Null);
     assert_eq!(server.execute(&resumed, "x").await["result"], "['a text', 'one']");
 
-    let id = server
-        .session(json!({ "persist": true, "limits": { "timeout": 500 } }))
-        .await;
+    let id = server.session(json!({ "persist": true, "timeout": 500 })).await;
     let code = json!({ "code": "while True:\n    pass" });
     let client = asking(&server, &route(&id, "execute"), &code, "").await;
     eventually("it runs", async || last(&server, &id).await["running"] == true).await;

@@ -140,7 +140,7 @@ async fn a_server_that_ends_leaves_the_execution_of_a_client_that_has_left_pendi
 async fn interrupts_timeouts_and_the_end_of_the_session_end_what_runs_without_a_client() {
     let (_folder, path) = states();
     let resumed = left_waiting(&path).await;
-    let mut model = Endpoint::with([Step::Wait, Step::Wait]).await;
+    let mut model = Endpoint::with([Step::Wait, said("go on"), Step::Wait]).await;
     let server = with_model(&path, &model, &[]).await;
     let connections = metric(&server, CONNECTIONS).await;
     let client = asking(&server, &route(&resumed, "resume"), &json!({}), "").await;
@@ -155,9 +155,9 @@ async fn interrupts_timeouts_and_the_end_of_the_session_end_what_runs_without_a_
     assert_eq!(server.execute(&resumed, "x").await["result"], "['a text', 'one']");
 
     let id = server.session(json!({ "persist": true, "timeout": 500 })).await;
-    let code = json!({ "code": "while True:\n    pass" });
+    let code = json!({ "code": "llm_query('question')\nwhile True:\n    pass" });
     let client = asking(&server, &route(&id, "execute"), &code, "").await;
-    eventually("it runs", async || last(&server, &id).await["running"] == true).await;
+    assert!(matches!(model.next().await, Seen::Request { .. }));
     leaves(&server, client, connections).await;
     let run = ended(&server, &id).await;
     assert!(run["error"].as_str().unwrap().starts_with("TimeoutError"), "{run}");

@@ -27,38 +27,34 @@
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
+mod ending;
+mod listing;
 mod pending;
 mod place;
 mod replay;
 mod stage;
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use sandglass_core::execution::{LostVariable, StateReport, StateStatus};
+use bytes::Bytes;
+use sandglass_core::execution::LostVariable;
 use sandglass_core::{Error, Profile};
 use sandglass_states::StateError;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use self::ending::inexact;
+pub use self::listing::{KeptFacts, MOST_LISTED, in_folders, newest};
 pub use self::pending::{Pending, PendingCall, ResumeOptions};
 pub use self::place::KeptPlace;
 use self::place::{Works, read};
-use self::replay::ran;
 pub use self::replay::{Replay, ReplayOptions};
 use self::stage::Stage;
-use crate::driver::EndedRecord;
 pub use crate::driver::journal::bounds::{Garbage, KeptBounds, MOST_BYTES};
 use crate::driver::journal::{JournalPlace, Lease};
 use crate::launcher::BackendKind;
 use crate::sandbox::{Capabilities, ExecuteOptions, Execution, Sandbox, SandboxBuilder};
-
-/// The number of states after which objects of earlier ones are removed, if nobody else does that.
-const COLLECTED_AFTER: u32 = 32;
-/// The age from which objects are removed that nobody needs.
-const COLLECTED_AGE: Duration = Duration::from_secs(60);
 
 /// A sandbox whose executions outlive the process. The [module](self) describes it.
 #[derive(Debug)]
@@ -96,6 +92,8 @@ struct Inside {
     is_shared: bool,
     /// The right to use the place. `None` once the user has ended the sandbox.
     lease: Option<Lease>,
+    /// The JSON of the last execution that has ended.
+    last: Option<Bytes>,
 }
 
 impl Kept {
@@ -120,20 +118,21 @@ impl Kept {
         let _turn = place.turn().await;
         let found = works.run(|| Ok(place.journal(lease.clone())), read).await?;
         let profile = builder.its_profile();
-        let (settings, stage) = match found {
+        let (settings, stage, last) = match found {
             Some((saved, is_left, journal)) => {
+                let last = ending::last_of(&saved);
                 let settings = StoredSettings::deserialize(&saved.settings).map_err(failed)?;
                 if settings.profile != profile {
                     let problem = format!("the kept sandbox has the profile \"{}\"", settings.profile.name());
                     return Err(Error::invalid("profile", problem));
                 }
-                (settings, Some(Stage::of(saved, is_left, journal)?))
+                (settings, Some(Stage::of(saved, is_left, journal)?), last)
             }
             None => {
                 let mut seed = [0; 4];
                 getrandom::fill(&mut seed).map_err(failed)?;
                 let hash_seed = u32::from_ne_bytes(seed);
-                (StoredSettings { hash_seed, profile }, None)
+                (StoredSettings { hash_seed, profile }, None, None)
             }
         };
         let journal = place.journal(lease.clone());
@@ -161,6 +160,7 @@ impl Kept {
                 other: None,
                 is_shared: false,
                 lease: Some(lease),
+                last,
             }),
         })
     }
@@ -455,70 +455,6 @@ impl Kept {
         inside.is_shared || inside.unkept.is_some()
     }
 
-    /// Writes the state of the sandbox, with the record of the execution before it, and removes its journal. Returns false, and writes nothing,
-    /// if the guest with the state is gone. After an error, the sandbox goes on with a state that is not kept.
-    async fn write(&self, sandbox: &Sandbox, ended: Option<EndedRecord>) -> Result<bool, Error> {
-        let _turn = self.place.turn().await;
-        let suspended = sandbox.suspend(self.place.most_bytes()).await;
-        let is_lost = suspended.as_ref().is_ok_and(|suspended| suspended.past.is_lost());
-        if is_lost || !sandbox.has_first_guest().await {
-            return Ok(false);
-        }
-        let written = async {
-            let suspended = suspended?;
-            let lost = inexact(&suspended.lost);
-            let saved = suspended.into_saved(json!(self.settings))?;
-            let writes = self.writes.fetch_add(1, Ordering::Relaxed);
-            let collects = self.place.collects && writes.is_multiple_of(COLLECTED_AFTER);
-            let write = move |place: &JournalPlace| {
-                place.write(&saved, ended.map(ran).as_ref())?;
-                place.remove_journal()?;
-                if collects && let Err(error) = place.tenant.collect(COLLECTED_AGE) {
-                    tracing::warn!(%error, "objects that no kept sandbox needs were not removed");
-                }
-                Ok(())
-            };
-            self.work(write).await.map(|()| lost)
-        };
-        let written = written.await;
-        self.inside().unkept = match &written {
-            Ok(unkept) => unkept.clone(),
-            Err(error) => {
-                tracing::warn!(%error, "the state of a kept sandbox could not be written");
-                Some(error.to_string())
-            }
-        };
-        written.map(|_| true)
-    }
-
-    /// Keeps what an execution has left.
-    async fn ended(&self, sandbox: &Sandbox, mut execution: Execution) -> Result<Execution, Error> {
-        let was_lost = execution.state.status == StateStatus::Lost;
-        if !was_lost {
-            let ended = sandbox.ended_record().await;
-            let ended = ended.filter(|(_, record)| record.execution() == execution.id);
-            if !matches!(self.write(sandbox, ended).await, Ok(false)) {
-                execution.unkept = self.inside().unkept.clone();
-                return Ok(execution);
-            }
-        }
-        // The guest is gone with its state. That of the store takes its place.
-        self.leave(sandbox).await;
-        self.work(JournalPlace::remove_journal).await?;
-        self.read_again(false).await?; // this execution tells it
-        let lost = execution.run.state.lost.take().unwrap_or_default();
-        let reason = match lost.first() {
-            Some(lost) if was_lost => lost.reason.clone(),
-            _ => "the guest ended while its state was written".to_owned(),
-        };
-        execution.run.state = match &self.inside().stage {
-            Stage::Stored(suspended) => StateReport::restored(suspended.past.execution(), [], &reason),
-            _ if was_lost => StateReport::lost(lost.into_iter().map(|lost| lost.name), &reason),
-            _ => StateReport::lost([], &reason),
-        };
-        Ok(execution)
-    }
-
     /// Ends a sandbox whose state is gone, or that was destroyed. The state of the store takes its place, and the next execution tells it.
     async fn lost(&self, sandbox: &Sandbox) -> Result<(), Error> {
         self.leave(sandbox).await;
@@ -583,12 +519,6 @@ async fn built(builder: SandboxBuilder) -> Result<Sandbox, Error> {
             ),
         )),
     }
-}
-
-/// The reason for which a state without these variables is not exactly the present one.
-fn inexact(lost: &[LostVariable]) -> Option<String> {
-    let LostVariable { name, reason } = lost.first()?;
-    Some(format!("{name} cannot be written ({reason})"))
 }
 
 fn nothing_pending(method: &str) -> Error {

@@ -236,6 +236,26 @@ def test_a_replay_may_make_other_calls(tmp_path: Path) -> None:
     asyncio.run(replays())
 
 
+def test_the_sandboxes_of_a_folder_are_listed_also_while_they_are_open(tmp_path: Path) -> None:
+    (tmp_path / "no sandbox").mkdir()
+    (tmp_path / "no folder").write_text("text")
+    with (
+        Sandbox(**PLAIN, persist=str(tmp_path / "first")) as first,
+        Sandbox(**PLAIN, persist=str(tmp_path / "second")) as second,
+        Sandbox(**PLAIN, persist=str(tmp_path / "unused")),
+    ):
+        assert first.execute("x = 1").unkept is None
+        assert second.execute("x = 2").unkept is None
+        assert second.execute("x = 3").unkept is None
+        listed = Sandbox.list_persisted(tmp_path)
+        assert [(kept.name, kept.execution) for kept in listed] == [("second", 2), ("first", 1)]
+        assert all(kept.bytes > 0 and kept.saved_at > 0 for kept in listed)
+        assert first["x"] == 1, "nobody has lost it"
+    assert asyncio.run(AsyncSandbox.list_persisted(tmp_path)) == listed
+    assert code_of(lambda: Sandbox.list_persisted(tmp_path / "nowhere")) == "persist_failed"
+    assert code_of(Sandbox.list_persisted) == "invalid_option"
+
+
 def test_an_interrupted_execution_is_not_pending(tmp_path: Path) -> None:
     async def interrupted() -> PendingExecution | None:
         asked = asyncio.Event()

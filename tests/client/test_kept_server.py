@@ -133,6 +133,28 @@ def test_what_is_kept_can_be_deleted(tmp_path: Path) -> None:
         assert code_of(lambda: Sandbox.delete_persisted("", **at)) == "invalid_option"
 
 
+def test_names_are_listed_and_their_executions_run_again_after_the_server_was_killed(tmp_path: Path) -> None:
+    with served(tmp_path) as server:
+        at: dict[str, str] = {"url": server.address, "api_key": KEY}
+        assert Sandbox.list_persisted(**at) == []
+        with Sandbox(**server.options("name"), host_functions={"ask": lambda _: "one"}) as sandbox:
+            run = sandbox.execute("import random\nx = [ask(1), random.random()]\nx")
+            assert (run.outcome, run.unkept) == ("ok", None), run
+            server.kill()
+    with served(tmp_path) as server:
+        at = {"url": server.address, "api_key": KEY}
+        listed = Sandbox.list_persisted(**at)
+        assert [(kept.name, kept.execution) for kept in listed] == [("name", 1)]
+        assert asyncio.run(AsyncSandbox.list_persisted(**at)) == listed
+        with Sandbox(**server.options("name"), host_functions={"ask": lambda _: "two"}) as sandbox:
+            again = sandbox.replay(run.id)
+            assert (again.execution.value, again.difference) == (run.value, None)
+            assert sandbox.replay(run.id, {1: "other"}).execution.value == ["other", run.value[1]]
+            assert sandbox["x"] == run.value
+        Sandbox.delete_persisted("name", **at)
+        assert Sandbox.list_persisted(**at) == []
+
+
 class Model(ThreadingHTTPServer):
     """A model that answers each prompt, and those with a question mark once `goes_on` is set."""
 

@@ -14,7 +14,7 @@ use futures_util::StreamExt;
 use futures_util::future::{AbortHandle, Abortable, BoxFuture, join_all, poll_fn};
 use futures_util::stream::FuturesUnordered;
 use sandglass_host::Sandbox;
-use sandglass_host::kept::{Kept, ResumeOptions};
+use sandglass_host::kept::{Kept, KeptFacts, Replay, ReplayOptions, ResumeOptions};
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -68,6 +68,12 @@ pub trait Home: Send + Sync + 'static {
         client: Box<dyn FnOnce(SandboxBuilder) -> SandboxBuilder + Send>,
     ) -> BoxFuture<'_, Result<Made, RpcError>>;
 
+    /// The newest 1000 sandboxes that are kept by `persist`: those with a name of the client, or in the folders of `folder`.
+    ///
+    /// # Errors
+    /// They cannot be listed, or this home keeps none.
+    fn list_persisted(&self, folder: Option<String>) -> BoxFuture<'_, Result<Vec<KeptFacts>, RpcError>>;
+
     /// Removes what is kept under a name by `persist`. Succeeds if nothing is.
     ///
     /// # Errors
@@ -91,6 +97,9 @@ pub trait Keeper: Send + Sync {
 
     /// Goes on with the pending execution of a kept sandbox, as [`Keeper::execute`].
     fn resume(&self, options: ResumeOptions) -> BoxFuture<'_, Result<Execution, RpcError>>;
+
+    /// Runs an ended execution of a kept sandbox again, within the home's own limits.
+    fn replay(&self, execution: u32, options: ReplayOptions) -> BoxFuture<'_, Result<Replay, RpcError>>;
 
     /// Permits other work of the user's code, such as code that runs ahead or a state that is opened.
     ///

@@ -1,4 +1,5 @@
-//! Executions that outlive the program: the methods `pending`, `resume`, `discard`, `replay` and `deletePersisted`.
+//! Executions that outlive the program: the methods `pending`, `resume`, `discard`, `replay`, `listPersisted` and
+//! `deletePersisted`.
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
@@ -7,7 +8,10 @@ use sandglass_host::kept::{Pending, PendingCall, ReplayOptions, ResumeOptions};
 use serde_json::value::RawValue;
 
 use crate::blobs::Named;
-use crate::messages::{DeletePersisted, Empty, Executed, Id, OfSandbox, Replay, Replayed, Resume, RpcError, Valued};
+use crate::messages::{
+    AllPersisted, DeletePersisted, Empty, Executed, Id, ListPersisted, OfSandbox, Replay, Replayed, Resume, RpcError,
+    Valued,
+};
 use crate::methods::{Context, begun};
 use crate::options::name_of_kept;
 
@@ -57,12 +61,23 @@ impl Context {
             ask: params.ask,
             execute: self.execute_options(id, &sandbox, &executing, false),
         };
-        let replayed = begun(sandbox.kept()?.replay(params.execution, options), turn).await?;
+        sandbox.kept()?;
+        let replayed = begun(sandbox.keeper().replay(params.execution, options), turn).await?;
         drop(executing);
         Ok(Replayed {
             execution: self.executed(&sandbox, replayed.execution),
             difference: replayed.difference,
         })
+    }
+
+    pub(crate) async fn list_persisted(
+        &self,
+        _: &Id,
+        params: ListPersisted,
+        _: &mut Named,
+    ) -> Result<AllPersisted, RpcError> {
+        let persisted = self.home.list_persisted(params.folder).await?;
+        Ok(AllPersisted { persisted })
     }
 
     pub(crate) async fn delete_persisted(

@@ -8,6 +8,7 @@ use sandglass_core::budget::{BudgetLeft, Usage};
 use sandglass_core::execution::{CodeExecution, LostVariable};
 use sandglass_core::stats::Stats;
 use sandglass_core::{BudgetLimits, Error};
+use sandglass_host::kept::KeptFacts;
 use sandglass_host::sandbox::FileEntry;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
@@ -403,6 +404,25 @@ pub struct Resume {
 pub struct DeletePersisted {
     /// The name that `create` had as `persist`.
     pub name: String,
+}
+
+/// Parameters of `listPersisted`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ListPersisted {
+    /// On standard input and output, the folder whose folders are listed. A server lists the names of the key instead.
+    #[serde(default)]
+    pub folder: Option<String>,
+}
+
+/// The result of `listPersisted`.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct AllPersisted {
+    /// The newest 1000 kept sandboxes, the newest first: `name`, `execution`, `bytes`, and `savedAt` in milliseconds since 1970.
+    #[cfg_attr(test, schemars(with = "Vec<BTreeMap<String, Json>>"))]
+    pub persisted: Vec<KeptFacts>,
 }
 
 /// Parameters of `replay`.

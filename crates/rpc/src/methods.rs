@@ -18,11 +18,11 @@ use crate::blobs::Named;
 use crate::client::Client;
 use crate::connection::{Home, lock, read};
 use crate::messages::{
-    AddContext, AllCells, BudgetCounts, CaptureState, CapturedState, Configure, Converse, Counts, Created,
-    DeletePersisted, Displayed, Empty, Execute, Executed, Files, FinalAnswer, Fork, Forked, GetVariable, Hello, Hint,
-    Id, Initialize, ListFiles, OfCell, OfCellFile, OfFile, OfSandbox, OpenState, OpenedState, Output, RanCell, Replay,
-    Replayed, RestoreState, Resume, RpcError, RunCell, SeriesName, SetVariable, StateOf, Valued, Variable, Variables,
-    Welcome, WireValue, WriteFile, Written,
+    AddContext, AllCells, AllPersisted, BudgetCounts, CaptureState, CapturedState, Configure, Converse, Counts,
+    Created, DeletePersisted, Displayed, Empty, Execute, Executed, Files, FinalAnswer, Fork, Forked, GetVariable,
+    Hello, Hint, Id, Initialize, ListFiles, ListPersisted, OfCell, OfCellFile, OfFile, OfSandbox, OpenState,
+    OpenedState, Output, RanCell, Replay, Replayed, RestoreState, Resume, RpcError, RunCell, SeriesName, SetVariable,
+    StateOf, Valued, Variable, Variables, Welcome, WireValue, WriteFile, Written,
 };
 use crate::options::Options;
 use crate::sandbox::{Caller, ClientSandbox, Executing, Turn, name_of};
@@ -85,6 +85,7 @@ methods! {
     "resume" resume Resume => Executed;
     "discard" discard OfSandbox => Empty;
     "replay" replay Replay => Replayed;
+    "listPersisted" list_persisted ListPersisted => AllPersisted;
     "deletePersisted" delete_persisted DeletePersisted => Empty;
     "hint" hint Hint => Empty;
     "written" take_written Written => Empty;

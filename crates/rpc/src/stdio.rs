@@ -13,7 +13,7 @@ use futures_util::{FutureExt, Stream, stream};
 use sandglass_core::{Error, Limits};
 use sandglass_host::Settings;
 use sandglass_host::args::GuestArgs;
-use sandglass_host::kept::{Kept, KeptPlace, ResumeOptions};
+use sandglass_host::kept::{self, Kept, KeptFacts, KeptPlace, Replay, ReplayOptions, ResumeOptions};
 use sandglass_host::notebook::Notebook;
 use sandglass_host::sandbox::{ExecuteOptions, Execution, Sandbox, SandboxBuilder};
 use sandglass_host::workspace::Workspace;
@@ -274,6 +274,16 @@ impl Home for OwnProcess {
         .boxed()
     }
 
+    fn list_persisted(&self, folder: Option<String>) -> BoxFuture<'_, Result<Vec<KeptFacts>, RpcError>> {
+        async move {
+            let problem = "folder: has to be given here; it is the folder whose folders have kept sandboxes";
+            let folder = folder.ok_or_else(|| RpcError::InvalidParams(problem.to_owned()))?;
+            let listed = spawn_blocking(move || kept::in_folders(folder)).await;
+            Ok(listed.map_err(|error| RpcError::internal(error.to_string()))??)
+        }
+        .boxed()
+    }
+
     fn delete_persisted(&self, _: String) -> BoxFuture<'_, Result<(), RpcError>> {
         let problem = "deletePersisted: here a folder has the kept sandbox, so delete the folder; nothing was done";
         ready(Err(RpcError::InvalidParams(problem.to_owned()))).boxed()
@@ -318,6 +328,10 @@ impl Keeper for Own {
 
     fn resume(&self, options: ResumeOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
         async move { Ok(self.0.kept()?.resume(options).await?) }.boxed()
+    }
+
+    fn replay(&self, execution: u32, options: ReplayOptions) -> BoxFuture<'_, Result<Replay, RpcError>> {
+        async move { Ok(self.0.kept()?.replay(execution, options).await?) }.boxed()
     }
 
     fn admit(&self, timeout_ms: Option<f64>) -> Result<Held, RpcError> {

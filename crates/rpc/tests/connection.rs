@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use proptest::prelude::*;
 use sandglass_core::Limits;
-use sandglass_host::kept::ResumeOptions;
+use sandglass_host::kept::{KeptFacts, Replay, ReplayOptions, ResumeOptions};
 use sandglass_host::notebook::Notebook;
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
 use sandglass_host::workspace::Workspace;
@@ -59,6 +59,10 @@ impl Keeper for Kept {
     }
 
     fn resume(&self, _: ResumeOptions) -> BoxFuture<'_, Result<Execution, RpcError>> {
+        async { Err(RpcError::MethodNotFound("this home keeps no sandbox".to_owned())) }.boxed()
+    }
+
+    fn replay(&self, _: u32, _: ReplayOptions) -> BoxFuture<'_, Result<Replay, RpcError>> {
         async { Err(RpcError::MethodNotFound("this home keeps no sandbox".to_owned())) }.boxed()
     }
 
@@ -112,6 +116,10 @@ impl Home for Plain {
             })
         }
         .boxed()
+    }
+
+    fn list_persisted(&self, _: Option<String>) -> BoxFuture<'_, Result<Vec<KeptFacts>, RpcError>> {
+        async { Err(RpcError::MethodNotFound("this home keeps no sandbox".to_owned())) }.boxed()
     }
 
     fn delete_persisted(&self, _: String) -> BoxFuture<'_, Result<(), RpcError>> {

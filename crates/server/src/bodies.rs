@@ -170,10 +170,15 @@ pub async fn json<T: Serialize + Send + 'static>(
     let written = sized(size, move || serde_json::to_vec(&value)).await?;
     let bytes =
         written.map_err(|error| ApiError::internal(format!("the result cannot be written as JSON: {error}")))?;
+    Ok(written_json(status, bytes.into()))
+}
+
+/// A response of this server with a body that is JSON already.
+pub fn written_json(status: StatusCode, bytes: Bytes) -> Response {
     let content_type = HeaderValue::from_static("application/json");
-    let mut response = (status, [(header::CONTENT_TYPE, content_type)], Bytes::from(bytes)).into_response();
+    let mut response = (status, [(header::CONTENT_TYPE, content_type)], bytes).into_response();
     response.extensions_mut().insert(Ours);
-    Ok(response)
+    response
 }
 
 /// The media type of a request's body, without parameters.

@@ -17,6 +17,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::App;
 use super::bodies::{self, Taken, sized, take_json};
@@ -64,6 +65,7 @@ pub async fn execute(
         app,
         session,
         work: Work::Execute(run),
+        client: CancellationToken::new(),
         _kept: (in_use, place, held),
     };
     answered(execution, &headers).await
@@ -99,6 +101,7 @@ pub async fn go_on(
         app,
         session,
         work: Work::Resume(answers),
+        client: CancellationToken::new(),
         _kept: (in_use, place, held),
     };
     answered(execution, &headers).await
@@ -109,8 +112,11 @@ async fn answered(execution: Running, headers: &HeaderMap) -> Result<Response, A
     if wants_events(headers) {
         return Ok(execution.stream());
     }
-    // If the client leaves, this future is dropped, which interrupts the code.
-    let execution = execution.run(ExecuteOptions::default()).await?;
+    // If the client leaves, this future is dropped, which interrupts the code unless it goes on by itself.
+    let execution = match execution.outlives() {
+        true => execution.go_on_by_itself().await?,
+        false => execution.run(ExecuteOptions::default()).await?,
+    };
     bodies::json(StatusCode::OK, size_of(&execution), execution).await
 }
 
@@ -126,6 +132,7 @@ pub async fn run(
     let timeout = options.timeout_ms;
     let execution = Running {
         work: Work::Execute(Run { code, timeout }),
+        client: CancellationToken::new(),
         _kept: (session.used(), account.execution()?, Vec::new()),
         app,
         session,
@@ -142,6 +149,7 @@ pub async fn resume(
 ) -> Result<Execution, ApiError> {
     let execution = Running {
         work: Work::Resume(options.answers),
+        client: CancellationToken::new(),
         _kept: (session.used(), account.execution()?, Vec::new()),
         app,
         session,
@@ -245,7 +253,7 @@ fn wants_events(headers: &HeaderMap) -> bool {
         })
 }
 
-fn size_of(execution: &Execution) -> usize {
+pub(super) fn size_of(execution: &Execution) -> usize {
     let run = &execution.run;
     let displays: usize = run.displays.iter().map(|display| display.data.len()).sum();
     // The final value may have any size.
@@ -269,13 +277,38 @@ struct Running {
     app: App,
     session: Arc<Session>,
     work: Work,
+    /// Cancelled when the client has left. Then code that still waits for its turn never runs.
+    client: CancellationToken,
     _kept: (InUse, Held, Vec<Held>),
 }
 
 impl Running {
+    /// Returns true if the execution goes on when its client leaves: somebody can have its result later.
+    fn outlives(&self) -> bool {
+        matches!(self.session.kind, Kind::Kept { recipe: Some(_), .. })
+    }
+
+    /// Runs in a task of its own, which goes on when this future is dropped.
+    async fn go_on_by_itself(self) -> Result<Execution, ApiError> {
+        let _client = self.client.clone().drop_guard();
+        let up = self.app.outliving.up();
+        let running = tokio::spawn(async move {
+            let execution = self.run(ExecuteOptions::default()).await;
+            drop(up);
+            execution
+        });
+        let ended = running.await;
+        ended.map_err(|error| ApiError::internal(format!("the execution has failed: {error}")))?
+    }
+
     async fn run(self, mut options: ExecuteOptions) -> Result<Execution, ApiError> {
         let began = Instant::now();
-        let _turn = self.session.turn().await?;
+        let _turn = tokio::select! {
+            biased;
+            () = self.client.cancelled() => return Err(ApiError::invalid("the client left before its code began; nothing was done")),
+            turn = self.session.turn() => turn?,
+        };
+        let _runs = self.session.runs();
         let execution = match (&self.session.kind, self.work) {
             (Kind::Kept { kept, .. }, Work::Execute(Run { code, timeout })) => {
                 options.timeout_ms = timeout;
@@ -337,11 +370,16 @@ impl Running {
             skipped: Arc::default(),
         };
         let waiting = Arc::clone(&events.waiting);
-        let task = tokio::spawn(self.tell(events));
+        let (outlives, client, up) = (self.outlives(), self.client.clone(), self.app.outliving.up());
+        let task = tokio::spawn(async move {
+            self.tell(events).await;
+            drop(up);
+        });
         let source = Source {
             receiver,
             waiting,
-            task,
+            task: (!outlives).then_some(task),
+            _client: client.drop_guard(),
         };
         let body = stream::unfold(source, |mut source| async move {
             let bytes = source.next().await?;
@@ -429,11 +467,13 @@ impl Events {
     }
 }
 
-/// The stream that the client reads. Dropping it interrupts the execution, because the client has left.
+/// The stream that the client reads. Dropping it interrupts the execution, because the client has left, unless it goes on by itself.
 struct Source {
     receiver: UnboundedReceiver<Bytes>,
     waiting: Arc<AtomicUsize>,
-    task: JoinHandle<()>,
+    /// `None` if the execution goes on by itself.
+    task: Option<JoinHandle<()>>,
+    _client: DropGuard,
 }
 
 impl Source {
@@ -451,6 +491,8 @@ impl Source {
 
 impl Drop for Source {
     fn drop(&mut self) {
-        self.task.abort();
+        if let Some(task) = &self.task {
+            task.abort();
+        }
     }
 }

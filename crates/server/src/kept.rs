@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use futures_util::future::join_all;
-use sandglass_host::kept::{Garbage, KeptBounds, KeptPlace};
-use sandglass_states::{Head, SessionId, StateError, Tenant};
+use sandglass_host::kept::{Garbage, KeptBounds, KeptFacts, KeptPlace, newest};
+use sandglass_states::{Found, Head, SessionId, StateError, Tenant};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
@@ -25,6 +26,9 @@ use super::suspension::{Recipe, Suspension, now_ms, session_id, unreadable};
 
 /// The time for a sandbox to end whose name another client takes over.
 const TAKE_OVER: Duration = Duration::from_secs(10);
+
+/// The fact of a named sandbox that its state has in the store.
+const NAME: &str = "name";
 
 /// A kept sandbox's owner, and its id, which stands for its name.
 type Key = (Arc<str>, SessionId);
@@ -141,10 +145,10 @@ impl<'a> Store<'a> {
         };
         let head = head.inspect_err(told).ok();
         let journal = self.tenant.journal_bytes(id).inspect_err(told).unwrap_or_default();
-        let bytes = head.as_ref().map_or(0, |head| head.bytes);
+        let (bytes, ended) = head.as_ref().map_or((0, 0), |head| (head.bytes, head.ended_bytes));
         // A former server may have stored more than this one allows.
-        let held = account.stored(bytes.saturating_add(journal)).ok();
-        let entry = self.entry(account, id, (bytes, journal), held);
+        let held = account.stored(bytes.saturating_add(journal).saturating_add(ended)).ok();
+        let entry = self.entry(account, id, (bytes, journal, ended), held);
         match head {
             Some(head) => {
                 entry.used_ms.store(head.last_used_ms(), Ordering::Release);
@@ -158,14 +162,15 @@ impl<'a> Store<'a> {
         entry
     }
 
-    /// A kept sandbox whose state and journal take so many bytes.
+    /// A kept sandbox whose state, journal and ended executions take so many bytes.
     fn entry(
         &self,
         account: &Arc<Account>,
         id: SessionId,
-        (state, journal): (u64, u64),
+        (state, journal, ended): (u64, u64, u64),
         held: Option<Held>,
     ) -> Arc<Entry> {
+        let of_spare = Arc::clone(account);
         let (account, has_garbage) = (Arc::clone(account), Arc::clone(&self.has_garbage));
         let turns = account.open_states();
         let held = Mutex::new(held);
@@ -183,6 +188,7 @@ impl<'a> Store<'a> {
             Ok(())
         };
         let bounds = KeptBounds::new(self.suspension.most_bytes, turns, (state, journal), resize);
+        let bounds = bounds.with_ended(ended, move |before, next| of_spare.has_spare(before, next));
         let bounds = Arc::new(bounds.collecting(Arc::clone(&self.garbage)));
         Arc::new(Entry {
             place: KeptPlace::new(Arc::clone(&self.tenant), id).within(Arc::clone(&bounds)),
@@ -239,7 +245,7 @@ impl KeptSandboxes {
             match all.get(&key) {
                 Some(entry) => Arc::clone(entry),
                 None => {
-                    let entry = store.entry(account, key.1, (0, 0), Some(account.stored(0)?));
+                    let entry = store.entry(account, key.1, (0, 0, 0), Some(account.stored(0)?));
                     all.insert(key.clone(), Arc::clone(&entry));
                     entry
                 }
@@ -251,7 +257,29 @@ impl KeptSandboxes {
             entry,
         };
         opened.entry.take_over(app).await;
+        opened.entry.place.set_about(json!({ NAME: name }));
         Ok(opened)
+    }
+
+    /// The named sandboxes of a key that have a state, the newest first. Names of earlier releases are known once they have been used again.
+    ///
+    /// # Errors
+    /// 400: this server can keep nothing. 503: they cannot be listed.
+    pub async fn names(app: &App, account: &Account) -> Result<Vec<KeptFacts>, ApiError> {
+        let tenant = Store::of(app, &account.owner)?.tenant;
+        let listed = off_the_workers(move || {
+            let named = |(_, head): Found| {
+                let head = head.ok()?;
+                let name = head.about.get(NAME)?.as_str()?.to_owned();
+                Some(KeptFacts::of(name, &head))
+            };
+            let all = tenant.sessions()?.into_iter().filter_map(named).collect();
+            Ok(newest(all))
+        });
+        listed.await?.map_err(|error: StateError| {
+            let message = format!("the kept names cannot be listed now: {error}; nothing was changed");
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "state_unavailable", message).retry_after(10)
+        })
     }
 
     /// Opens the place of a new session.
@@ -261,7 +289,7 @@ impl KeptSandboxes {
     pub fn begin(app: &App, account: &Arc<Account>, id: &str) -> Result<(Opened, Unmade), ApiError> {
         let store = Store::of(app, &account.owner)?;
         let key = (Arc::clone(&account.owner), session_id(id)?);
-        let entry = store.entry(account, key.1, (0, 0), Some(account.stored(0)?));
+        let entry = store.entry(account, key.1, (0, 0, 0), Some(account.stored(0)?));
         app.kept.lock().insert(key.clone(), Arc::clone(&entry));
         let unmade = Unmade {
             app: app.clone(),
@@ -339,7 +367,7 @@ impl KeptSandboxes {
             let mut all = app.kept.lock();
             // Also if nothing is known of it, because a damaged one can be removed as well.
             let entry = all.entry(key.clone());
-            Arc::clone(entry.or_insert_with(|| store.entry(account, key.1, (0, 0), None)))
+            Arc::clone(entry.or_insert_with(|| store.entry(account, key.1, (0, 0, 0), None)))
         };
         entry.take_over(app).await;
         let removed = entry.remove().await;

@@ -58,6 +58,7 @@ mod pieces;
 mod places;
 pub mod quotas;
 mod relayed;
+mod replaying;
 pub mod routes;
 mod rpc;
 pub mod sessions;
@@ -124,6 +125,8 @@ pub struct Shared {
     suspension: Option<suspension::Suspension>,
     kept: kept::KeptSandboxes,
     forwarding: Option<forwarding::Forwarding>,
+    /// Executions that go on when their clients leave.
+    outliving: metrics::Gauge,
     runs: stateless::Files,
     started: Instant,
     ending: CancellationToken,
@@ -201,6 +204,7 @@ impl Server {
             suspension,
             kept,
             forwarding,
+            outliving: metrics::Gauge::default(),
             runs: stateless::Files::default(),
             started: Instant::now(),
             args,
@@ -260,6 +264,7 @@ impl Server {
         let requests_end = async {
             while connections.join_next().await.is_some() {}
             app.metrics.channels.none().await;
+            app.outliving.none().await;
         };
         let sleep = async {
             let _ = suspending.await;

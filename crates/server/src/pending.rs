@@ -1,4 +1,5 @@
-//! The routes of an execution that an earlier server has not finished: told, or given up. `execute` goes on with it.
+//! The routes of executions that outlive their clients or their server: the pending one, which is told or given up, and the last one that
+//! has ended. `execute` goes on with the pending one.
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -25,6 +26,26 @@ pub async fn pending(OwnSession(session, ..): OwnSession) -> Result<Response, Ap
     let told = told.await?;
     drop(in_use);
     bodies::json(StatusCode::OK, usize::MAX, told).await
+}
+
+/// `GET /v1/sessions/{id}/last`.
+pub async fn last(OwnSession(session, ..): OwnSession) -> Result<Response, ApiError> {
+    let _in_use = session.enter()?;
+    let Kind::Kept { kept, .. } = &session.kind else {
+        let problem = "only a session with \"persist\" keeps its last execution; nothing was done";
+        return Err(ApiError::option("last", problem));
+    };
+    // In this order: if nothing runs, the execution is the last one.
+    let is_running = session.is_running();
+    let last = kept.last();
+    let last = last.as_deref().unwrap_or(b"null");
+    let body = [
+        format!("{{\"running\":{is_running},\"execution\":").as_bytes(),
+        last,
+        b"}",
+    ]
+    .concat();
+    Ok(bodies::written_json(StatusCode::OK, body.into()))
 }
 
 /// `POST /v1/sessions/{id}/discard`.

@@ -191,6 +191,15 @@ impl Account {
         }
     }
 
+    /// Returns true if a stored state may take so many bytes more than are needed, in place of what it took before. The states of a key may
+    /// do so until all of them take half of the key's room. So one that is written can always get the other half.
+    pub fn has_spare(&self, before: u64, next: u64) -> bool {
+        let counter = &self.stored_mib;
+        let taken = counter.most.saturating_sub(counter.free.available_permits());
+        let others = taken.saturating_sub(stored_mib(before));
+        others.saturating_add(stored_mib(next)) <= counter.most / 2
+    }
+
     /// Waits until one more state of this key may be in memory, until the returned value is dropped.
     pub async fn open_state(&self) -> Held {
         let permit = Arc::clone(&self.open_states).acquire_owned().await;

@@ -8,7 +8,7 @@ use axum::routing::{delete, get, post, put};
 
 use super::{
     App, channel, execute, files, forking, forwarding, going_back, health, listing, middleware, new_session, pending,
-    rpc, stateless, variables,
+    replaying, rpc, stateless, variables,
 };
 
 /// The description of the routes.
@@ -34,6 +34,8 @@ routes! {
     get "/v1/sessions/{id}/pending" pending::pending;
     post "/v1/sessions/{id}/resume" execute::go_on;
     post "/v1/sessions/{id}/discard" pending::discard;
+    post "/v1/sessions/{id}/replay" replaying::replay;
+    get "/v1/sessions/{id}/last" pending::last;
     post "/v1/sessions/{id}/hint" execute::hint;
     post "/v1/sessions/{id}/interrupt" execute::interrupt;
     get "/v1/sessions/{id}/variables" variables::list;

@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use futures_util::{FutureExt, Stream, StreamExt, stream};
-use sandglass_host::kept::{Kept, ResumeOptions};
+use sandglass_host::kept::{Kept, KeptFacts, Replay, ReplayOptions, ResumeOptions};
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
 use sandglass_rpc::messages::{MAX_JSON_BYTES, MIN_MESSAGE_BYTES, SUBPROTOCOL};
 use sandglass_rpc::options::{Bounds, Options};
@@ -29,6 +29,7 @@ use super::errors::ApiError;
 use super::execute;
 use super::kept::KeptSandboxes;
 use super::quotas::{self, Account};
+use super::replaying;
 use super::sessions::{InUse, Kind, Session};
 use super::sockets::{self, FAREWELL, Outgoing, Permits, Socket};
 use super::storage::Fate;
@@ -238,6 +239,17 @@ impl Home for OfKey {
         .boxed()
     }
 
+    fn list_persisted(&self, folder: Option<String>) -> BoxFuture<'_, Result<Vec<KeptFacts>, RpcError>> {
+        async move {
+            if folder.is_some() {
+                let problem = "folder: a server keeps sandboxes under names; leave it out";
+                return Err(RpcError::InvalidParams(problem.to_owned()));
+            }
+            KeptSandboxes::names(&self.app, &self.account).await.map_err(told)
+        }
+        .boxed()
+    }
+
     fn delete_persisted(&self, name: String) -> BoxFuture<'_, Result<(), RpcError>> {
         async move {
             let deleted = KeptSandboxes::delete(&self.app, &self.account, &name).await;
@@ -277,6 +289,14 @@ impl Keeper for OfSession {
         let session = Arc::clone(&self.session);
         let execution = execute::resume(self.app.clone(), &self.account, session, options);
         async move { execution.await.map_err(told) }.boxed()
+    }
+
+    fn replay(&self, execution: u32, options: ReplayOptions) -> BoxFuture<'_, Result<Replay, RpcError>> {
+        async move {
+            let replayed = replaying::run(&self.account, &self.session, execution, options);
+            replayed.await.map_err(told)
+        }
+        .boxed()
     }
 
     fn admit(&self, timeout_ms: Option<f64>) -> Result<Held, RpcError> {

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::App;
 use super::errors::ApiError;
 use super::kept::Opened;
-use super::metrics::Metrics;
+use super::metrics::{Gauge, Metrics, Up};
 use super::quotas::Held;
 use super::storage::{Fate, Folder};
 use super::suspension::{Asleep, Recipe};
@@ -50,6 +50,8 @@ pub struct Session {
     uses: Mutex<Uses>,
     attached: AtomicBool,
     destroyed: CancellationToken,
+    /// Executions that have begun.
+    running: Gauge,
     folder: Option<Arc<Folder>>,
     /// The session's part of the server's metrics.
     counted: Mutex<Stats>,
@@ -145,6 +147,7 @@ impl Session {
             }),
             attached: AtomicBool::new(false),
             destroyed: CancellationToken::new(),
+            running: Gauge::default(),
             folder,
             counted: Mutex::default(),
             held: Mutex::new(Some(held)),
@@ -252,6 +255,16 @@ impl Session {
     /// The session's folder on disk, if there is one.
     pub fn folder(&self) -> Option<&Arc<Folder>> {
         self.folder.as_ref()
+    }
+
+    /// Notes that an execution has begun, until the returned value is dropped.
+    pub fn runs(&self) -> Up {
+        self.running.up()
+    }
+
+    /// Returns true while an execution runs.
+    pub fn is_running(&self) -> bool {
+        self.running.get() > 0
     }
 
     /// Takes the place of the session's only channel. `None` when another channel has it.

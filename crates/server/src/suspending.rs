@@ -293,6 +293,7 @@ async fn write(
         written_ms: now_ms(),
         used_ms: 0,
         bytes,
+        ended_bytes: 0,
         awake: false,
         about,
     };

@@ -11,10 +11,13 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use crate::error::StateError;
-use crate::manifest::{Body, Ended, KeptRun, Manifest, Ref, Saved};
+use crate::manifest::{Body, Ended, KeptRun, Manifest, Ref, Saved, bytes_of_ended};
 use crate::names::{ObjectId, SessionId};
 use crate::seal::MOST_CONTENT;
 use crate::states::{Tenant, Written};
+
+/// The reason for which an execution without room cannot run again.
+const NO_ROOM: &str = "there is no room for its journal and for the state before it";
 
 /// An execution that has ended after the state that the store has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,9 +50,9 @@ pub struct MostEnded {
 
 /// All these functions block as long as the store does.
 impl Tenant {
-    /// As [`Tenant::write`]. The state that the store has, and the journal of the execution after it, stay with the new state, so that
+    /// As [`Tenant::write_about`]. The state that the store has, and the journal of the execution after it, stay with the new state, so that
     /// [`Tenant::rerun`] finds them. So do earlier ones. What cannot be kept of them never costs the new state. A store that servers share
-    /// keeps none.
+    /// keeps none. `room` tells if they may take so many bytes together; if not, the oldest make room.
     ///
     /// # Errors
     /// As [`Tenant::write_about`].
@@ -57,16 +60,23 @@ impl Tenant {
         &self,
         session: SessionId,
         saved: &Saved,
-        ran: Option<&Ran>,
+        (about, ran): (Value, Option<&Ran>),
         most: &MostEnded,
+        mut room: impl FnMut(u64) -> bool,
     ) -> Result<Written, StateError> {
-        let ended = |before: Option<&Ref>| {
+        let ended = |before: Option<&Ref>, written: &mut Written| {
             let before = before.filter(|_| self.is_alone());
-            let mut ended = before.map_or_else(Vec::new, |before| self.ended_after(session, before, ran));
+            let mut ended = before.map_or_else(Vec::new, |before| self.ended_after(session, before, ran, written));
             most.keep(&mut ended);
+            while let Some(oldest) = ended.iter().position(|ended| ended.kept.is_ok()) {
+                if room(bytes_of_ended(&ended)) {
+                    break;
+                }
+                ended[oldest].kept = Err(NO_ROOM.to_owned());
+            }
             ended
         };
-        self.write_with(session, saved, Value::Null, ended)
+        self.write_with(session, saved, about, ended)
     }
 
     /// The state before an execution that has ended, of at most `most` bytes, and its journal; or the reason for which it cannot run again.
@@ -97,7 +107,7 @@ impl Tenant {
     }
 
     /// The executions after this one. `before` is the ref of the state before it.
-    fn ended_after(&self, session: SessionId, before: &Ref, ran: Option<&Ran>) -> Vec<Ended> {
+    fn ended_after(&self, session: SessionId, before: &Ref, ran: Option<&Ran>, written: &mut Written) -> Vec<Ended> {
         let (mut ended, state) = match self.read_manifest(session, before.writer, &before.manifest) {
             Ok(mut manifest) => (std::mem::take(&mut manifest.ended), Ok(manifest)),
             Err(error) => (
@@ -112,7 +122,7 @@ impl Tenant {
             let state = state?;
             let last = ended.iter().rev().find_map(|ended| ended.kept.as_ref().ok());
             let earlier = last.and_then(|last| self.read_manifest(session, None, &last.manifest).ok());
-            let journal = self.write_body(None, &journal, &mut Written::default());
+            let journal = self.write_body(None, &journal, written);
             Ok(KeptRun {
                 manifest: before.manifest.clone(),
                 bytes: state.all().map(|body| body.bytes).fold(0, u64::saturating_add),
@@ -168,7 +178,7 @@ impl MostEnded {
             is_full |= journals > self.journal_bytes || added.saturating_add(run.bytes) > self.state_bytes;
             added = added.saturating_add(run.added);
             if is_full {
-                *kept = Err("there is no room for its journal and for the state before it".to_owned());
+                *kept = Err(NO_ROOM.to_owned());
             }
         }
     }

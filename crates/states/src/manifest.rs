@@ -96,6 +96,9 @@ pub struct Head {
     pub used_ms: u64,
     /// The bytes of the state ([`Saved::bytes`]).
     pub bytes: u64,
+    /// The bytes of executions that can run again, see [`Written::ended_bytes`](crate::Written::ended_bytes).
+    #[serde(default)]
+    pub ended_bytes: u64,
     /// True while the session goes on elsewhere. If its host is killed, the state is older than what clients saw.
     pub awake: bool,
     /// Further facts, for listings. This crate does not read them.
@@ -190,6 +193,19 @@ pub(crate) struct KeptRun {
     /// The bytes of its pieces that the state before the execution before it lacks, or a little more.
     pub(crate) added: u64,
     pub(crate) journal: Body,
+}
+
+/// The bytes that these executions take. The oldest state counts as a whole, and each later one what it adds.
+pub(crate) fn bytes_of_ended(ended: &[Ended]) -> u64 {
+    let mut bytes = 0_u64;
+    for run in ended.iter().filter_map(|ended| ended.kept.as_ref().ok()) {
+        let state = if bytes == 0 { run.bytes } else { run.added };
+        let own = state
+            .saturating_add(run.journal.bytes)
+            .saturating_add(run.manifest.bytes);
+        bytes = bytes.saturating_add(own);
+    }
+    bytes
 }
 
 impl Manifest {

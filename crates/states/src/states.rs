@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::error::StateError;
 use crate::keys::{MasterKey, TenantKeys};
 use crate::lease::{Beat, Clock, Leases, Servers, Standing, lock};
-use crate::manifest::{Body, Ended, FORMAT, Head, Manifest, Ref, Saved, SavedFile, read, write};
+use crate::manifest::{Body, Ended, FORMAT, Head, Manifest, Ref, Saved, SavedFile, bytes_of_ended, read, write};
 use crate::names::{HomeId, Name, ObjectId, Place, ServerId, SessionId, TenantId};
 use crate::pieces::pieces;
 use crate::seal::MOST_SEALED;
@@ -59,6 +59,8 @@ pub struct Written {
     pub new_objects: u64,
     /// The bytes of these objects, compressed and encrypted.
     pub new_bytes: u64,
+    /// The bytes of executions that can run again: their journals, and what the states before them add to each other.
+    pub ended_bytes: u64,
 }
 
 /// A session in a listing, with its facts or the reason why they cannot be read.
@@ -196,7 +198,7 @@ impl Tenant {
     /// # Errors
     /// [`StateError`]; then the session has its earlier state. [`StateError::Taken`]: another server went on with the session.
     pub fn write_about(&self, session: SessionId, saved: &Saved, about: Value) -> Result<Written, StateError> {
-        self.write_with(session, saved, about, |_| Vec::new())
+        self.write_with(session, saved, about, |_, _| Vec::new())
     }
 
     /// As [`Tenant::write_about`]. `ended` makes the executions that can run again, from the ref so far.
@@ -205,17 +207,18 @@ impl Tenant {
         session: SessionId,
         saved: &Saved,
         about: Value,
-        ended: impl FnOnce(Option<&Ref>) -> Vec<Ended>,
+        ended: impl FnOnce(Option<&Ref>, &mut Written) -> Vec<Ended>,
     ) -> Result<Written, StateError> {
         let _writing = self.writers();
         let before = self.before(session)?;
-        let ended = ended(before.as_ref().and_then(|seen| seen.stored.as_ref()));
         let writer = self.servers.writer();
         let mut written = Written {
             bytes: saved.bytes(),
-            new_objects: 0,
-            new_bytes: 0,
+            ..Written::default()
         };
+        let ended = ended(before.as_ref().and_then(|seen| seen.stored.as_ref()), &mut written);
+        let ended_bytes = bytes_of_ended(&ended);
+        written.ended_bytes = ended_bytes;
         let mut body = |bytes: &[u8]| self.write_body(writer, bytes, &mut written);
         let manifest = Manifest {
             format: FORMAT,
@@ -242,6 +245,7 @@ impl Tenant {
             written_ms: now_ms(),
             used_ms: 0,
             bytes: written.bytes,
+            ended_bytes,
             awake: false,
             about,
         };

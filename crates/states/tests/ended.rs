@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandglass_states::{MasterKey, MemoryStore, MostEnded, Name, Place, Ran, Saved, SessionId, States, Store, Tenant};
+use serde_json::Value;
 
 const MOST: u64 = 1 << 30;
 const PLENTY: MostEnded = MostEnded {
@@ -63,8 +64,14 @@ fn ran(execution: u32) -> Ran {
 
 fn runs(ann: &Tenant, executions: std::ops::RangeInclusive<u32>, most: &MostEnded) {
     for execution in executions {
-        ann.write_after(session(), &state(execution), Some(&ran(execution)), most)
-            .unwrap();
+        ann.write_after(
+            session(),
+            &state(execution),
+            (Value::Null, Some(&ran(execution))),
+            most,
+            |_| true,
+        )
+        .unwrap();
     }
 }
 
@@ -89,12 +96,14 @@ fn an_ended_execution_has_its_journal_and_the_state_before_it() {
     let (_, ann) = begin();
     runs(&ann, 1..=2, &PLENTY);
     // A state that no execution has left, and one without a journal.
-    ann.write_after(session(), &state(2), None, &PLENTY).unwrap();
+    ann.write_after(session(), &state(2), (Value::Null, None), &PLENTY, |_| true)
+        .unwrap();
     let stopped = Ran {
         execution: 3,
         journal: Err("it was stopped".to_owned()),
     };
-    ann.write_after(session(), &state(3), Some(&stopped), &PLENTY).unwrap();
+    ann.write_after(session(), &state(3), (Value::Null, Some(&stopped)), &PLENTY, |_| true)
+        .unwrap();
     runs(&ann, 4..=4, &PLENTY);
     assert_eq!(can_run_again(&ann), [1, 2, 4]);
     assert_eq!(why_not(&ann, 3).unwrap(), "it was stopped");
@@ -102,6 +111,28 @@ fn an_ended_execution_has_its_journal_and_the_state_before_it() {
     assert_eq!(ann.read(session(), MOST).unwrap(), Some(state(4)));
     ann.write(session(), &state(5)).unwrap();
     assert_eq!(can_run_again(&ann), [0; 0], "a plain state has none");
+}
+
+#[test]
+fn the_oldest_ones_make_room() {
+    let (_, ann) = begin();
+    runs(&ann, 1..=4, &PLENTY);
+    let mut asked = Vec::new();
+    let room = |bytes| {
+        asked.push(bytes);
+        asked.len() == 3
+    };
+    let written = ann.write_after(session(), &state(5), (Value::Null, Some(&ran(5))), &PLENTY, room);
+    let ended_bytes = written.unwrap().ended_bytes;
+    assert_eq!(can_run_again(&ann), [3, 4, 5]);
+    assert_eq!((asked.len(), asked[2]), (3, ended_bytes));
+    assert!(
+        asked[0] > asked[1] && asked[1] > asked[2] && asked[2] > 1 << 20,
+        "{asked:?}"
+    );
+    assert_eq!(ann.head(session()).unwrap().unwrap().ended_bytes, ended_bytes);
+    let none = ann.write_after(session(), &state(6), (Value::Null, Some(&ran(6))), &PLENTY, |_| false);
+    assert_eq!((none.unwrap().ended_bytes, can_run_again(&ann).len()), (0, 0));
 }
 
 #[test]

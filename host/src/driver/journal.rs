@@ -41,20 +41,23 @@ pub(crate) struct JournalPlace {
 }
 
 impl JournalPlace {
-    /// Writes the state of the session, and the execution before it. A store with other users keeps no ended executions.
+    /// Writes the state of the session, and the execution before it.
     pub(crate) fn write(&self, saved: &Saved, ran: Option<&Ran>) -> Result<(), StateError> {
+        let about = self.about.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let write = |room: &mut dyn FnMut(u64) -> bool| {
+            self.tenant
+                .write_after(self.session, saved, (about, ran), &MOST_ENDED, room)
+        };
         let Some(bounds) = self.bounds.as_deref() else {
-            return self.tenant.write_after(self.session, saved, ran, &MOST_ENDED).map(drop);
+            return write(&mut |_| true).map(drop);
         };
         let bytes = saved.bytes();
-        bounds.begin_state(bytes)?;
+        let keeps_ended = bounds.begin_state(bytes)?;
         bounds.collect(&self.tenant);
-        let about = self.about.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let written = self.tenant.write_about(self.session, saved, about);
+        let written = write(&mut |ended| keeps_ended && bounds.begin_ended(ended));
         // A write that fails may leave objects as well.
         bounds.wrote(written.as_ref().map_or(bytes, |written| written.new_bytes));
-        written?;
-        bounds.end_state(bytes)
+        bounds.end_state(bytes, written?.ended_bytes)
     }
 
     /// The state before an execution that has ended, and its journal; or the reason for which it cannot run again.
@@ -76,7 +79,7 @@ impl JournalPlace {
     /// Removes the state and the journal.
     pub(crate) fn remove(&self) -> Result<(), StateError> {
         self.tenant.remove(self.session)?;
-        self.bound(|bounds| bounds.end_journal().and_then(|()| bounds.end_state(0)))
+        self.bound(|bounds| bounds.end_journal().and_then(|()| bounds.end_state(0, 0)))
     }
 
     fn write_part(&self, id: JournalId, number: u32, text: &str, body: Option<&[u8]>) -> Result<(), StateError> {

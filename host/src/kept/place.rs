@@ -17,7 +17,7 @@ use crate::driver::journal::{JournalPlace, Lease};
 /// The most bytes of a journal. The core bounds its calls and answers to 64 MiB, and its notes to 3 MiB.
 const MOST_JOURNAL_BYTES: u64 = 128 << 20;
 /// The name of the key's file in a folder.
-const KEY_FILE: &str = "key";
+pub(super) const KEY_FILE: &str = "key";
 
 /// The place of a kept sandbox: a session of a tenant of a store. One sandbox at a time may be open there.
 #[derive(Debug, Clone)]
@@ -68,8 +68,7 @@ impl KeptPlace {
             error => failed(error),
         });
         let tenant = Arc::new(tenant?);
-        let session = "0".repeat(32).parse().map_err(failed)?;
-        let place = Self::new(tenant, session);
+        let place = Self::new(tenant, session_of_folder()?);
         Ok(Self {
             collects: true,
             ..place
@@ -130,6 +129,11 @@ impl KeptPlace {
             about: Arc::clone(&self.about),
         }
     }
+}
+
+/// The session of a folder that has one sandbox only.
+pub(super) fn session_of_folder() -> Result<SessionId, Error> {
+    "0".repeat(32).parse().map_err(failed)
 }
 
 /// Work on the store, one after the other. It goes on if the future is dropped that waits for it, and later work waits for it then.

@@ -44,6 +44,7 @@ impl Kept {
     /// cannot be read; [`Error::Destroyed`]; and those of the guest's start.
     pub async fn replay(&self, execution: u32, options: ReplayOptions) -> Result<Replay, Error> {
         let none = |why: String| Error::NoCheckpoint(format!("execution {execution} cannot be replayed: {why}"));
+        let turn = self.place.turn().await;
         let read = move |place: &JournalPlace| place.rerun(execution);
         let Rerun { state, journal } = self.work(read).await?.map_err(none)?;
         let (journal, mut record) = unpacked(journal).map_err(none)?;
@@ -73,6 +74,7 @@ impl Kept {
                 let why = format!("the state before it cannot be made again: {name} ({reason})");
                 return Err(none(why));
             }
+            drop(turn);
             sandbox.replay(record, strictness, execute).await
         };
         let replayed = tokio::select! {

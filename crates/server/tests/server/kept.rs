@@ -238,6 +238,64 @@ async fn one_sandbox_at_a_time_has_a_name_until_it_is_deleted() {
     server.stop().await;
 }
 
+async fn names(client: &mut Client) -> Vec<String> {
+    let listed = client.ask("listPersisted", json!({})).await.unwrap();
+    let all = listed["persisted"].as_array().unwrap().iter();
+    all.map(|kept| kept["name"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_are_listed_for_their_key_only_the_newest_first() {
+    let (_folder, path) = states();
+    let mut server = slow(&path, &[]).await;
+    let mut ann = Client::of(&server).await;
+    assert_eq!(names(&mut ann).await, [""; 0]);
+    // A session over HTTP has no name, and one without a state is not there.
+    server.session(json!({ "persist": true })).await;
+    kept(&mut ann, "unused").await;
+    for name in [NAME, "b", "c"] {
+        let sandbox = kept(&mut ann, name).await;
+        ran(&mut ann, &sandbox, "x = 1").await;
+        ann.ask("destroy", json!({ "sandbox": sandbox })).await.unwrap();
+    }
+    let listed = ann.ask("listPersisted", json!({})).await.unwrap();
+    let newest = &listed["persisted"][0];
+    assert_eq!(
+        (&newest["name"], &newest["execution"]),
+        (&json!("c"), &json!(1)),
+        "{listed}"
+    );
+    assert!(
+        newest["bytes"].as_u64().unwrap() > 0 && newest["savedAt"].as_u64().unwrap() > 0,
+        "{listed}"
+    );
+    server.key = Some(BOB);
+    let mut bob = Client::of(&server).await;
+    assert_eq!(names(&mut bob).await, [""; 0]);
+    let error = bob.ask("listPersisted", json!({ "folder": "/" })).await.unwrap_err();
+    assert!(error["message"].as_str().unwrap().contains("folder"), "{error}");
+    ann.ask("deletePersisted", json!({ "name": "b" })).await.unwrap();
+    server.stop().await;
+
+    server = slow(&path, &[]).await;
+    let mut ann = Client::of(&server).await;
+    assert_eq!(names(&mut ann).await, ["c", NAME]);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ended_execution_runs_again() {
+    let (_folder, path) = states();
+    let server = slow(&path, &[]).await;
+    let mut client = Client::of(&server).await;
+    let sandbox = kept(&mut client, "name").await;
+    let run = ran(&mut client, &sandbox, "import random\nrandom.random()").await;
+    let params = json!({ "sandbox": sandbox, "execution": 1 });
+    let replay = client.ask("replay", params).await.unwrap();
+    assert_eq!(replay["execution"]["value"], run["value"], "{replay}");
+    server.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn states_and_journals_count_against_the_quota_of_their_key() {
     let (_folder, path) = states();
@@ -308,6 +366,7 @@ async fn a_server_without_a_store_keeps_nothing_and_says_so() {
     for (method, params) in [
         ("create", json!({ "persist": "a" })),
         ("deletePersisted", json!({ "name": "a" })),
+        ("listPersisted", json!({})),
     ] {
         let error = client.ask(method, params).await.unwrap_err();
         assert_eq!(code(&error), "invalid_option", "{error}");

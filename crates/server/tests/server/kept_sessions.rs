@@ -15,12 +15,12 @@ use crate::suspending::{about, files, is_suspended, metric, slow, states, suspen
 
 const WAITS: &str = "x.append(llm_query('first'))\nx.append(llm_query('second'))\nx";
 
-fn route(id: &str, name: &str) -> String {
+pub(crate) fn route(id: &str, name: &str) -> String {
     format!("/v1/sessions/{id}/{name}")
 }
 
 /// A server with a model that ends soon, whatever runs.
-async fn with_model(path: &str, model: &Endpoint, more: &[&str]) -> TestServer {
+pub(crate) async fn with_model(path: &str, model: &Endpoint, more: &[&str]) -> TestServer {
     let own = [
         "--state-dir",
         path,
@@ -43,7 +43,7 @@ async fn with_model(path: &str, model: &Endpoint, more: &[&str]) -> TestServer {
 }
 
 /// A session whose second question has no answer when its server ends.
-async fn left_waiting(path: &str) -> String {
+pub(crate) async fn left_waiting(path: &str) -> String {
     let mut model = Endpoint::with([said("one"), Step::Wait]).await;
     let server = with_model(path, &model, &[]).await;
     let id = server.session(json!({ "context": "a text", "persist": true })).await;
@@ -228,10 +228,16 @@ async fn what_cannot_be_kept_is_refused() {
         answer(server.get(&route(&ordinary, "pending"))).await,
         (StatusCode::OK, Value::Null)
     );
-    for name in ["resume", "discard"] {
-        let refused = refusal(server.post(&route(&ordinary, name), &json!({}))).await;
+    for (name, body) in [
+        ("resume", json!({})),
+        ("discard", json!({})),
+        ("replay", json!({ "execution": 1 })),
+    ] {
+        let refused = refusal(server.post(&route(&ordinary, name), &body)).await;
         assert_eq!(refused, (400, "invalid_option".to_owned()));
     }
+    let refused = refusal(server.get(&route(&ordinary, "last"))).await;
+    assert_eq!(refused, (400, "invalid_option".to_owned()));
     server.stop().await;
     fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let workspaces = folder.path().join("workspaces");
@@ -342,23 +348,6 @@ async fn changes_between_executions_outlive_a_server_that_ends_while_the_session
         (&json!("[1]"), &json!("kept")),
         "{run}"
     );
-    server.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_execution_whose_client_leaves_is_not_pending_any_more() {
-    let (_folder, path) = states();
-    let id = left_waiting(&path).await;
-    let mut model = Endpoint::with([Step::Wait]).await;
-    let server = with_model(&path, &model, &[]).await;
-    let resumed = tokio::spawn(answer(server.post(&route(&id, "resume"), &json!({}))));
-    assert!(matches!(model.next().await, Seen::Request { .. }));
-    resumed.abort();
-    eventually("it is not pending", async || {
-        answer(server.get(&route(&id, "pending"))).await.1.is_null()
-    })
-    .await;
-    assert_eq!(server.execute(&id, "x").await["result"], "['a text']");
     server.stop().await;
 }
 

@@ -19,6 +19,8 @@ mod kept_sessions;
 mod model;
 #[path = "../../../states/tests/common/nats.rs"]
 mod nats;
+mod outliving;
+mod replaying;
 mod resuming;
 mod rpc;
 mod sessions;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::support::{LONG, TestServer, args};
@@ -19,6 +20,8 @@ pub(crate) const KEY: &str = "sk-operators-key-0123456789";
 pub(crate) enum Step {
     /// Writes this text and closes the connection. `{authorization}` stands for the request's header.
     Say(String),
+    /// Writes this text once it is told to, and closes the connection.
+    SayWhen(oneshot::Receiver<()>, String),
     /// Writes nothing, until the client closes the connection.
     Wait,
 }
@@ -103,6 +106,10 @@ async fn serve(mut stream: TcpStream, script: Arc<Mutex<VecDeque<Step>>>, told: 
             let text = text.replace("{authorization}", &authorization);
             stream.write_all(text.as_bytes()).await.unwrap();
         }
+        Step::SayWhen(told, text) => {
+            told.await.unwrap();
+            let _ = stream.write_all(text.as_bytes()).await; // whoever asked may be gone
+        }
         Step::Wait => {
             let _ = stream.read_to_end(&mut Vec::new()).await;
             let _ = told.send(Seen::Left);
@@ -112,6 +119,15 @@ async fn serve(mut stream: TcpStream, script: Arc<Mutex<VecDeque<Step>>>, told: 
 
 fn reply(status: &str, headers: &str, body: &str) -> Step {
     Step::Say(format!("HTTP/1.1 {status}\r\nconnection: close\r\n{headers}\r\n{body}"))
+}
+
+/// As [`said`], once it is told to.
+pub(crate) fn said_when_told(text: &str) -> (oneshot::Sender<()>, Step) {
+    let (tell, told) = oneshot::channel();
+    match said(text) {
+        Step::Say(text) => (tell, Step::SayWhen(told, text)),
+        _ => unreachable!("it says the text"),
+    }
 }
 
 pub(crate) fn said(text: &str) -> Step {

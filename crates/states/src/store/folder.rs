@@ -26,7 +26,8 @@ const LOCK: &str = "lock";
 #[derive(Debug)]
 pub struct FolderStore {
     path: PathBuf,
-    lock: File,
+    /// `None` if the store is only read.
+    lock: Option<File>,
     /// Held while a name is compared and changed. No other process has the folder open.
     swapping: Mutex<()>,
 }
@@ -67,7 +68,20 @@ impl FolderStore {
         }
         Ok(Self {
             path,
-            lock: lock.into(),
+            lock: Some(lock.into()),
+            swapping: Mutex::default(),
+        })
+    }
+
+    /// A store that is only read. Another process may have it open and write to it meanwhile.
+    ///
+    /// # Errors
+    /// [`StateError::Io`] when there is no such folder.
+    pub fn look(path: &Path) -> Result<Self, StateError> {
+        let fail = |error| StateError::io(format!("the folder of states {} cannot be read", path.display()), error);
+        Ok(Self {
+            path: path.canonicalize().map_err(fail)?,
+            lock: None,
             swapping: Mutex::default(),
         })
     }
@@ -79,7 +93,15 @@ impl FolderStore {
 
     /// Lets another process open the store. This one must not use it any more.
     pub fn release(&self) {
-        let _ = flock(&self.lock, FlockOperation::Unlock);
+        if let Some(lock) = &self.lock {
+            let _ = flock(lock, FlockOperation::Unlock);
+        }
+    }
+
+    /// Refuses to write to a store that is only read.
+    fn may_write(&self, name: &Name) -> Result<(), StateError> {
+        let refused = || StateError::io(format!("{name} is only read"), ErrorKind::ReadOnlyFilesystem);
+        self.lock.as_ref().map(drop).ok_or_else(refused)
     }
 
     fn alone(&self) -> MutexGuard<'_, ()> {
@@ -146,6 +168,7 @@ impl Store for FolderStore {
     }
 
     fn write(&self, name: &Name, bytes: &[u8]) -> Result<(), StateError> {
+        self.may_write(name)?;
         let fail = |error: io::Error| StateError::io(format!("{name} cannot be written"), error);
         let file = self.file(name);
         let folder = file.parent().unwrap_or(&self.path);
@@ -168,6 +191,7 @@ impl Store for FolderStore {
     }
 
     fn touch(&self, name: &Name, _bytes: &[u8]) -> Result<bool, StateError> {
+        self.may_write(name)?;
         let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let touched = match open(self.file(name), flags, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(false),
@@ -180,6 +204,7 @@ impl Store for FolderStore {
     }
 
     fn remove(&self, name: &Name) -> Result<(), StateError> {
+        self.may_write(name)?;
         // A ref that comes back after a power failure would be a session that its client has deleted.
         let _alone = self.alone();
         let file = self.file(name);
@@ -192,6 +217,7 @@ impl Store for FolderStore {
     }
 
     fn forget(&self, name: &Name) -> Result<(), StateError> {
+        self.may_write(name)?;
         let removed = unlink(&self.file(name));
         removed
             .map(drop)

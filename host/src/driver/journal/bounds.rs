@@ -14,6 +14,8 @@ pub const MOST_BYTES: u64 = 256 << 20;
 
 /// Takes room for so many bytes, in place of what it took before. Refuses with the reason, and then what it took before stays taken.
 type Resize = Box<dyn Fn(u64) -> Result<(), String> + Send + Sync>;
+/// Returns true if the sandbox may take so many bytes with executions that can run again, in place of what it took before.
+type Spare = Box<dyn Fn(u64, u64) -> bool + Send + Sync>;
 
 /// The bytes that the sandboxes of a tenant have written since their earlier states were last collected. Each state leaves those of the one
 /// before to the next collection, and no quota counts them until then.
@@ -60,6 +62,7 @@ pub struct KeptBounds {
     most_bytes: u64,
     turns: Arc<Semaphore>,
     resize: Resize,
+    spare: Option<Spare>,
     garbage: Option<Arc<Garbage>>,
     taken: Mutex<Taken>,
 }
@@ -69,11 +72,13 @@ pub struct KeptBounds {
 struct Taken {
     state: u64,
     journal: u64,
+    /// Executions that can run again.
+    ended: u64,
 }
 
 impl Taken {
     fn sum(self) -> u64 {
-        self.state.saturating_add(self.journal)
+        self.state.saturating_add(self.journal).saturating_add(self.ended)
     }
 }
 
@@ -103,9 +108,23 @@ impl KeptBounds {
             most_bytes: most_bytes.min(MOST_BYTES),
             turns,
             resize: Box::new(resize),
+            spare: None,
             garbage: None,
-            taken: Mutex::new(Taken { state, journal }),
+            taken: Mutex::new(Taken {
+                state,
+                journal,
+                ended: 0,
+            }),
         }
+    }
+
+    /// Has the sandbox keep executions that can run again, which take `ended` bytes now. `spare` hears the bytes of all that the sandbox takes
+    /// and would take, and returns true if that is room to spare. Their room is the first to be given up.
+    #[must_use]
+    pub fn with_ended(mut self, ended: u64, spare: impl Fn(u64, u64) -> bool + Send + Sync + 'static) -> Self {
+        self.spare = Some(Box::new(spare));
+        self.taken.get_mut().unwrap_or_else(PoisonError::into_inner).ended = ended;
+        self
     }
 
     /// Has the sandbox collect earlier states as soon as its tenant has written much, in a store that no other server uses. The caller
@@ -132,7 +151,7 @@ impl KeptBounds {
 
     /// The bytes that the sandbox takes in the store.
     pub fn bytes(&self) -> u64 {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner).sum()
+        self.taken().sum()
     }
 
     pub(crate) fn most_bytes(&self) -> u64 {
@@ -143,14 +162,34 @@ impl KeptBounds {
         Arc::clone(&self.turns).acquire_owned().await.ok()
     }
 
-    /// Takes room for a state that is about to be written. The one before it stays until then.
-    pub(crate) fn begin_state(&self, bytes: u64) -> Result<(), StateError> {
-        self.change(|taken| taken.state = taken.state.max(bytes))
+    /// Takes room for a state that is about to be written. The one before it stays until then. If only ended executions are in the way, they
+    /// give up their room: then this returns false, and the state is to be written without them.
+    pub(crate) fn begin_state(&self, bytes: u64) -> Result<bool, StateError> {
+        let begun = self.change(|taken| taken.state = taken.state.max(bytes));
+        match begun {
+            Ok(()) => Ok(self.spare.is_some()),
+            Err(refused) if self.taken().ended == 0 => Err(refused),
+            Err(_) => self
+                .change(|taken| (taken.state, taken.ended) = (taken.state.max(bytes), 0))
+                .map(|()| false),
+        }
     }
 
-    /// Notes that a state has taken the place of the one before.
-    pub(crate) fn end_state(&self, bytes: u64) -> Result<(), StateError> {
-        self.change(|taken| taken.state = bytes)
+    /// Takes room for executions that can run again, with a state that is about to be written. Returns false if there is none to spare.
+    pub(crate) fn begin_ended(&self, bytes: u64) -> bool {
+        let before = self.taken();
+        let next = Taken { ended: bytes, ..before };
+        let fits = self.spare.as_ref().is_some_and(|spare| spare(before.sum(), next.sum()));
+        fits && self.change(|taken| taken.ended = taken.ended.max(bytes)).is_ok()
+    }
+
+    /// Notes that a state has taken the place of the one before, with executions that can run again.
+    pub(crate) fn end_state(&self, bytes: u64, ended: u64) -> Result<(), StateError> {
+        self.change(|taken| (taken.state, taken.ended) = (bytes, ended))
+    }
+
+    fn taken(&self) -> Taken {
+        *self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes room for a part of the journal that is about to be written.
@@ -207,7 +246,7 @@ mod tests {
         let (bounds, heard) = bounds(50, 20);
         bounds.begin_state(10).unwrap();
         assert_eq!(bounds.bytes(), 70, "the larger one is still there");
-        bounds.end_state(10).unwrap();
+        bounds.end_state(10, 0).unwrap();
         bounds.end_journal().unwrap();
         assert_eq!((bounds.bytes(), heard.load(Ordering::SeqCst)), (10, 10));
         bounds.add_part(90).unwrap();
@@ -218,12 +257,29 @@ mod tests {
     }
 
     #[test]
+    fn ended_executions_take_room_to_spare_only_and_are_the_first_to_give_it_up() {
+        let (bounds, heard) = bounds(30, 0);
+        let bounds = bounds.with_ended(10, |_, next| next <= 50);
+        assert_eq!(bounds.bytes(), 40);
+        assert!(bounds.begin_state(20).unwrap());
+        assert!(!bounds.begin_ended(21), "more than half");
+        assert!(bounds.begin_ended(20));
+        bounds.end_state(30, 20).unwrap();
+        assert_eq!((bounds.bytes(), heard.load(Ordering::SeqCst)), (50, 50));
+        // A state has the room of the executions, if it needs it.
+        assert!(!bounds.begin_state(90).unwrap());
+        assert!(bounds.begin_state(101).is_err());
+        bounds.end_state(90, 0).unwrap();
+        assert_eq!((bounds.bytes(), heard.load(Ordering::SeqCst)), (90, 90));
+    }
+
+    #[test]
     fn what_is_too_large_already_may_shrink() {
         let (bounds, heard) = bounds(300, 0);
         assert!(bounds.begin_state(301).is_err());
-        bounds.end_state(200).unwrap();
+        bounds.end_state(200, 0).unwrap();
         assert_eq!((bounds.bytes(), heard.load(Ordering::SeqCst)), (200, 0));
-        bounds.end_state(60).unwrap();
+        bounds.end_state(60, 0).unwrap();
         assert_eq!((bounds.bytes(), heard.load(Ordering::SeqCst)), (60, 60));
     }
 }

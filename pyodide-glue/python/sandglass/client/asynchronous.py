@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from inspect import isawaitable
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack, overload
 
@@ -20,11 +21,21 @@ from sandglass.client.execution import (
     FileInfo,
     Lost,
     PendingExecution,
+    PersistedSandbox,
     Replay,
     Variable,
 )
 from sandglass.client.options import Budget, SandboxOptions
-from sandglass.client.session import Ask, Execution, Heard, Listeners, Session, delete_persisted, ignore
+from sandglass.client.session import (
+    Ask,
+    Execution,
+    Heard,
+    Listeners,
+    Session,
+    delete_persisted,
+    ignore,
+    list_persisted,
+)
 
 T = TypeVar("T")
 
@@ -176,6 +187,13 @@ class AsyncSandbox:
         `HostCallError` in Python, or is made with `ask=True`. The code `no_checkpoint` says why there is no replay.
         """
         return await self._heard({}, lambda run: self._session.replay(execution, answers, ask, run))
+
+    @staticmethod
+    async def list_persisted(
+        folder: str | PathLike[str] | None = None, *, url: str | None = None, api_key: str | None = None
+    ) -> list[PersistedSandbox]:
+        """The sandboxes that are kept by `persist`: see `Sandbox.list_persisted`."""
+        return await asyncio.to_thread(list_persisted, fspath(folder) if folder is not None else None, url, api_key)
 
     @staticmethod
     async def delete_persisted(name: str, *, url: str, api_key: str | None = None) -> None:

@@ -198,6 +198,19 @@ class PendingExecution:
 
 
 @dataclass(frozen=True)
+class PersistedSandbox:
+    """A sandbox that is kept by `persist`: its name, its last execution whose effects are kept, and its state's bytes.
+
+    `saved_at` is the time at which the state was written, in milliseconds since 1970.
+    """
+
+    name: str
+    execution: int
+    bytes: int
+    saved_at: int
+
+
+@dataclass(frozen=True)
 class Replay:
     """An execution that has run again.
 

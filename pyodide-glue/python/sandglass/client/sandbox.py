@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from os import PathLike, fspath
 from pathlib import Path
 from posixpath import basename, join
 from queue import Empty, SimpleQueue
@@ -22,11 +23,21 @@ from sandglass.client.execution import (
     FileInfo,
     Lost,
     PendingExecution,
+    PersistedSandbox,
     Replay,
     Variable,
 )
 from sandglass.client.options import Budget, SandboxOptions
-from sandglass.client.session import Ask, Execution, Heard, Listeners, Session, delete_persisted, ignore
+from sandglass.client.session import (
+    Ask,
+    Execution,
+    Heard,
+    Listeners,
+    Session,
+    delete_persisted,
+    ignore,
+    list_persisted,
+)
 
 T = TypeVar("T")
 _LOOK_SECONDS = 0.1
@@ -190,6 +201,16 @@ class Sandbox:
         `HostCallError` in Python, or is made with `ask=True`. The code `no_checkpoint` says why there is no replay.
         """
         return self._heard({}, lambda run: self._session.replay(execution, answers, ask, run))
+
+    @staticmethod
+    def list_persisted(
+        folder: str | PathLike[str] | None = None, *, url: str | None = None, api_key: str | None = None
+    ) -> list[PersistedSandbox]:
+        """The sandboxes that are kept by `persist`, the newest first, and 1000 at most.
+
+        With `url`, those of the key on a server. Otherwise those in the folders of `folder`, which may be in use.
+        """
+        return list_persisted(fspath(folder) if folder is not None else None, url, api_key)
 
     @staticmethod
     def delete_persisted(name: str, *, url: str, api_key: str | None = None) -> None:

@@ -24,6 +24,7 @@ from sandglass.client.execution import (
     Lost,
     PendingCall,
     PendingExecution,
+    PersistedSandbox,
     Replay,
     Usage,
     Variable,
@@ -146,6 +147,16 @@ class Execution(Asked):
                 self._put(Heard(stream, _omitted(skipped)))
         self.answer = answer
         self._put(Heard(answer=answer))
+
+
+def list_persisted(folder: str | None, url: str | None, api_key: str | None) -> list[PersistedSandbox]:
+    """Lists what a server keeps by `persist`, or what the folders of a folder keep."""
+    answers: SimpleQueue[Answer] = SimpleQueue()
+    params = {"folder": folder} if folder is not None else {}
+    connect(url, api_key).ask("listPersisted", params, Asked(answers.put))
+    answer = answers.get()
+    answer.result()
+    return [make(PersistedSandbox, snake_keys(kept)) for kept in answer.message.json["result"]["persisted"]]
 
 
 def delete_persisted(name: str, url: str, api_key: str | None) -> None:

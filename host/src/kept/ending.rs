@@ -1,0 +1,147 @@
+//! What executions leave: the state after them, and their results.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
+
+use std::io::{self, ErrorKind, Write};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use sandglass_core::Error;
+use sandglass_core::execution::{LostVariable, StateReport, StateStatus};
+use sandglass_states::Saved;
+use serde_json::json;
+
+use super::replay::ran;
+use super::stage::Stage;
+use super::{JournalPlace, Kept};
+use crate::driver::EndedRecord;
+use crate::sandbox::{Execution, Sandbox};
+
+/// The number of states after which objects of earlier ones are removed, if nobody else does that.
+const COLLECTED_AFTER: u32 = 32;
+/// The age from which objects are removed that nobody needs.
+const COLLECTED_AGE: Duration = Duration::from_secs(60);
+/// The most bytes of a result that is kept.
+const MOST_LAST_BYTES: usize = 8 << 20;
+/// The setting of a stored state that names the body with the last result.
+const LAST: &str = "last";
+
+impl Kept {
+    /// The last execution that has ended, as JSON, also if it ended in an earlier process. `None` if there is none, or if it has more than
+    /// 8 MiB.
+    pub fn last(&self) -> Option<Bytes> {
+        self.inside().last.clone()
+    }
+
+    /// Writes the state of the sandbox, with the record of the execution before it, and removes its journal. Returns false, and writes nothing,
+    /// if the guest with the state is gone. After an error, the sandbox goes on with a state that is not kept.
+    pub(super) async fn write(&self, sandbox: &Sandbox, ended: Option<EndedRecord>) -> Result<bool, Error> {
+        let _turn = self.place.turn().await;
+        let suspended = sandbox.suspend(self.place.most_bytes()).await;
+        let is_lost = suspended.as_ref().is_ok_and(|suspended| suspended.past.is_lost());
+        if is_lost || !sandbox.has_first_guest().await {
+            return Ok(false);
+        }
+        let written = async {
+            let suspended = suspended?;
+            let lost = inexact(&suspended.lost);
+            let mut saved = suspended.into_saved(json!(self.settings))?;
+            add_last(&mut saved, self.last());
+            let writes = self.writes.fetch_add(1, Ordering::Relaxed);
+            let collects = self.place.collects && writes.is_multiple_of(COLLECTED_AFTER);
+            let write = move |place: &JournalPlace| {
+                place.write(&saved, ended.map(ran).as_ref())?;
+                place.remove_journal()?;
+                if collects && let Err(error) = place.tenant.collect(COLLECTED_AGE) {
+                    tracing::warn!(%error, "objects that no kept sandbox needs were not removed");
+                }
+                Ok(())
+            };
+            self.work(write).await.map(|()| lost)
+        };
+        let written = written.await;
+        self.inside().unkept = match &written {
+            Ok(unkept) => unkept.clone(),
+            Err(error) => {
+                tracing::warn!(%error, "the state of a kept sandbox could not be written");
+                Some(error.to_string())
+            }
+        };
+        written.map(|_| true)
+    }
+
+    /// Keeps what an execution has left.
+    pub(super) async fn ended(&self, sandbox: &Sandbox, mut execution: Execution) -> Result<Execution, Error> {
+        let was_lost = execution.state.status == StateStatus::Lost;
+        self.inside().last = described(&execution);
+        if !was_lost {
+            let ended = sandbox.ended_record().await;
+            let ended = ended.filter(|(_, record)| record.execution() == execution.id);
+            if !matches!(self.write(sandbox, ended).await, Ok(false)) {
+                execution.unkept = self.inside().unkept.clone();
+                if execution.unkept.is_some() {
+                    self.inside().last = described(&execution);
+                }
+                return Ok(execution);
+            }
+        }
+        // The guest is gone with its state. That of the store takes its place.
+        self.leave(sandbox).await;
+        self.work(JournalPlace::remove_journal).await?;
+        self.read_again(false).await?; // this execution tells it
+        let lost = execution.run.state.lost.take().unwrap_or_default();
+        let reason = match lost.first() {
+            Some(lost) if was_lost => lost.reason.clone(),
+            _ => "the guest ended while its state was written".to_owned(),
+        };
+        execution.run.state = match &self.inside().stage {
+            Stage::Stored(suspended) => StateReport::restored(suspended.past.execution(), [], &reason),
+            _ if was_lost => StateReport::lost(lost.into_iter().map(|lost| lost.name), &reason),
+            _ => StateReport::lost([], &reason),
+        };
+        self.inside().last = described(&execution);
+        Ok(execution)
+    }
+}
+
+/// The reason for which a state without these variables is not exactly the present one.
+pub(super) fn inexact(lost: &[LostVariable]) -> Option<String> {
+    let LostVariable { name, reason } = lost.first()?;
+    Some(format!("{name} cannot be written ({reason})"))
+}
+
+/// An execution as JSON, unless that is too long.
+fn described(execution: &Execution) -> Option<Bytes> {
+    struct Bounded(Vec<u8>);
+    impl Write for Bounded {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if bytes.len() > MOST_LAST_BYTES - self.0.len() {
+                return Err(ErrorKind::FileTooLarge.into());
+            }
+            self.0.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut json = Bounded(Vec::new());
+    serde_json::to_writer(&mut json, execution).ok()?;
+    Some(json.0.into())
+}
+
+/// Adds the last result to a state.
+fn add_last(saved: &mut Saved, last: Option<Bytes>) {
+    if let (Some(last), Some(settings)) = (last, saved.settings.as_object_mut()) {
+        settings.insert(LAST.to_owned(), json!(saved.bodies.len()));
+        saved.bodies.push(last);
+    }
+}
+
+/// The last result that a state has.
+pub(super) fn last_of(saved: &Saved) -> Option<Bytes> {
+    let place = usize::try_from(saved.settings.get(LAST)?.as_u64()?).ok()?;
+    saved.bodies.get(place).cloned()
+}

@@ -1,4 +1,6 @@
 //! The way of a request: which server answers it.
+//!
+//! Decisions: `docs/internals/server.md`.
 
 use std::sync::Arc;
 

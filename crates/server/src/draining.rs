@@ -74,6 +74,7 @@ pub(super) async fn hand_over(app: &App, account: &Account, id: &str) -> Result<
         match app.sessions.of(&account.owner, id) {
             Ok((_, Some(settled))) => drop(settled.wait().await),
             Ok((Known::Asleep(_), None)) => return Ok(true),
+            Ok((Known::Awake(session), None)) if session.idle_for().is_none() => return Ok(false),
             Ok((Known::Awake(session), None)) => {
                 suspending::suspend_unused(app, &session).await;
                 if matches!(app.sessions.of(&account.owner, id), Ok((Known::Awake(_), None))) {

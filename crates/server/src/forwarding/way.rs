@@ -114,7 +114,8 @@ pub(super) async fn way(app: &App, asked: &Asked, tried: &[ServerId]) -> Result<
     let is_full = || app.quotas.sessions() >= app.args.max_sessions;
     let id = match &asked.what {
         What::New if drains || is_full() => return Ok(asked.left_to_others(app, tried)),
-        What::Connection if drains => return Ok(asked.left_to_others(app, tried)),
+        // Carried through this server, it would break at the end of the drain.
+        What::Connection if drains => return Err(ApiError::shutting_down()),
         What::New | What::Connection => return Ok(Way::Here),
         What::Session(id) | What::Run(id) => id,
     };

@@ -207,6 +207,7 @@ async fn a_server_that_is_told_to_end_hands_its_sessions_over_and_answers() {
     a.tell_to_end();
     let is_told = async || answer(a.get("/readyz")).await.0 == StatusCode::SERVICE_UNAVAILABLE;
     eventually("it is told to balancers", is_told).await;
+    assert_eq!(refusal(a.get("/v1/rpc")).await, (503, "shutting_down".to_owned()));
     // Each server answers for both sessions, and for new ones.
     assert_eq!(a.execute(&idle, "x += 1\nx").await["result"], "2");
     assert_eq!(b.execute(&idle, "x += 1\nx").await["result"], "3");

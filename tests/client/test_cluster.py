@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import pytest
 from client_host import PROGRAM
+from cluster_users import Balancer, User, all_go_on
 from http_server import ENVIRONMENT, PATIENCE_SECONDS, SharingServer
 
 ROOT = Path(__file__).parents[2]
@@ -65,8 +66,8 @@ class Server(SharingServer):
 
     BETWEEN: ClassVar = {(503, "server_unreachable"), (503, "state_unavailable")}
 
-    def __init__(self, bucket: str, lease: int = LONG_LEASE) -> None:
-        super().__init__(command(lease=lease), environment(bucket))
+    def __init__(self, bucket: str, lease: int = LONG_LEASE, more: tuple[str, ...] = ()) -> None:
+        super().__init__(command(*more, lease=lease), environment(bucket))
 
     def result(self, session: str, code: str) -> str:
         result: str = self.runs(session, code)["result"]
@@ -101,6 +102,33 @@ def test_a_killed_server_is_told_as_long_as_its_lease_runs(bucket: str) -> None:
         status, refused = second.execute(session, "1")
         assert (status, refused["error"]["code"]) == (503, "server_unreachable"), refused
         assert "nothing was done" in refused["error"]["message"]
+
+
+def test_a_rolling_restart_loses_nothing_and_answers_everything(bucket: str) -> None:
+    more = ("--requests-per-second", "100000", "--shutdown-seconds", "80")
+    servers = [Server(bucket, more=more) for _ in range(3)]
+    try:
+        balancer = Balancer([server.address for server in servers], seed=1)
+        # Those who rest have sessions that never slept. Nobody asks for them before the end.
+        busy, resting = ([User(balancer, number) for number in numbers] for numbers in (range(6), range(6, 10)))
+        for user in resting:
+            user.act()
+        for user in busy:
+            user.start()
+        for number, former in enumerate(servers):
+            all_go_on(busy)
+            former.end()
+            servers[number] = Server(bucket, more=more)
+            balancer.replace(former.address, servers[number].address)
+        all_go_on(busy)
+        for user in busy:
+            user.stop()
+        for user in (*busy, *resting):
+            user.act()
+        print(balancer.counts)
+    finally:
+        for server in servers:
+            server.kill()
 
 
 def test_settings_that_contradict_each_other_are_refused(bucket: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
+use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -33,6 +34,8 @@ const MOST_HEAD_BYTES: usize = 64 << 10;
 const MOST_HEADERS: usize = 64;
 /// The pause after `accept` failed, for example because no file descriptors are left.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
+/// The time for the first request of a connection that was made just before the end.
+const FIRST_REQUEST: Duration = Duration::from_millis(500);
 /// The interval at which the system probes a silent client.
 const ASKING: Duration = Duration::from_secs(15);
 
@@ -89,6 +92,8 @@ struct Activity {
     give_way: Arc<Notify>,
     /// The connection's number among the idle ones, while it is idle.
     number: Mutex<Option<u64>>,
+    /// Cancelled by the first request.
+    begun: CancellationToken,
 }
 
 impl Activity {
@@ -97,6 +102,7 @@ impl Activity {
             idle: Arc::clone(idle),
             give_way: Arc::default(),
             number: Mutex::new(None),
+            begun: CancellationToken::new(),
         };
         activity.rest();
         Arc::new(activity)
@@ -122,6 +128,7 @@ impl Activity {
     /// Notes that a request began. The request ends when the returned guard is dropped.
     fn request(self: &Arc<Self>) -> Busy {
         self.stop_resting();
+        self.begun.cancel();
         Busy(Arc::clone(self))
     }
 }
@@ -155,6 +162,15 @@ pub async fn accept(
     let permits = Arc::new(Semaphore::new(most as usize));
     let idle = Arc::<Idle>::default();
     let mut connections = JoinSet::new();
+    let serve = |stream, peer, permit| {
+        let connection = Arc::new(ConnectionPermit {
+            peer,
+            _permit: permit,
+            _open: open.up(),
+        });
+        let activity = Activity::new(&idle);
+        serve(stream, connection, activity, router.clone(), deadlines, ending.clone())
+    };
     loop {
         while connections.try_join_next().is_some() {}
         let accepted = async {
@@ -177,14 +193,19 @@ pub async fn accept(
         };
         tokio::select! {
             biased;
-            () = ending.cancelled() => return connections,
+            () = ending.cancelled() => break,
             accepted = accepted => if let Some((stream, peer, permit)) = accepted {
-                let connection = Arc::new(ConnectionPermit { peer, _permit: permit, _open: open.up() });
-                let activity = Activity::new(&idle);
-                connections.spawn(serve(stream, connection, activity, router.clone(), deadlines, ending.clone()));
+                connections.spawn(serve(stream, peer, permit));
             },
         }
     }
+    // Connections that the system has taken are answered as well. Without this, their clients could not tell what was done.
+    while let Some(Ok((stream, peer))) = listener.accept().now_or_never()
+        && let Ok(permit) = Arc::clone(&permits).try_acquire_owned()
+    {
+        connections.spawn(serve(stream, peer, permit));
+    }
+    connections
 }
 
 async fn serve(
@@ -197,7 +218,7 @@ async fn serve(
 ) {
     prepare(&stream, deadlines.write);
     let peer = connection.peer;
-    let give_way = Arc::clone(&activity.give_way);
+    let (give_way, begun) = (Arc::clone(&activity.give_way), activity.begun.clone());
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
         let busy = activity.request();
         request.extensions_mut().insert(Arc::clone(&connection));
@@ -229,8 +250,14 @@ async fn serve(
             return;
         }
         () = ending.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+            let first = tokio::time::timeout(FIRST_REQUEST, begun.cancelled());
+            tokio::select! {
+                ended = connection.as_mut() => ended,
+                _ = first => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            }
         }
     };
     if let Err(error) = ended {

@@ -1,12 +1,15 @@
 //! Errors as clients see them: `{ "error": { "code", "message" } }`, with codes that never change.
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 /// The code of the error for a session that is not there.
 pub(super) const NO_SESSION: &str = "session_not_found";
+
+/// The header of an error after which the server that forwarded the request may try another way.
+pub(super) const UNTOUCHED: HeaderName = HeaderName::from_static("sandglass-untouched");
 
 /// The error of a request.
 #[derive(Debug, Clone)]
@@ -18,6 +21,8 @@ pub struct ApiError {
     /// The message: the event, the fate of the state, and what to do.
     pub message: String,
     retry_after_seconds: Option<u64>,
+    /// True if another server may do what was asked for, because nothing was done here.
+    is_untouched: bool,
 }
 
 impl ApiError {
@@ -28,6 +33,7 @@ impl ApiError {
             code,
             message: message.into(),
             retry_after_seconds: None,
+            is_untouched: false,
         }
     }
 
@@ -35,6 +41,13 @@ impl ApiError {
     #[must_use]
     pub fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after_seconds = Some(seconds.max(1));
+        self
+    }
+
+    /// Says that nothing was done, and that another server may do it.
+    #[must_use]
+    pub fn untouched(mut self) -> Self {
+        self.is_untouched = true;
         self
     }
 
@@ -61,7 +74,9 @@ impl ApiError {
     /// 503: the server is shutting down.
     pub fn shutting_down() -> Self {
         let message = "the server is shutting down; nothing was done";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message).retry_after(5)
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message)
+            .retry_after(5)
+            .untouched()
     }
 
     /// 503: the server was shut down, and the execution ended with it.
@@ -119,6 +134,9 @@ impl IntoResponse for ApiError {
             response
                 .headers_mut()
                 .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.is_untouched {
+            response.headers_mut().insert(UNTOUCHED, HeaderValue::from_static("1"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             let challenge = HeaderValue::from_static("Bearer realm=\"sandglass\"");

@@ -1,18 +1,21 @@
-//! Requests for sessions that another server has: they are forwarded to that server, and its answers come back.
+//! Requests for sessions that another server has: they are forwarded to that server, and its answers come back. A server that ends, or is full,
+//! forwards requests for new sessions as well.
 //!
 //! The address is from the lease of that server, which only servers with the key of states can write. So no client and no guest chooses
 //! where a request goes. The client's own key goes along, and both servers check it. A forwarded request is marked, and goes no further.
+//! If the other server has done nothing with a small request, this one tries another way.
 //!
 //! Decisions: `docs/internals/server.md`.
+
+mod way;
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::RequestExt;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::extract::{MatchedPath, RawPathParams, Request, State};
+use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
@@ -24,14 +27,24 @@ use reqwest::{Client, redirect};
 use sandglass_states::ServerId;
 
 use super::App;
+use super::bodies;
 use super::connections::ConnectionPermit;
-use super::errors::{ApiError, Ours};
-use super::quotas::{Account, Held};
-use super::sessions::Known;
+use super::errors::{ApiError, Ours, UNTOUCHED};
+use super::quotas::Held;
 use super::sharing;
+use way::{Asked, Elsewhere, Way, What, way};
 
 /// Marks a request that a server has forwarded.
 const FORWARDED: HeaderName = HeaderName::from_static("sandglass-forwarded");
+/// The value of the mark if the request comes back when nothing was done.
+const MAY_COME_BACK: &str = "may-come-back";
+/// The most attempts to forward a request, and the pause before the second attempt at one server.
+const MOST_TRIES: usize = 6;
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// The largest body that is kept so that the request can be sent again, in bytes.
+const MOST_COPIED: usize = 64 << 10;
+/// The code of the error for a server that does not answer.
+const UNREACHABLE: &str = "server_unreachable";
 /// The headers that belong to one connection.
 const OF_CONNECTIONS: [HeaderName; 8] = [
     header::CONNECTION,
@@ -45,8 +58,6 @@ const OF_CONNECTIONS: [HeaderName; 8] = [
 ];
 /// The time for a connection to another server.
 const CONNECT_TIME: Duration = Duration::from_secs(3);
-/// The time for which a connection is kept for another request. It is below the least `--head-timeout-seconds` that makes sense.
-const KEPT_CONNECTION: Duration = Duration::from_secs(5);
 /// The interval at which the system asks a machine that says nothing, and the time after which the machine counts as gone.
 const ASKING: Duration = Duration::from_secs(10);
 const GONE: Duration = Duration::from_secs(30);
@@ -64,7 +75,8 @@ impl Forwarding {
             .redirect(redirect::Policy::none())
             .http1_only()
             .connect_timeout(CONNECT_TIME)
-            .pool_idle_timeout(KEPT_CONNECTION)
+            // A server that ends may close a kept connection while a request is on its way. Nobody could tell then what was done.
+            .pool_max_idle_per_host(0)
             .tcp_keepalive(ASKING)
             .tcp_keepalive_interval(ASKING)
             .tcp_user_timeout(GONE)
@@ -75,115 +87,170 @@ impl Forwarding {
     }
 }
 
-/// Another server, which has the session of a request.
-struct Elsewhere {
-    server: ServerId,
-    address: String,
-    /// The id in the path.
-    id: String,
+/// The end of an attempt to forward a request.
+enum Sent {
+    Answered(Response),
+    /// The other server did nothing. The error is for a client that no other way is left for.
+    Untouched(ApiError),
 }
 
-/// Forwards a request if another server has its session. Otherwise this server answers.
+/// Forwards a request if another server has its session, or is to take it. Otherwise this server answers.
 pub(super) async fn forward(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let (Some(forwarding), Some(asked)) = (&app.forwarding, Asked::of(&mut request).await) else {
         return next.run(request).await;
     };
-    match elsewhere(&app, asked).await {
-        Ok(None) => next.run(request).await,
-        Ok(Some(elsewhere)) => {
-            let answer = send(&app, &forwarding.0, elsewhere, request).await;
-            answer.unwrap_or_else(IntoResponse::into_response)
-        }
+    let first = match way(&app, &asked, &[]).await {
+        Ok(Way::Here) => return next.run(request).await,
+        Ok(Way::Back) => return ApiError::shutting_down().into_response(),
+        Ok(Way::There(elsewhere)) => elsewhere,
+        Err(error) => return error.into_response(),
+    };
+    let mut request = match Onward::of(&app, &asked, request).await {
+        Ok(request) => request,
+        Err(error) => return error.into_response(),
+    };
+    let answer = send_on(&app, &forwarding.0, &asked, &mut request, first).await;
+    match answer {
+        Ok(Some(response)) => response,
+        Ok(None) => next.run(request.into_request()).await,
         Err(error) => error.into_response(),
     }
 }
 
-/// The parts of a request that tell where it goes.
-struct Asked {
-    id: String,
-    account: Arc<Account>,
-    is_forwarded: bool,
+/// Sends a request to other servers until one takes it. `None` if this server is to answer.
+async fn send_on(
+    app: &App,
+    client: &Client,
+    asked: &Asked,
+    request: &mut Onward,
+    mut elsewhere: Elsewhere,
+) -> Result<Option<Response>, ApiError> {
+    let mut tried = Vec::new();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let is_last = tried.len() + 1 == MOST_TRIES;
+        let why = match send(app, client, asked, &elsewhere, request, is_last).await? {
+            Sent::Answered(response) => return Ok(Some(response)),
+            Sent::Untouched(why) => why,
+        };
+        tried.push(elsewhere.server);
+        if is_last || request.copy.is_none() {
+            return Err(why);
+        }
+        elsewhere = match way(app, asked, &tried).await? {
+            Way::Here => return Ok(None),
+            Way::Back => return Err(why),
+            Way::There(again) if tried.contains(&again.server) => {
+                if why.code == UNREACHABLE {
+                    return Err(why); // it was killed, most likely
+                }
+                tokio::time::sleep(pause).await; // it stores the session
+                pause *= 2;
+                again
+            }
+            Way::There(other) => other,
+        };
+    }
 }
 
-impl Asked {
-    /// `None` for a request that is for no session.
-    async fn of(request: &mut Request) -> Option<Self> {
-        if !has_id(request.extensions().get::<MatchedPath>()?.as_str()) {
-            return None;
-        }
-        // As the handlers read it: an id may have escapes.
-        let named = request.extract_parts::<RawPathParams>().await.ok()?;
-        let (_, id) = named.iter().find(|(name, _)| *name == "id")?;
-        Some(Self {
-            id: id.to_owned(),
-            account: Arc::clone(request.extensions().get::<Arc<Account>>()?),
-            is_forwarded: request.headers().contains_key(FORWARDED),
+/// A request on its way to other servers.
+struct Onward {
+    parts: Parts,
+    body: Body,
+    /// The body, if it is small. Then the request can be sent again, or answered here after all.
+    copy: Option<Bytes>,
+    /// The copy's part of the quota.
+    _held: Vec<Held>,
+}
+
+impl Onward {
+    async fn of(app: &App, asked: &Asked, request: Request) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        let length = parts.headers.get(header::CONTENT_LENGTH);
+        let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        let (body, copy, held) = if body.is_end_stream() {
+            (Body::empty(), Some(Bytes::new()), Vec::new())
+        } else if length.is_some_and(|bytes| bytes <= MOST_COPIED) {
+            let taken = bodies::take(&asked.account, app.args.body_limits(), &parts.headers, body).await?;
+            (Body::empty(), Some(taken.value.into()), taken.held)
+        } else {
+            (body, None, Vec::new())
+        };
+        Ok(Self {
+            parts,
+            body,
+            copy,
+            _held: held,
         })
     }
-}
 
-/// The server to which a request is to go; `None` if it is this one.
-async fn elsewhere(app: &App, asked: Asked) -> Result<Option<Elsewhere>, ApiError> {
-    let Asked { id, account, .. } = asked;
-    let Some(suspension) = &app.suspension else {
-        return Ok(None);
-    };
-    // A session that is awake here, or moves, is this server's until it finds out otherwise.
-    let asleep = match app.sessions.of(&account.owner, &id) {
-        Ok((Known::Awake(_), _) | (_, Some(_))) => return Ok(None),
-        Ok((Known::Asleep(asleep), None)) => Some(asleep),
-        Err(_) => None,
-    };
-    let Some(living) = suspension.elsewhere(&account.owner, &id).await? else {
-        return Ok(None);
-    };
-    if let Some(asleep) = asleep {
-        sharing::let_go(app, &asleep);
+    fn take_body(&mut self) -> Body {
+        match &self.copy {
+            Some(copy) => Body::from(copy.clone()),
+            None => std::mem::take(&mut self.body),
+        }
     }
-    if asked.is_forwarded {
-        return Err(twice(&id));
+
+    fn into_request(mut self) -> Request {
+        let body = self.take_body();
+        Request::from_parts(self.parts, body)
     }
-    // Without an address, the handler tells that the session is elsewhere.
-    Ok(living.address.map(|address| Elsewhere {
-        server: living.server,
-        address,
-        id,
-    }))
 }
 
-/// Returns true for a route of a session, or of the files of a stateless run.
-fn has_id(route: &str) -> bool {
-    let parts: Vec<_> = route.split('/').collect();
-    matches!(
-        parts.as_slice(),
-        ["", "v1", "sessions", "{id}", ..] | ["", "execute", "{id}", ..]
-    )
-}
-
-async fn send(app: &App, client: &Client, elsewhere: Elsewhere, request: Request) -> Result<Response, ApiError> {
-    let Elsewhere { server, address, id } = elsewhere;
-    let (mut parts, body) = request.into_parts();
-    let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-    if !is_plain(parts.uri.path()) {
+async fn send(
+    app: &App,
+    client: &Client,
+    asked: &Asked,
+    elsewhere: &Elsewhere,
+    request: &mut Onward,
+    is_last: bool,
+) -> Result<Sent, ApiError> {
+    let Elsewhere { server, address } = elsewhere;
+    let uri = &request.parts.uri;
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    if !is_plain(uri.path()) {
         let problem = "a path must not have \"\\\", or a part \".\" or \"..\"";
         return Err(ApiError::invalid(problem));
     }
+    let mark = if is_last || request.copy.is_none() {
+        "1"
+    } else {
+        MAY_COME_BACK
+    };
     let mut forwarded = client
-        .request(parts.method.clone(), format!("{address}{path}"))
-        .headers(onward(&parts.headers));
+        .request(request.parts.method.clone(), format!("{address}{path}"))
+        .headers(onward(&request.parts.headers, mark));
+    let body = request.take_body();
     if !body.is_end_stream() {
         forwarded = forwarded.body(reqwest::Body::wrap_stream(body.into_data_stream()));
     }
-    let mut over = Box::pin(over(app.clone(), server));
+    let mut over = Box::pin(over(app.clone(), *server));
     let answer = tokio::select! {
         biased;
-        answer = forwarded.send() => answer.map_err(|error| out_of_reach(app, &id, error.is_connect()))?,
-        () = &mut over => return Err(out_of_reach(app, &id, false)),
+        answer = forwarded.send() => answer.map_err(|error| error.is_connect()),
+        () = &mut over => Err(false),
     };
-    tracing::debug!(session = id, %address, status = answer.status().as_u16(), "forwarded");
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(is_untouched) => {
+            app.metrics.forward(if is_untouched { "unreachable" } else { "silent" });
+            let why = out_of_reach(app, asked, is_untouched);
+            return if is_untouched {
+                Ok(Sent::Untouched(why))
+            } else {
+                Err(why)
+            };
+        }
+    };
+    tracing::debug!(session = asked.id(), %address, status = answer.status().as_u16(), "forwarded");
+    if answer.headers().contains_key(UNTOUCHED) {
+        app.metrics.forward("refused");
+        return Ok(Sent::Untouched(is_ending()));
+    }
+    app.metrics.forward("answered");
     let (status, headers) = (answer.status(), backward(answer.headers(), answer.status()));
     let body = if status == StatusCode::SWITCHING_PROTOCOLS {
-        tokio::spawn(relay(app.clone(), parts_of(&mut parts), answer, over));
+        tokio::spawn(relay(app.clone(), parts_of(&mut request.parts), answer, over));
         Body::empty()
     } else {
         Body::from_stream(until_over(answer.bytes_stream(), over))
@@ -192,7 +259,7 @@ async fn send(app: &App, client: &Client, elsewhere: Elsewhere, request: Request
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response.extensions_mut().insert(Ours);
-    Ok(response)
+    Ok(Sent::Answered(response))
 }
 
 /// Returns true for a path that stays as it is in a URL. In others, the parts before `..` would go, so the request would be another one.
@@ -202,7 +269,7 @@ fn is_plain(path: &str) -> bool {
 }
 
 /// The headers for the other server. This one has judged the origin of the page already.
-fn onward(headers: &HeaderMap) -> HeaderMap {
+fn onward(headers: &HeaderMap, mark: &'static str) -> HeaderMap {
     let mut onward = without_connection(headers);
     for name in [header::HOST, header::ORIGIN, header::EXPECT] {
         onward.remove(name);
@@ -211,7 +278,7 @@ fn onward(headers: &HeaderMap) -> HeaderMap {
         onward.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         onward.insert(header::UPGRADE, protocol.clone());
     }
-    onward.insert(FORWARDED, HeaderValue::from_static("1"));
+    onward.insert(FORWARDED, HeaderValue::from_static(mark));
     onward
 }
 
@@ -309,8 +376,12 @@ async fn relay(app: App, (upgrade, _connection, _held): OfSocket, answer: reqwes
     }
 }
 
-/// The error for a session whose server does not answer.
-fn out_of_reach(app: &App, id: &str, is_untouched: bool) -> ApiError {
+/// The error for a request whose server does not answer.
+fn out_of_reach(app: &App, asked: &Asked, is_untouched: bool) -> ApiError {
+    let subject = match &asked.what {
+        What::Session(id) | What::Run(id) => format!("session {id} is on another server"),
+        What::New | What::Connection => "this server takes nothing new, and asked another one".to_owned(),
+    };
     let what = match is_untouched {
         true => "which cannot be reached; nothing was done. Try again:",
         false => {
@@ -318,19 +389,16 @@ fn out_of_reach(app: &App, id: &str, is_untouched: bool) -> ApiError {
         }
     };
     let message = format!(
-        "session {id} is on another server, {what} after {} s of silence, another server can go on with its last stored state",
+        "{subject}, {what} after {} s of silence, another server can go on with its last stored state",
         app.args.suspend.state_lease_seconds
     );
-    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_unreachable", message).retry_after(5)
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, UNREACHABLE, message).retry_after(5)
 }
 
-/// The error for a request that would be forwarded a second time.
-fn twice(id: &str) -> ApiError {
-    let message = format!(
-        "session {id} is on a third server; nothing was done. It may have moved just now: try again. If this comes again, the value of \
-         --advertise of a server leads to another one"
-    );
-    ApiError::new(StatusCode::LOOP_DETECTED, "forwarded_twice", message).retry_after(1)
+/// The error for a request whose server ends, and has not stored the session yet.
+fn is_ending() -> ApiError {
+    let message = "the server that has the session, or was to make one, is shutting down; nothing was done. Try again";
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message).retry_after(1)
 }
 
 #[cfg(test)]
@@ -352,7 +420,7 @@ mod tests {
         ] {
             headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
-        let onward = onward(&headers);
+        let onward = onward(&headers, "1");
         let mut names: Vec<_> = onward.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["authorization", "sandglass-forwarded"]);
@@ -371,20 +439,6 @@ mod tests {
             "/a\\..\\b",
         ] {
             assert!(!is_plain(path), "{path}");
-        }
-    }
-
-    #[test]
-    fn routes_of_sessions_and_runs_are_known() {
-        for route in [
-            "/v1/sessions/{id}/execute",
-            "/v1/sessions/{id}",
-            "/execute/{id}/files/{*path}",
-        ] {
-            assert!(has_id(route), "{route}");
-        }
-        for route in ["/v1/sessions", "/execute", "/health", "/v1/rpc"] {
-            assert!(!has_id(route), "{route}");
         }
     }
 }

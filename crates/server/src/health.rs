@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use super::App;
 use super::access::LOCAL;
 use super::bodies;
+use super::draining;
 use super::errors::ApiError;
 use super::storage::{Fate, new_id};
 use sandglass_host::Sandbox;
@@ -42,6 +43,17 @@ pub async fn health(State(app): State<App>) -> Result<Response, ApiError> {
         json!({ "status": word, "version": env!("CARGO_PKG_VERSION") }),
     )
     .await
+}
+
+/// `GET /readyz`: 200 while the server takes sessions and is to get requests.
+pub async fn ready(State(app): State<App>) -> Result<Response, ApiError> {
+    let (status, word) = match (app.ending.is_cancelled(), app.draining.is_cancelled()) {
+        (false, false) => (StatusCode::OK, "ok"),
+        (false, true) => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
+        (true, _) => (StatusCode::SERVICE_UNAVAILABLE, "ending"),
+    };
+    let told = json!({ "status": word, "version": env!("CARGO_PKG_VERSION") });
+    bodies::json(status, 0, told).await
 }
 
 /// `GET /health/detailed`: 503 when a trial guest fails, or when no guest can be had. If the pool makes no guests and the
@@ -143,6 +155,16 @@ pub async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
             app.sessions.asleep().len() as u64,
         ),
         ("kept_sandboxes", "Kept sandboxes, open or not", app.kept.count() as u64),
+        (
+            "draining",
+            "1 while the server is told to end and answers on",
+            u64::from(app.draining.is_cancelled()),
+        ),
+        (
+            "other_servers",
+            "Other servers of the same store that take requests, as last seen",
+            draining::others(&app).len() as u64,
+        ),
     ] {
         registry.register(name, help, ConstGauge::new(value));
     }

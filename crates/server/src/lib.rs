@@ -16,7 +16,8 @@
 //! | `suspension`, `stored`, `suspending`, `waking` | states of sessions that nobody uses: the store, their form there, the way there, the way back |
 //! | `places`, `sharing` | the store of states that the settings name, and the lease on one that other servers use, too |
 //! | `kept`, `kept_sessions` | sandboxes whose executions outlive the server; those that are sessions over HTTP |
-//! | `forwarding` | requests for sessions that another server has |
+//! | `forwarding` | requests for sessions that another server has, and for new ones that this server does not take |
+//! | `draining` | the time before the end, in which other servers take over |
 //! | `forking` | copies of sessions |
 //! | `create` | the making of sessions |
 //! | `new_session`, `listing`, `own_session`, `execute`, `pending`, `variables`, `files` | the routes of a session |
@@ -37,6 +38,7 @@ mod channel;
 mod checkpoints;
 pub mod connections;
 mod create;
+mod draining;
 pub mod errors;
 mod exchanges;
 mod execute;
@@ -129,6 +131,8 @@ pub struct Shared {
     outliving: metrics::Gauge,
     runs: stateless::Files,
     started: Instant,
+    /// Cancelled when the server is told to end. It answers on until `ending`.
+    draining: CancellationToken,
     ending: CancellationToken,
 }
 
@@ -211,6 +215,7 @@ impl Server {
             keys,
             origins,
             llm,
+            draining: CancellationToken::new(),
             ending: CancellationToken::new(),
         }));
         Ok(Self { app, listener })
@@ -224,7 +229,8 @@ impl Server {
         self.listener.local_addr()
     }
 
-    /// Serves until `ended` is ready. Then running requests get some time to end, and all guests are destroyed.
+    /// Serves until `ended` is ready. Then other servers take over what they can, running requests get some time to end, and all guests are
+    /// destroyed.
     pub async fn run(self, ended: impl Future<Output = ()>) {
         let Self { app, listener } = self;
         // Dropping this future ends the server too.
@@ -255,6 +261,13 @@ impl Server {
             sessions = app.quotas.sessions(),
             "shutting down: waiting for running requests"
         );
+        let most = seconds(app.args.shutdown_seconds);
+        let told = Instant::now();
+        app.draining.cancel();
+        if tokio::time::timeout(most, draining::run(&app)).await.is_err() {
+            tracing::warn!("other servers could not take all sessions over while this one answered");
+        }
+        let most = most.saturating_sub(told.elapsed());
         drop(end);
         for task in [expiring, warming] {
             task.abort();
@@ -270,7 +283,6 @@ impl Server {
             let _ = suspending.await;
             suspending::suspend_idle(&app, Duration::ZERO).await;
         };
-        let most = seconds(app.args.shutdown_seconds);
         let (requests, idle) = tokio::join!(
             tokio::time::timeout(most, requests_end),
             tokio::time::timeout(most, sleep)

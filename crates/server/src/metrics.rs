@@ -36,6 +36,7 @@ pub struct Metrics {
     executions: Durations,
     llm_calls: Family<Label, Counter>,
     suspensions: Family<Label, Counter>,
+    forwards: Family<Label, Counter>,
     wakes: Durations,
     ahead: Mutex<Stats>,
 }
@@ -116,6 +117,11 @@ impl Metrics {
         self.suspensions.get_or_create(&[("result", result.to_owned())]).inc();
     }
 
+    /// Counts an attempt to forward a request: `answered`, or the way in which it failed (`refused`, `unreachable`, `silent`).
+    pub fn forward(&self, result: &str) {
+        self.forwards.get_or_create(&[("result", result.to_owned())]).inc();
+    }
+
     /// Counts an attempt to wake a session: `ok`, or the code of the error.
     pub fn wake(&self, result: &str, took: Duration) {
         let result = [("result", result.to_owned())];
@@ -168,6 +174,11 @@ impl Metrics {
             ("refusals", "Requests refused, by error code", &self.refusals),
             ("llm_calls", "Calls of the model for guests", &self.llm_calls),
             ("suspensions", "Attempts to suspend a session", &self.suspensions),
+            (
+                "forwards",
+                "Attempts to forward a request to another server",
+                &self.forwards,
+            ),
         ] {
             registry.register(name, help, counts.clone());
         }

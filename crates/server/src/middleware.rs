@@ -63,13 +63,18 @@ pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> R
         response.extensions_mut().insert(held);
     }
     add_headers(response.headers_mut(), &watch.id, &origin);
+    if app.draining.is_cancelled() {
+        // A client that keeps no connection sends its next request to another server.
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().entry(header::CONNECTION).or_insert(close);
+    }
     watch.answered(&response);
     response
 }
 
 /// Returns true when a route answers without a key.
 fn is_open(route: &str) -> bool {
-    matches!(route, "/health" | "/openapi.json")
+    matches!(route, "/health" | "/readyz" | "/openapi.json")
 }
 
 fn is_preflight(request: &Request) -> bool {

@@ -54,6 +54,7 @@ routes! {
     post "/execute" stateless::execute;
     get "/execute/{id}/files/{*path}" stateless::file;
     get "/health" health::health;
+    get "/readyz" health::ready;
     get "/health/detailed" health::detailed;
     get "/metrics" health::metrics;
     get "/openapi.json" openapi;

@@ -475,6 +475,17 @@ impl Sessions {
         awake
     }
 
+    /// Returns true if a session moves, or if another server can go on with one after its present use.
+    pub fn are_to_move(&self) -> bool {
+        lock(&self.all).values().any(|place| match place {
+            Place::Awake(session) => {
+                session.recipe().is_some() && (session.idle_for().is_none() || session.may_sleep(Duration::ZERO))
+            }
+            Place::Moving(..) => true,
+            Place::Asleep(_) => false,
+        })
+    }
+
     fn idle_since(&self, most: Duration) -> Vec<String> {
         let awake = self.awake().into_iter();
         let idle = awake.filter(|session| session.idle_for().is_some_and(|idle| idle >= most));

@@ -111,7 +111,7 @@ pub(super) fn let_go(app: &App, asleep: &Arc<Asleep>) {
 }
 
 /// Asks the store on a thread of its own. Requests that wait for a silent store may have all others.
-async fn ask<T: Send + 'static>(
+pub(super) async fn ask<T: Send + 'static>(
     app: &App,
     question: impl FnOnce(&States) -> Result<T, StateError> + Send + 'static,
 ) -> Option<Result<T, StateError>> {

@@ -156,6 +156,13 @@ pub(super) async fn suspend_used(app: &App) {
     tokio::join!(join_all(owners), kept_sessions::save_used(app));
 }
 
+/// Suspends a session now if nobody uses it. This goes on if nobody waits for it any more.
+pub(super) async fn suspend_unused(app: &App, session: &Arc<Session>) {
+    let (app, session) = (app.clone(), Arc::clone(session));
+    let suspending = async move { suspend(&app, &session, Some(Duration::ZERO), Attempt::First).await };
+    let _ = tokio::spawn(suspending).await;
+}
+
 fn by_owner(sessions: Vec<Arc<Session>>) -> HashMap<Arc<str>, Vec<Arc<Session>>> {
     let mut owners: HashMap<_, Vec<_>> = HashMap::new();
     for session in sessions {

@@ -187,6 +187,20 @@ impl Servers {
         }
     }
 
+    /// The other servers that tell an address, and lived when this one last looked. It asks the store for nothing.
+    pub(crate) fn others(&self) -> Vec<Living> {
+        match self {
+            Self::Several { leases, .. } => {
+                let watched = lock(&leases.watched);
+                let homes = lock(&leases.homes);
+                let others = homes.iter().filter(|(home, _)| **home != leases.home);
+                let others = others.filter(|(_, living)| watched.contains_key(&living.server));
+                others.map(|(_, living)| living.clone()).collect()
+            }
+            Self::Alone(_) => Vec::new(),
+        }
+    }
+
     /// The state of the lease under this id of this server.
     pub(crate) fn standing(&self, server: ServerId) -> Standing {
         match self {
@@ -295,7 +309,7 @@ pub(crate) struct Leases {
     address: Option<String>,
     watched: Mutex<HashMap<ServerId, Watched>>,
     /// The servers that told their homes.
-    homes: Mutex<HashMap<HomeId, ServerId>>,
+    homes: Mutex<HashMap<HomeId, Living>>,
     /// The last search for a home. Held while one is under way.
     searched: Mutex<Option<Search>>,
 }
@@ -462,7 +476,7 @@ impl Leases {
     }
 
     fn known_at_home(&self, home: HomeId) -> Result<Option<Living>, StateError> {
-        let server = lock(&self.homes).get(&home).copied();
+        let server = lock(&self.homes).get(&home).map(|living| living.server);
         Ok(match server {
             Some(server) => self.living(server)?,
             None => None,
@@ -493,7 +507,7 @@ impl Leases {
                 address: at.as_ref().map(|(_, address)| address.clone()),
             };
             if !self.has_stood_still(server, &version, asked, lasts) {
-                lock(&self.homes).extend(at.map(|(home, _)| (home, server)));
+                lock(&self.homes).extend(at.map(|(home, _)| (home, living.clone())));
                 return Ok(Some(living));
             }
             if self
@@ -511,7 +525,7 @@ impl Leases {
     /// Forgets a server whose lease is over.
     fn forget(&self, server: ServerId) {
         lock(&self.watched).remove(&server);
-        lock(&self.homes).retain(|_, at_home| *at_home != server);
+        lock(&self.homes).retain(|_, at_home| at_home.server != server);
         let _ = self.store.remove(&Name::Lease(server)); // missing and over are the same
     }
 

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::error::StateError;
 use crate::keys::{MasterKey, TenantKeys};
-use crate::lease::{Beat, Clock, Leases, Servers, Standing, lock};
+use crate::lease::{Beat, Clock, Leases, Living, Servers, Standing, lock};
 use crate::manifest::{Body, Ended, FORMAT, Head, Manifest, Ref, Saved, SavedFile, bytes_of_ended, read, write};
 use crate::names::{HomeId, Name, ObjectId, Place, ServerId, SessionId, TenantId};
 use crate::pieces::pieces;
@@ -139,6 +139,11 @@ impl States {
     /// Returns true if another server lived when this one last [watched](States::watch). It asks the store for nothing.
     pub fn seems_to_live(&self, server: ServerId) -> bool {
         self.servers.seems_to_live(server)
+    }
+
+    /// The other servers that tell an address, and lived when this one last [watched](States::watch). It asks the store for nothing.
+    pub fn others(&self) -> Vec<Living> {
+        self.servers.others()
     }
 
     /// Ends this server's lease. What it has is free for others at once.

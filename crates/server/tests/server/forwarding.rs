@@ -186,3 +186,72 @@ async fn a_session_that_another_server_woke_is_no_longer_listed() {
         server.stop().await;
     }
 }
+
+/// Sessions of a server that is told to end go on elsewhere while it still answers, also those that never slept.
+#[tokio::test]
+async fn a_server_that_is_told_to_end_hands_its_sessions_over_and_answers() {
+    let bucket = bucket();
+    let (mut a, b) = (server(&bucket, &[]).await, server(&bucket, &[]).await);
+    let (idle, busy) = (a.session(json!({})).await, a.session(json!({})).await);
+    a.execute(&idle, "x = 1").await;
+    // It waits until the test lets it go on, so the drain lasts until then.
+    let folder = tempfile::tempdir().unwrap();
+    let code = format!(
+        "import os, time\nos.chdir({:?})\nopen('begun', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\ny = 2\ny",
+        folder.path()
+    );
+    let run = b.post(&format!("/v1/sessions/{busy}/execute"), &json!({ "code": code }));
+    let run = tokio::spawn(answer(run));
+    eventually("the code runs", async || folder.path().join("begun").exists()).await;
+    assert_eq!(answer(a.get("/readyz")).await.0, StatusCode::OK);
+    a.tell_to_end();
+    let is_told = async || answer(a.get("/readyz")).await.0 == StatusCode::SERVICE_UNAVAILABLE;
+    eventually("it is told to balancers", is_told).await;
+    assert_eq!(refusal(a.get("/v1/rpc")).await, (503, "shutting_down".to_owned()));
+    // Each server answers for both sessions, and for new ones.
+    assert_eq!(a.execute(&idle, "x += 1\nx").await["result"], "2");
+    assert_eq!(b.execute(&idle, "x += 1\nx").await["result"], "3");
+    let new = a.session(json!({})).await;
+    assert_eq!(b.execute(&new, "1").await["result"], "1");
+    let metrics = b.get("/metrics").send().await.unwrap().text().await.unwrap();
+    assert!(metrics.contains("\nsandglass_sessions 2\n"), "{metrics}");
+    let metrics = a.get("/metrics").send().await.unwrap().text().await.unwrap();
+    assert!(metrics.contains("\nsandglass_draining 1\n"), "{metrics}");
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    let (status, ran) = run.await.unwrap();
+    assert_eq!((status, &ran["result"]), (StatusCode::OK, &json!("2")), "{ran}");
+    a.ended().await;
+    let went_on = b.execute(&busy, "y + 1").await;
+    assert_eq!(
+        (&went_on["result"], &went_on["state"]["status"]),
+        (&json!("3"), &json!("kept")),
+        "{went_on}"
+    );
+    b.stop().await;
+}
+
+#[tokio::test]
+async fn a_full_server_sends_new_sessions_to_another_one() {
+    let bucket = bucket();
+    let (a, b) = (
+        server(&bucket, &["--max-sessions", "1"]).await,
+        server(&bucket, &["--max-sessions", "1"]).await,
+    );
+    a.session(json!({})).await;
+    // The look at its own id makes the other server known at once.
+    let elsewhere = b.session(json!({})).await;
+    assert_eq!(a.execute(&elsewhere, "1").await["result"], "1");
+    let full = refusal(a.post("/v1/sessions", &json!({}))).await;
+    assert_eq!(full, (503, "server_full".to_owned()));
+    assert_eq!(
+        answer(a.request(Method::DELETE, &format!("/v1/sessions/{elsewhere}")))
+            .await
+            .0,
+        StatusCode::NO_CONTENT
+    );
+    let moved = a.session(json!({})).await;
+    assert_eq!(b.execute(&moved, "2").await["result"], "2");
+    for server in [a, b] {
+        server.stop().await;
+    }
+}

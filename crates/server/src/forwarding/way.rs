@@ -1,0 +1,187 @@
+//! The way of a request: which server answers it.
+//!
+//! Decisions: `docs/internals/server.md`.
+
+use std::sync::Arc;
+
+use axum::RequestExt;
+use axum::extract::{MatchedPath, RawPathParams, Request};
+use axum::http::{Method, StatusCode};
+use sandglass_states::{Living, ServerId};
+
+use super::{FORWARDED, MAY_COME_BACK};
+use crate::errors::ApiError;
+use crate::quotas::Account;
+use crate::sessions::Known;
+use crate::{App, draining, sharing};
+
+/// Another server, which gets a request.
+pub(super) struct Elsewhere {
+    pub(super) server: ServerId,
+    pub(super) address: String,
+}
+
+/// The way of a request.
+pub(super) enum Way {
+    /// This server answers.
+    Here,
+    /// To another server.
+    There(Elsewhere),
+    /// Back to the server that forwarded it, which tries another way. Nothing was done.
+    Back,
+}
+
+/// The parts of a request that tell where it goes.
+pub(super) struct Asked {
+    pub(super) what: What,
+    pub(super) account: Arc<Account>,
+    pub(super) is_forwarded: bool,
+    /// True if the server that forwarded it can try another way.
+    pub(super) may_come_back: bool,
+}
+
+/// The thing that a request is for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// A session, by its id.
+    Session(String),
+    /// The files of a stateless run.
+    Run(String),
+    /// A new session, or a run that leaves nothing behind.
+    New,
+    /// A connection that makes sessions.
+    Connection,
+}
+
+impl Asked {
+    /// `None` for a request that this server answers always.
+    pub(super) async fn of(request: &mut Request) -> Option<Self> {
+        let route = request.extensions().get::<MatchedPath>()?.as_str().to_owned();
+        let what = match (request.method(), route.as_str()) {
+            (&Method::POST, "/v1/sessions" | "/execute") => What::New,
+            (&Method::GET, "/v1/rpc") => What::Connection,
+            _ if has_id(&route) => {
+                // As the handlers read it: an id may have escapes.
+                let named = request.extract_parts::<RawPathParams>().await.ok()?;
+                let (_, id) = named.iter().find(|(name, _)| *name == "id")?;
+                match route.starts_with("/execute/") {
+                    true => What::Run(id.to_owned()),
+                    false => What::Session(id.to_owned()),
+                }
+            }
+            _ => return None,
+        };
+        let forwarded = request.headers().get(FORWARDED);
+        Some(Self {
+            what,
+            account: Arc::clone(request.extensions().get::<Arc<Account>>()?),
+            is_forwarded: forwarded.is_some(),
+            may_come_back: forwarded.is_some_and(|value| value == MAY_COME_BACK),
+        })
+    }
+
+    pub(super) fn id(&self) -> &str {
+        match &self.what {
+            What::Session(id) | What::Run(id) => id,
+            What::New | What::Connection => "",
+        }
+    }
+
+    /// The way of a request that any server can answer, and that this one leaves to the others.
+    pub(super) fn left_to_others(&self, app: &App, tried: &[ServerId]) -> Way {
+        match (self.is_forwarded, self.may_come_back) {
+            (true, true) => Way::Back,
+            (true, false) => Way::Here,
+            (false, _) => draining::another(app, tried)
+                .and_then(Elsewhere::of)
+                .map_or(Way::Here, Way::There),
+        }
+    }
+}
+
+impl Elsewhere {
+    pub(super) fn of(living: Living) -> Option<Self> {
+        Some(Self {
+            server: living.server,
+            address: living.address?,
+        })
+    }
+}
+
+/// The way of a request. These servers have done nothing with it.
+pub(super) async fn way(app: &App, asked: &Asked, tried: &[ServerId]) -> Result<Way, ApiError> {
+    let drains = app.draining.is_cancelled();
+    let is_full = || app.quotas.sessions() >= app.args.max_sessions;
+    let id = match &asked.what {
+        What::New if drains || is_full() => return Ok(asked.left_to_others(app, tried)),
+        // Carried through this server, it would break at the end of the drain.
+        What::Connection if drains => return Err(ApiError::shutting_down()),
+        What::New | What::Connection => return Ok(Way::Here),
+        What::Session(id) | What::Run(id) => id,
+    };
+    let (Some(suspension), account) = (&app.suspension, &asked.account) else {
+        return Ok(Way::Here);
+    };
+    let is_session = matches!(asked.what, What::Session(_));
+    let is_stored = drains && is_session && draining::hand_over(app, account, id).await?;
+    // A session that is awake here, or moves, is this server's until it finds out otherwise.
+    let asleep = match app.sessions.of(&account.owner, id) {
+        Ok((Known::Awake(_), _) | (_, Some(_))) => return Ok(Way::Here),
+        Ok((Known::Asleep(asleep), None)) => Some(asleep),
+        Err(_) => None,
+    };
+    let Some(living) = suspension.elsewhere(&account.owner, id).await? else {
+        return Ok(match is_stored {
+            true => asked.left_to_others(app, tried),
+            false => Way::Here,
+        });
+    };
+    if let Some(asleep) = asleep {
+        sharing::let_go(app, &asleep);
+    }
+    if asked.is_forwarded {
+        return match drains && asked.may_come_back {
+            true => Ok(Way::Back),
+            false => Err(twice(id)),
+        };
+    }
+    // Without an address, the handler tells that the session is elsewhere.
+    Ok(Elsewhere::of(living).map_or(Way::Here, Way::There))
+}
+
+/// Returns true for a route of a session, or of the files of a stateless run.
+pub(super) fn has_id(route: &str) -> bool {
+    let parts: Vec<_> = route.split('/').collect();
+    matches!(
+        parts.as_slice(),
+        ["", "v1", "sessions", "{id}", ..] | ["", "execute", "{id}", ..]
+    )
+}
+
+/// The error for a request that would be forwarded a second time.
+pub(super) fn twice(id: &str) -> ApiError {
+    let message = format!(
+        "session {id} is on a third server; nothing was done. It may have moved just now: try again. If this comes again, the value of \
+         --advertise of a server leads to another one"
+    );
+    ApiError::new(StatusCode::LOOP_DETECTED, "forwarded_twice", message).retry_after(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_of_sessions_and_runs_are_known() {
+        for route in [
+            "/v1/sessions/{id}/execute",
+            "/v1/sessions/{id}",
+            "/execute/{id}/files/{*path}",
+        ] {
+            assert!(has_id(route), "{route}");
+        }
+        for route in ["/v1/sessions", "/execute", "/health", "/v1/rpc"] {
+            assert!(!has_id(route), "{route}");
+        }
+    }
+}

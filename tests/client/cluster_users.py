@@ -1,0 +1,195 @@
+"""Users of several servers, each of whom knows what every variable of a session should be.
+
+A user repeats a request as docs/server/many-servers.md says: when the answer, or the missing connection, says that nothing was done.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from http.client import HTTPException
+from typing import Any
+
+from http_server import KEY, PATIENCE_SECONDS
+
+#: Words of the answers after which a cell may have run.
+POSSIBLY_DONE = ("may have been carried out", "the code ran", "the code was stopped")
+
+
+class Wrong(Exception):
+    """A server lost something, did something twice, or gave an answer that a client cannot act on."""
+
+
+class Unanswered(Wrong):
+    """A request that may have been carried out or not, or that was refused. `status` is 0 if the connection broke."""
+
+    def __init__(self, what: str, status: int = 0) -> None:
+        super().__init__(what)
+        self.status = status
+
+
+class Balancer:
+    """The addresses of the servers, from which each request gets a random one."""
+
+    def __init__(self, addresses: list[str], seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._lock = threading.Lock()
+        self._addresses = addresses
+        #: The answers and failures that users met, by their names.
+        self.counts: Counter[str] = Counter()
+
+    def replace(self, old: str, new: str) -> None:
+        with self._lock:
+            self._addresses[self._addresses.index(old)] = new
+
+    def count(self, name: str) -> None:
+        with self._lock:
+            self.counts[name] += 1
+
+    def ask(self, method: str, path: str, body: Any) -> Any:
+        """Returns the JSON of an answer without an error. Repeats what did nothing."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < until:
+            with self._lock:
+                address = self._chance.choice(self._addresses)
+            headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+            request = urllib.request.Request(address + path, json.dumps(body).encode(), headers, method=method)
+            try:
+                with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
+                    return json.loads(response.read())
+            except urllib.error.HTTPError as error:
+                told = json.loads(error.read())["error"]
+                may_repeat = error.code in (503, 508) and "Retry-After" in error.headers
+                if not may_repeat or "nothing was done" not in told["message"]:
+                    raise Unanswered(f"{method} {path}: {error.code} {told}", error.code) from None
+                self.count(told["code"])
+                time.sleep(0.1)
+            except urllib.error.URLError as error:
+                if not isinstance(error.reason, ConnectionRefusedError):
+                    raise Unanswered(f"{method} {path}: {error.reason!r}") from None
+                self.count("refused connections")
+            except (ConnectionError, HTTPException) as error:
+                raise Unanswered(f"{method} {path}: {error!r}") from None
+        raise Wrong(f"{method} {path} is never answered")
+
+
+class User(threading.Thread):
+    """A user with one session, who appends numbers to a list and looks at all of them, until told to stop."""
+
+    def __init__(self, balancer: Balancer, number: int) -> None:
+        super().__init__(name=f"user {number}")
+        self._balancer = balancer
+        self._number = number
+        self._session = self._new_session()
+        self._stopped = threading.Event()
+        self._progress = threading.Condition()
+        #: The number of cells that ran.
+        self.cells = 0
+        self.problem: BaseException | None = None
+
+    def _new_session(self) -> str:
+        made = self._balancer.ask("POST", "/v1/sessions", {"context": f"context {self._number}"})
+        session: str = made["id"]
+        return session
+
+    def _cell(self) -> Any:
+        code = f"seen = globals().get('seen', []) + [{self.cells}]\n(context, seen)"
+        return self._balancer.ask("POST", f"/v1/sessions/{self._session}/execute", {"code": code})
+
+    def run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                self.act()
+        except BaseException as problem:
+            self.problem = problem
+        finally:
+            with self._progress:
+                self._progress.notify_all()
+
+    def act(self) -> None:
+        """Runs a cell, and compares all variables with what they should be."""
+        run = self._cell()
+        expected = repr((f"context {self._number}", [*range(self.cells + 1)]))
+        found = (run["outcome"], run["result"], run["state"]["status"])
+        if found != ("ok", expected, "kept"):
+            raise Wrong(f"session {self._session}: {run}, and not {expected}")
+        self._has_run()
+
+    def _has_run(self) -> None:
+        self._balancer.count("cells")
+        with self._progress:
+            self.cells += 1
+            self._progress.notify_all()
+
+    def waits_for(self, cells: int) -> None:
+        """Waits until so many cells have run."""
+        with self._progress:
+            self._progress.wait_for(lambda: self.cells >= cells or self.problem is not None, PATIENCE_SECONDS)
+        if self.problem is not None:
+            raise self.problem
+        if self.cells < cells:
+            raise Wrong(f"{self.name} stands still")
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join(2 * PATIENCE_SECONDS)
+        if self.problem is not None:
+            raise self.problem
+
+
+class Forgiving(User):
+    """A user of servers that are killed as well. What such a server had since the last sleep may be lost, if the client is told."""
+
+    def __init__(self, balancer: Balancer, number: int) -> None:
+        super().__init__(balancer, number)
+        #: The lists that the session may hold.
+        self._may: list[list[int]] = [[]]
+        self._chance = random.Random(number)
+
+    def act(self) -> None:
+        # Sessions sleep in some pauses, so that kills meet sessions of all kinds.
+        self._stopped.wait(self._chance.choice((0, 0, 0.2, 1.5)))
+        number = self.cells
+        try:
+            run = self._cell()
+        except Unanswered as refused:
+            self._balancer.count(f"unanswered ({refused.status})")
+            if refused.status == 404:
+                self._session, self._may = self._new_session(), [[]]
+            elif refused.status in (0, 503):
+                if refused.status == 0 or any(word in str(refused) for word in POSSIBLY_DONE):
+                    self._may += [[*seen, number] for seen in self._may]
+                    self._has_run()  # its number is not used again
+                self._stopped.wait(0.2)
+            else:
+                raise
+            return
+        if run["outcome"] != "ok":
+            raise Wrong(f"session {self._session}: {run}")
+        context, (*before, last) = ast.literal_eval(run["result"])
+        is_kept = run["state"]["status"] == "kept"
+        fits = any(before == seen[: None if is_kept else len(before)] for seen in self._may)
+        if not fits or last != number or context != f"context {self._number}":
+            raise Wrong(f"session {self._session} may hold {self._may}, and has {run}")
+        self._may = [[*before, last]]
+        self._balancer.count(run["state"]["status"])
+        self._has_run()
+
+    def end(self) -> None:
+        """Stops, and leaves the problem for later."""
+        self._stopped.set()
+        self.join(2 * PATIENCE_SECONDS)
+
+
+def all_go_on(users: list[User], cells: int = 2) -> None:
+    """Waits until each user has run so many more cells."""
+    goals: list[tuple[Callable[[int], None], int]] = [(user.waits_for, user.cells + cells) for user in users]
+    for wait, goal in goals:
+        wait(goal)

@@ -141,6 +141,13 @@ impl Resources {
 /// Variables by which NumPy's libraries start no threads. A process that has several cannot be forked.
 pub const ONE_THREAD: [(&str, &str); 2] = [("OPENBLAS_NUM_THREADS", "1"), ("OMP_NUM_THREADS", "1")];
 
+/// The C library's settings of memory for guests that keep copies of themselves. A block of 4 MiB or more is a mapping of its own, which goes
+/// back to the system when it is freed. In the heap, a later cell would write to it, and each page would be copied, as a copy still has it.
+pub const COPIED_MEMORY: (&str, &str) = (
+    "GLIBC_TUNABLES",
+    "glibc.malloc.mmap_threshold=4194304:glibc.malloc.trim_threshold=33554432",
+);
+
 /// The settings from which a backend makes its plans.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
@@ -165,7 +172,7 @@ pub struct Settings {
     /// [`ONE_THREAD`] in their environment.
     pub ahead: bool,
     /// The number of paused copies of a guest that are kept as checkpoints; 0 for none. Only in bubblewrap and plain processes. Such guests
-    /// have [`ONE_THREAD`] in their environment.
+    /// have [`ONE_THREAD`] and [`COPIED_MEMORY`] in their environment.
     pub checkpoints: u32,
     /// The seed of hashes of a guest that records executions. Guests of an earlier and a later process then have sets in the same order. Only
     /// in bubblewrap and plain processes.

@@ -13,7 +13,7 @@ use sandglass_core::Error;
 use tokio::process::Command;
 
 use crate::guest::{FILTER_FD, Guest, GuestProcess, INFO_FD, MAPPED_FD, Plan};
-use crate::launcher::{BackendKind, Launcher, ONE_THREAD, Settings};
+use crate::launcher::{BackendKind, COPIED_MEMORY, Launcher, ONE_THREAD, Settings};
 use crate::runtime::{HASH_SEED, Python, Runtime, guest_args, packaged, which};
 use crate::seccomp;
 pub use crate::users::NOBODY;
@@ -396,6 +396,9 @@ impl Args {
         ]);
         if settings.forks() {
             args.set(ONE_THREAD);
+        }
+        if settings.checkpoints > 0 {
+            args.set([COPIED_MEMORY]);
         }
         if let Some(seed) = settings.journal_seed {
             args.set([(HASH_SEED, &seed.to_string())]);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sandglass_core::Error;
 
 use crate::guest::{Guest, Plan};
-use crate::launcher::{BackendKind, Launcher, ONE_THREAD, Settings};
+use crate::launcher::{BackendKind, COPIED_MEMORY, Launcher, ONE_THREAD, Settings};
 use crate::runtime::{HASH_SEED, Python, Runtime, guest_args};
 use futures_util::future::BoxFuture;
 
@@ -89,6 +89,10 @@ pub fn plan(settings: &Settings, python: &Path, package: &Path, home: &Path) -> 
     ];
     if settings.forks() {
         env.extend(ONE_THREAD.map(|(name, value)| (text(name), text(value))));
+    }
+    if settings.checkpoints > 0 {
+        let (name, value) = COPIED_MEMORY;
+        env.push((text(name), text(value)));
     }
     if let Some(seed) = settings.journal_seed {
         env.push((text(HASH_SEED), text(&seed.to_string())));

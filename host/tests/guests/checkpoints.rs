@@ -25,6 +25,7 @@ on_both!(
     a_guest_has_nobody_killed_by_its_checkpoints,
     a_forged_checkpoint_harms_its_own_session_only,
     a_removed_file_takes_room_as_long_as_a_checkpoint_has_it,
+    large_data_is_apart_from_the_heap,
     without_checkpoints_there_are_none,
     nothing_is_left_in_the_end,
 );
@@ -470,6 +471,19 @@ async fn a_removed_file_takes_room_as_long_as_a_checkpoint_has_it(kind: BackendK
     sandbox.checkpoint().await.unwrap();
     prints(&sandbox, write).await;
     prints(&sandbox, "os.remove('/tmp/b')").await;
+}
+
+/// A cell would write again to freed memory of the heap, which a checkpoint still has. The system would copy each page of it first.
+async fn large_data_is_apart_from_the_heap(kind: BackendKind) {
+    let sandbox = sandbox(kind).await;
+    let code = "import ctypes\n\
+        bytearray(16 << 20)  # the C library takes the heap for such blocks once the first one is freed\n\
+        data = bytearray(8 << 20)\n\
+        at = ctypes.addressof(ctypes.c_char.from_buffer(data))\n\
+        heap = [line.split()[0] for line in open('/proc/self/maps') if line.endswith('[heap]\\n')]\n\
+        within = [part for part in heap if int(part.split('-')[0], 16) <= at < int(part.split('-')[1], 16)]\n\
+        print(len(heap) > 0, within)";
+    assert_eq!(prints(&sandbox, code).await, "True []\n");
 }
 
 async fn without_checkpoints_there_are_none(kind: BackendKind) {

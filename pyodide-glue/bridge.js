@@ -23,6 +23,8 @@ const HOLD_MS = 20;
 const MAX_HELD = 4096;
 /** The pause between two interrupts. Python may swallow one, so they repeat until the host's grace period is over. */
 const REPEAT_MS = 200;
+/** Pauses, each so long in milliseconds, within which Python goes on after a wait. All that wakes it has its turn meanwhile. */
+const WAKING = { pauses: 50, ms: 10 };
 /** The signal that calls Python's handler: the highest number, which browser/bridge.py keeps from user code. */
 const SIGNAL = 64;
 
@@ -66,6 +68,9 @@ export function createBridge(post, mailbox, detector, library) {
   let stopping = null;
   /** Ends Python's current wait. @type {(() => void) | null} */
   let endWait = null;
+  /** The number of times that Python was suspended, and whether it is. */
+  let suspensions = 0;
+  let isSuspended = false;
 
   let holdUntil = 0;
   /** The time from which the clock may have had an effect on the exchange. */
@@ -113,13 +118,27 @@ export function createBridge(post, mailbox, detector, library) {
       const giveUp = start((value) => {
         endWait = null;
         resolve(value);
+        expectPython();
       });
       endWait = () => {
         endWait = null;
         giveUp?.();
         resolve(interrupted());
+        expectPython();
       };
     });
+
+  /** Gives the guest up when Python does not go on. Callbacks in Python wake it, and fail where memory or the stack is full. */
+  const expectPython = () => {
+    const suspension = suspensions;
+    let pauses = WAKING.pauses;
+    const look = () => {
+      if (!isSuspended || suspensions !== suspension) return;
+      if (pauses-- > 0) setTimeout(look, WAKING.ms);
+      else post({ type: "fatal", message: "memory or the stack was too full for Python to go on after a wait" });
+    };
+    look();
+  };
 
   /**
    * The result of a wait that Python's stop has ended. Such a wait raises KeyboardInterrupt itself, so the next
@@ -334,6 +353,12 @@ export function createBridge(post, mailbox, detector, library) {
     },
 
     // ---- for Pyodide ----
+
+    /** Hears that Python is suspended, or goes on. @param {boolean} on */
+    suspended(on) {
+      if (on) suspensions += 1;
+      isSuspended = on;
+    },
 
     /** The interrupt buffer, which the interpreter polls while it runs. */
     interruptBuffer: {

@@ -105,8 +105,9 @@ export async function loadRuntime(given, parts, wasm, bridge, detector, library)
     const made = await snapshot.arrayBuffer();
     started = /** @type {Loaded} */ (await load(wasm, detector, parts, async () => readSnapshot(made), true));
   }
-  const { pyodide, image, hash, grow, limitMemory, fixSize, libraries, setTimeZone } = started;
+  const { pyodide, image, hash, grow, limitMemory, fixSize, libraries, setTimeZone, hearSuspensions } = started;
   setTimeZone();
+  hearSuspensions(bridge.suspended);
 
   const python = pyodide.pyimport("sandglass.browser.guest");
   python.connect(bridge.python);
@@ -173,6 +174,7 @@ export async function loadRuntime(given, parts, wasm, bridge, detector, library)
  * @property {(fixed: boolean) => void} fixSize  keeps the memory from growing
  * @property {ReturnType<typeof createLibraries>} libraries
  * @property {() => void} setTimeZone  has the C library ask for the time zone again
+ * @property {(hear: (on: boolean) => void) => void} hearSuspensions  tells a function when Python is suspended, and when it goes on
  */
 
 /**
@@ -193,6 +195,8 @@ async function load(wasm, detector, parts, read, proven) {
   /** @type {Loaded["hash"]} */
   let hash = () => 0;
   let setTimeZone = () => {};
+  /** @type {(on: boolean) => void} */
+  let suspended = () => {};
   const libraries = createLibraries();
   let limit = Infinity;
   let fixed = false;
@@ -214,6 +218,16 @@ async function load(wasm, detector, parts, read, proven) {
         const grown = fixed || bytes >>> 0 > limit ? 0 : grow(bytes);
         if (!grown) detector.report(); // a later run may have more memory
         return grown;
+      };
+      const { saveState, restoreState } = env;
+      env.saveState = () => {
+        const state = saveState();
+        if (state?.threadState) suspended(true); // otherwise Python cannot be suspended here
+        return state;
+      };
+      env.restoreState = (/** @type {unknown} */ state) => {
+        suspended(false);
+        restoreState(state);
       };
       detector.hook(env);
       env._dlopen_js = libraries.hook(env._dlopen_js);
@@ -272,7 +286,9 @@ async function load(wasm, detector, parts, read, proven) {
     boundStack(/** @type {any} */ (pyodide)._module);
     const limitMemory = (/** @type {number} */ bytes) => void (limit = Math.floor(bytes / WASM_PAGE) * WASM_PAGE);
     const fixSize = (/** @type {boolean} */ on) => void (fixed = on);
-    return { pyodide, image: /** @type {Image} */ (image), hash, grow, limitMemory, fixSize, libraries, setTimeZone };
+    const hearSuspensions = (/** @type {typeof suspended} */ hear) => void (suspended = hear);
+    const own = { hash, grow, limitMemory, fixSize, libraries, setTimeZone, hearSuspensions };
+    return { pyodide, image: /** @type {Image} */ (image), ...own };
   } catch (error) {
     if (reading && !image) return undefined;
     throw error;

@@ -417,13 +417,16 @@ mod tests {
             ("origin", "https://page"),
             ("transfer-encoding", "chunked"),
             ("te", "trailers"),
+            ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+            ("tracestate", "a=1"),
         ] {
             headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
         let onward = onward(&headers, "1");
         let mut names: Vec<_> = onward.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
-        assert_eq!(names, ["authorization", "sandglass-forwarded"]);
+        let expected = ["authorization", "sandglass-forwarded", "traceparent", "tracestate"];
+        assert_eq!(names, expected);
     }
 
     #[test]

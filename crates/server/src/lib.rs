@@ -8,7 +8,7 @@
 //! | [`access`] | keys, and checks of `Host` and `Origin` |
 //! | [`quotas`] | limits of each key, and its request rate |
 //! | [`connections`], [`write_timeout`] | TCP connections and their deadlines |
-//! | `middleware` | the checks that every request passes first |
+//! | `middleware`, `trace_context` | the checks that every request passes first; the trace that its client names |
 //! | [`routes`] | the table of routes and their handlers |
 //! | [`bodies`] | request bodies and JSON, with limits and deadlines |
 //! | [`sessions`] | all sessions, their places and their expiry |
@@ -72,6 +72,7 @@ mod storage;
 mod stored;
 mod suspending;
 mod suspension;
+mod trace_context;
 mod variables;
 mod waking;
 mod warm;

@@ -16,6 +16,7 @@ use super::access::{self, LOCAL, Origin};
 use super::connections::ConnectionPermit;
 use super::errors::{ApiError, Ours, Refused};
 use super::quotas::{Account, Held};
+use super::trace_context;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The status that is counted when the client leaves before the response.
@@ -30,6 +31,7 @@ pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> R
         .map_or("none", MatchedPath::as_str)
         .to_owned();
     let mut watch = Watch::new(&app, route, method);
+    watch.trace_id = trace_context::trace_id(request.headers()).map(str::to_owned);
     let origin = app.origins.judge(request.headers(), request.uri());
     let admitted = admit(&app, &origin, &request, &watch.route);
     let mut held = None;
@@ -199,6 +201,7 @@ struct Watch<'a> {
     route: String,
     method: &'static str,
     owner: Option<Arc<str>>,
+    trace_id: Option<String>,
     began: Instant,
     status: u16,
 }
@@ -211,6 +214,7 @@ impl<'a> Watch<'a> {
             route,
             method,
             owner: None,
+            trace_id: None,
             began: Instant::now(),
             status: CLIENT_LEFT,
         }
@@ -232,17 +236,18 @@ impl Drop for Watch<'_> {
             route,
             method,
             owner,
+            trace_id,
             began,
             status,
         } = self;
         app.metrics.request(route, method, *status);
         let ms = began.elapsed().as_secs_f64() * 1_000.0;
-        let owner = owner.as_deref().unwrap_or("");
+        let (owner, trace_id) = (owner.as_deref().unwrap_or(""), trace_id.as_deref());
         // Paths and bodies belong to the user, so only the route is logged.
         match *status {
-            500.. => tracing::warn!(id, owner, method, route, status, ms, "request"),
-            _ if is_open(route) => tracing::debug!(id, owner, method, route, status, ms, "request"),
-            _ => tracing::info!(id, owner, method, route, status, ms, "request"),
+            500.. => tracing::warn!(id, trace_id, owner, method, route, status, ms, "request"),
+            _ if is_open(route) => tracing::debug!(id, trace_id, owner, method, route, status, ms, "request"),
+            _ => tracing::info!(id, trace_id, owner, method, route, status, ms, "request"),
         }
     }
 }

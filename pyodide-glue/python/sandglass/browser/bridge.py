@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 from asyncio.events import _get_running_loop, _set_running_loop
-from contextlib import suppress
 from sys import _getframe
 from traceback import format_exception
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyodide.ffi import can_run_sync, run_sync, to_js  # type: ignore[import-not-found]
 
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)
+from sandglass.runtime.reserve import need_room
 from sandglass.runtime.user_code import in_user_code
 
 if TYPE_CHECKING:
@@ -76,8 +76,12 @@ class BrowserBridge:
         if self._can_block:
             result = start(*args)
         elif can_run_sync():
-            with suppress(RuntimeError):  # a JavaScript frame may be on the stack
+            try:
                 result = self._suspend(start, *args)
+            except RecursionError:
+                raise
+            except RuntimeError:
+                pass  # a JavaScript frame is on the stack
         if result is _CANNOT_WAIT:
             raise RuntimeError(
                 "Python cannot wait here: a JavaScript function is on the stack, or the browser lacks JSPI. Call it "
@@ -103,7 +107,11 @@ class BrowserBridge:
             raise ImportError(f"Python's standard library is not there, so this cannot be imported now: {missing}")
 
     def _suspend(self, start: Any, *args: Any) -> Any:
-        """Calls `run_sync`, which resumes only if Pyodide's own event loop counted as running when it began."""
+        """Calls `run_sync`, which resumes only if Pyodide's own event loop counted as running when it began.
+
+        Callbacks in Python wake it. They would fail without memory or stack, and nothing would ever wake Python then.
+        """
+        need_room()
         loop = _get_running_loop()
         paused = self.runtime.pause()
         _set_running_loop(self._pyodide_loop)
@@ -122,20 +130,25 @@ class BrowserBridge:
         if not in_user_code(frame):
             js.lookAgain()
             return
+        is_short = False  # of memory or stack: no fault of the code, which would take it for its own
         try:
             self.runtime.flush()  # output shows while Python computes, and survives the end of the guest
+        except Exception:
+            is_short = True
+        try:
             overdue = js.overdue()
-        except Exception:  # JavaScript lacks memory or stack: no fault of the code, which would take it for its own
-            js.lookAgain()
-            return
+        except Exception:
+            overdue, is_short = False, True
         if overdue:
             raise KeyboardInterrupt
-        if not self._can_block and can_run_sync() and self.runtime.is_current and not _is_formatting(frame):
+        if is_short:
+            js.lookAgain()
+        elif not self._can_block and can_run_sync() and self.runtime.is_current and not _is_formatting(frame):
             try:
                 if self._suspend(js.breathe) is None:
                     raise KeyboardInterrupt
-            except RuntimeError:
-                pass  # a JavaScript frame is on the stack; the deadline still holds
+            except (RuntimeError, MemoryError):
+                pass  # a JavaScript frame is on the stack, or there is too little room; the deadline still holds
 
 
 def _is_formatting(frame: FrameType | None) -> bool:

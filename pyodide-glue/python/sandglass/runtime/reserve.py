@@ -18,6 +18,18 @@ _ROOM_BYTES = 128 << 10
 _LEAST_PIECES = 8
 
 
+#: Nested so deep that its text takes about the stack that a callback of an event loop takes.
+_NESTED: list[object] = []
+for _ in range(50):
+    _NESTED = [_NESTED]
+
+
+def need_room() -> None:
+    """Raises MemoryError or RecursionError where the runtime could not work."""
+    bytes(_ROOM_BYTES)
+    repr(_NESTED)
+
+
 class Reserve:
     """Memory that is held while user code runs, and given back when no other is left."""
 

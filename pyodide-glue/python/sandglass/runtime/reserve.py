@@ -4,6 +4,8 @@ For a backend that bounds memory by refusing more. There, code may catch MemoryE
 would be left to compile the next cell with, not even one that deletes variables.
 """
 
+# Decisions: docs/internals/guest-in-a-browser.md.
+
 from __future__ import annotations
 
 from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (see pristine.py)

@@ -71,7 +71,7 @@ const isChromium = () => "dataLoss" in IDBVersionChangeEvent.prototype;
 
 /**
  * Has Chromium begin another log, before anything else is written. It does so after a database was removed.
- * The new log takes about 10 ms. Only a browser that is killed within these may still lose its databases.
+ * That takes some milliseconds. Only a browser that is killed within these may still lose its databases.
  */
 async function beginAnotherLog() {
   let lost = "";

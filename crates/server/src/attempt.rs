@@ -14,7 +14,7 @@ pub(super) const TOO_SLOW: &str = "the guest took too long to hand its state ove
 /// The time that a guest has to hand its state over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Attempt {
-    /// The usual time, but little when the server ends: others wait for their turn.
+    /// The usual time, but little once the server was told to end: others wait for their turn.
     First,
     /// The usual time, because nobody waits any more.
     Last,
@@ -24,7 +24,10 @@ impl Attempt {
     /// Waits until the time is over.
     pub(super) async fn over(self, app: &App) {
         let ends_soon = async {
-            app.ending.cancelled().await;
+            tokio::select! {
+                () = app.draining.cancelled() => {}
+                () = app.ending.cancelled() => {}
+            }
             tokio::time::sleep(WRITE_TIME_AT_END).await;
         };
         tokio::select! {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
@@ -170,13 +170,13 @@ pub async fn json<T: Serialize + Send + 'static>(
     let written = sized(size, move || serde_json::to_vec(&value)).await?;
     let bytes =
         written.map_err(|error| ApiError::internal(format!("the result cannot be written as JSON: {error}")))?;
-    Ok(written_json(status, bytes.into()))
+    Ok(written_json(status, bytes))
 }
 
 /// A response of this server with a body that is JSON already.
-pub fn written_json(status: StatusCode, bytes: Bytes) -> Response {
+pub fn written_json(status: StatusCode, body: impl Into<Body>) -> Response {
     let content_type = HeaderValue::from_static("application/json");
-    let mut response = (status, [(header::CONTENT_TYPE, content_type)], bytes).into_response();
+    let mut response = (status, [(header::CONTENT_TYPE, content_type)], body.into()).into_response();
     response.extensions_mut().insert(Ours);
     response
 }

@@ -265,7 +265,8 @@ impl Server {
         let most = seconds(app.args.shutdown_seconds);
         let told = Instant::now();
         app.draining.cancel();
-        if tokio::time::timeout(most, draining::run(&app)).await.is_err() {
+        // The other half is for what goes on here after the port is closed.
+        if tokio::time::timeout(most / 2, draining::run(&app)).await.is_err() {
             tracing::warn!("other servers could not take all sessions over while this one answered");
         }
         let most = most.saturating_sub(told.elapsed());

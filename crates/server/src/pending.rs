@@ -1,8 +1,12 @@
 //! The routes of executions that outlive their clients or their server: the pending one, which is told or given up, and the last one that
 //! has ended. `execute` goes on with the pending one.
 
+use std::convert::Infallible;
+
+use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use futures_util::stream;
 use sandglass_rpc::described;
 use serde_json::Value as Json;
 
@@ -38,14 +42,14 @@ pub async fn last(OwnSession(session, ..): OwnSession) -> Result<Response, ApiEr
     // In this order: if nothing runs, the execution is the last one.
     let is_running = session.is_running();
     let last = kept.last();
-    let last = last.as_deref().unwrap_or(b"null");
-    let body = [
-        format!("{{\"running\":{is_running},\"execution\":").as_bytes(),
-        last,
-        b"}",
-    ]
-    .concat();
-    Ok(bodies::written_json(StatusCode::OK, body.into()))
+    let parts = [
+        format!("{{\"running\":{is_running},\"execution\":").into(),
+        last.unwrap_or(Bytes::from_static(b"null")),
+        Bytes::from_static(b"}"),
+    ];
+    // The result is not copied: many clients may read it slowly.
+    let body = Body::from_stream(stream::iter(parts.map(Ok::<_, Infallible>)));
+    Ok(bodies::written_json(StatusCode::OK, body))
 }
 
 /// `POST /v1/sessions/{id}/discard`.

@@ -23,13 +23,13 @@ const COLLECTED_AFTER: u32 = 32;
 /// The age from which objects are removed that nobody needs.
 const COLLECTED_AGE: Duration = Duration::from_secs(60);
 /// The most bytes of a result that is kept.
-const MOST_LAST_BYTES: usize = 8 << 20;
+const MOST_LAST_BYTES: usize = 1 << 20;
 /// The setting of a stored state that names the body with the last result.
 const LAST: &str = "last";
 
 impl Kept {
     /// The last execution that has ended, as JSON, also if it ended in an earlier process. `None` if there is none, or if it has more than
-    /// 8 MiB.
+    /// 1 MiB.
     pub fn last(&self) -> Option<Bytes> {
         self.inside().last.clone()
     }
@@ -47,7 +47,7 @@ impl Kept {
             let suspended = suspended?;
             let lost = inexact(&suspended.lost);
             let mut saved = suspended.into_saved(json!(self.settings))?;
-            add_last(&mut saved, self.last());
+            add_last(&mut saved, self.last(), self.place.most_bytes());
             let writes = self.writes.fetch_add(1, Ordering::Relaxed);
             let collects = self.place.collects && writes.is_multiple_of(COLLECTED_AFTER);
             let write = move |place: &JournalPlace| {
@@ -133,7 +133,10 @@ fn described(execution: &Execution) -> Option<Bytes> {
 }
 
 /// Adds the last result to a state.
-fn add_last(saved: &mut Saved, last: Option<Bytes>) {
+/// Leaves it out if the state would have more than `most` bytes: it could not be read again.
+fn add_last(saved: &mut Saved, last: Option<Bytes>, most: u64) {
+    let bytes = saved.bytes();
+    let last = last.filter(|last| bytes + last.len() as u64 <= most);
     if let (Some(last), Some(settings)) = (last, saved.settings.as_object_mut()) {
         settings.insert(LAST.to_owned(), json!(saved.bodies.len()));
         saved.bodies.push(last);

@@ -14,7 +14,7 @@ from sys import getallocatedblocks
 
 #: Memory that a guest's first work would need. It takes this memory while it waits, because new pages are slow to get.
 WARM_BYTES = 4 << 20
-_HUGE_BYTES = 2 << 20
+_PAGE_BYTES, _HUGE_BYTES = 4096, 2 << 20
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -73,10 +73,11 @@ def reserve() -> list[int]:
         _libc.mallopt(_M_TRIM_THRESHOLD, 4 * WARM_BYTES)
     except AttributeError:  # the C library is not glibc
         return []
-    size = WARM_BYTES + _HUGE_BYTES
+    # The first page is left out, because its begin may be in use. So one page more is needed for whole huge pages.
+    size = WARM_BYTES + _HUGE_BYTES + _PAGE_BYTES
     address = _libc.malloc(size)
     _libc.free(address)
-    begin, end = _aligned(address + 4096, address + size)
+    begin, end = _aligned(address + _PAGE_BYTES, address + size)
     if _libc.madvise(begin, end - begin, _MADV_HUGEPAGE) != 0:
         return []
     return list(range(begin, end, _HUGE_BYTES))

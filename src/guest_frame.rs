@@ -25,6 +25,8 @@ use sandglass_core::protocol::Request;
 const FRAME_MS: u32 = 20_000;
 /// The time for which an abandoned guest is kept, in milliseconds. Most of its answers arrive within it.
 const SOON_MS: u32 = 30;
+/// The time for which the port of an ended guest stays open if its worker has said nothing, in milliseconds.
+const ON_ITS_WAY_MS: u32 = 2_000;
 /// The time after the first failure of fetching the library, in milliseconds. It doubles with each further one, up to [`LAST_RETRY_MS`].
 const RETRY_MS: u32 = 2_000;
 const LAST_RETRY_MS: u32 = 60_000;
@@ -65,6 +67,8 @@ struct Inbox {
     early: RefCell<VecDeque<Letter>>,
     /// Fetches the library for the guest: at its first letter, or when the guest asks.
     bring_library: RefCell<Option<Box<dyn FnOnce()>>>,
+    /// True once the worker has said something, so its port has arrived.
+    has_heard: Cell<bool>,
 }
 
 /// Hears the letters of a guest.
@@ -93,6 +97,7 @@ impl Inbox {
     }
 
     fn bring_library(&self) {
+        self.has_heard.set(true);
         if let Some(bring) = self.bring_library.take() {
             bring();
         }
@@ -329,7 +334,17 @@ impl Guest {
         }
         for port in [&self.port, &self.control] {
             port.set_onmessage(None);
-            port.close();
+        }
+        self.control.close();
+        if matches!(self.home, Home::Frame { .. }) && !self.inbox.has_heard.get() {
+            // In Firefox, a worker stays for good if it is ended while its port is on its way, and the other end is closed already.
+            let port = self.port.clone();
+            spawn_local(async move {
+                TimeoutFuture::new(ON_ITS_WAY_MS).await;
+                port.close();
+            });
+        } else {
+            self.port.close();
         }
     }
 }

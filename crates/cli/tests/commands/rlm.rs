@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::future::ready;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -38,6 +39,10 @@ on_both!(
 );
 
 const KEY: &str = "a-key-of-nobody";
+/// The time that a model takes to write the rest of a reply after the calls of its begin came.
+const WRITING: Duration = Duration::from_secs(2);
+/// The longest wait for a call.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The requests to the endpoint.
 #[derive(Clone)]
@@ -236,11 +241,14 @@ async fn a_question_goes_two_levels_down(backend: BackendKind) {
 
 /// A reply that comes in these pieces. The pause before a piece leaves time to copy the guest.
 fn writes(pieces: &[(u64, &str)]) -> Response {
-    writes_until(pieces, || {})
+    writes_after(pieces, || ready(()))
 }
 
-/// The same, with an act before the last piece is sent.
-fn writes_until(pieces: &[(u64, &str)], before_end: impl Fn() + Send + Sync + 'static) -> Response {
+/// The same. The last piece is sent after `before_end` as well.
+fn writes_after<F>(pieces: &[(u64, &str)], before_end: impl Fn() -> F + Send + Sync + 'static) -> Response
+where
+    F: Future<Output = ()> + Send,
+{
     let (last, before_end) = (pieces.len() - 1, Arc::new(before_end));
     let pieces = pieces.iter().map(|(pause, text)| (*pause, (*text).to_owned()));
     let pieces: Vec<_> = pieces.collect();
@@ -249,7 +257,7 @@ fn writes_until(pieces: &[(u64, &str)], before_end: impl Fn() + Send + Sync + 's
         async move {
             tokio::time::sleep(Duration::from_millis(pause)).await;
             if index == last {
-                before_end();
+                before_end().await;
             }
             let piece = json!({ "choices": [{ "delta": { "content": text } }] });
             Ok::<_, Infallible>(format!("data: {piece}\n\n"))
@@ -299,6 +307,7 @@ async fn code_runs_while_its_reply_comes(backend: BackendKind) {
 struct Early {
     ended: AtomicBool,
     calls: AtomicU32,
+    called: Notify,
 }
 
 impl Early {
@@ -306,7 +315,18 @@ impl Early {
     fn note(&self) {
         if !self.ended.load(Ordering::SeqCst) {
             self.calls.fetch_add(1, Ordering::SeqCst);
+            self.called.notify_one();
         }
+    }
+
+    /// Waits until there are so many calls, but no longer than any test may take.
+    async fn count(&self, calls: u32) {
+        let all = async {
+            while self.calls.load(Ordering::SeqCst) < calls {
+                self.called.notified().await;
+            }
+        };
+        drop(tokio::time::timeout(PATIENCE, all).await);
     }
 }
 
@@ -330,16 +350,21 @@ async fn calls_begin_while_their_reply_comes(backend: BackendKind) {
         }
         (_, 0) => {
             let end = seen.clone();
-            writes_until(
-                &[
-                    (
-                        0,
-                        "```repl\nfound = llm_query_batched([f'part {n}' for n in range(3)])\n",
-                    ),
-                    (2_000, "print(found)\n```\nThat was all.\n"),
-                ],
-                move || end.ended.store(true, Ordering::SeqCst),
-            )
+            let pieces = [
+                (
+                    0,
+                    "```repl\nfound = llm_query_batched([f'part {n}' for n in range(3)])\n",
+                ),
+                (0, "print(found)\n```\nThat was all.\n"),
+            ];
+            writes_after(&pieces, move || {
+                let end = end.clone();
+                async move {
+                    end.count(3).await; // in the second run they were counted before
+                    tokio::time::sleep(WRITING).await;
+                    end.ended.store(true, Ordering::SeqCst);
+                }
+            })
         }
         (_, 1)
             if asked
@@ -369,7 +394,7 @@ async fn calls_begin_while_their_reply_comes(backend: BackendKind) {
         _ => None,
     });
     assert!(
-        ends.into_iter().all(|ms| ms < 1_500.0),
+        ends.into_iter().all(|ms| ms < WRITING.as_secs_f64() * 1e3),
         "the wait for the code is not the call's time"
     );
     // Off by default.
@@ -382,18 +407,29 @@ async fn calls_begin_while_their_reply_comes(backend: BackendKind) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_in_vain_are_told_and_paid() {
-    let model = Model::new(|asked, before| match (asked.model.as_str(), before) {
-        ("small", _) => says("an answer"),
+    let early = Arc::new(Early::default());
+    let seen = early.clone();
+    let model = Model::new(move |asked, before| match (asked.model.as_str(), before) {
+        ("small", _) => {
+            seen.note();
+            says("an answer")
+        }
         // The reply breaks off when its call has been begun and answered.
         (_, 0) => {
             let text = "```repl\nfound = llm_query('the first')\n";
             let piece = json!({ "choices": [{ "delta": { "content": text } }] });
-            let cut = stream::iter([(0, format!("data: {piece}\n\n")), (1_500, String::new())]);
-            let cut = cut.then(|(pause, text)| async move {
-                tokio::time::sleep(Duration::from_millis(pause)).await;
-                Ok::<_, Infallible>(text)
+            let begin = stream::iter([Ok::<_, Infallible>(format!("data: {piece}\n\n"))]);
+            let seen = seen.clone();
+            let cut = stream::once(async move {
+                seen.count(1).await;
+                tokio::time::sleep(WRITING).await;
+                Ok(String::new())
             });
-            ([("content-type", "text/event-stream")], Body::from_stream(cut)).into_response()
+            (
+                [("content-type", "text/event-stream")],
+                Body::from_stream(begin.chain(cut)),
+            )
+                .into_response()
         }
         _ => runs("FINAL(llm_query('the second'))"),
     })

@@ -1,5 +1,7 @@
 //! Tests of a session's routes.
 
+use std::time::Duration;
+
 use reqwest::{Method, StatusCode};
 use sandglass_server::routes::{OPENAPI, ROUTES};
 use serde_json::{Value, json};
@@ -99,6 +101,19 @@ async fn a_session_with_checkpoints_goes_back() {
     server.stop().await;
 }
 
+async fn metrics(server: &TestServer) -> String {
+    server.get("/metrics").send().await.unwrap().text().await.unwrap()
+}
+
+/// The number of executions whose code had run ahead.
+async fn hits(server: &TestServer) -> u32 {
+    let metrics = metrics(server).await;
+    let hits = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("rlm_proactive_cache_hits_total "));
+    hits.and_then(|hits| hits.parse().ok()).unwrap_or_default()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn hinted_code_runs_ahead() {
     let server = TestServer::start(&[]).await;
@@ -118,29 +133,37 @@ async fn hinted_code_runs_ahead() {
     let id = server.session(json!({ "ahead": true, "predictions": "auto" })).await;
     let hint = format!("/v1/sessions/{id}/hint");
     server.execute(&id, "x = []").await;
-    // Several rounds in a row, so that one hint that comes too late does not matter.
-    for round in 1..=5 {
+    // Rounds with a longer pause each, until a hint came early enough. The results are right all the same.
+    let mut round = 0;
+    for pause in [100, 200, 400, 800, 1_600, 3_200, 6_400] {
         let (status, _) = answer(server.post(&hint, &json!({ "codes": ["x.append(1); len(x)", "x"] }))).await;
         assert_eq!(status, StatusCode::NO_CONTENT);
-        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        tokio::time::sleep(Duration::from_millis(pause)).await;
         let run = server.execute(&id, "x.append(1); len(x)").await;
+        round += 1;
         assert_eq!(run["result"], round.to_string(), "{run}");
+        if hits(&server).await > 0 {
+            break;
+        }
     }
+    let of_hints = hits(&server).await;
+    assert!(of_hints > 0);
     // Code as it is being written. An incomplete statement waits.
-    for round in 6..=10 {
+    for pause in [100, 200, 400, 800, 1_600, 3_200, 6_400] {
         for written in ["x.append(1)\nlen(", "x.append(1)\nlen(x)\n"] {
             let (status, _) = answer(server.post(&hint, &json!({ "written": written, "conversation": "x" }))).await;
             assert_eq!(status, StatusCode::NO_CONTENT);
-            tokio::time::sleep(std::time::Duration::from_millis(150)).await;
+            tokio::time::sleep(Duration::from_millis(pause)).await;
         }
         let run = server.execute(&id, "x.append(1)\nlen(x)\n").await;
+        round += 1;
         assert_eq!(run["result"], round.to_string(), "{run}");
+        if hits(&server).await > of_hints {
+            break;
+        }
     }
-    let metrics = server.get("/metrics").send().await.unwrap().text().await.unwrap();
-    let hits = metrics
-        .lines()
-        .find_map(|line| line.strip_prefix("rlm_proactive_cache_hits_total "));
-    assert!(hits.is_some_and(|hits| hits.parse::<u32>().unwrap() > 0), "{metrics}");
+    assert!(hits(&server).await > of_hints);
+    let metrics = metrics(&server).await;
     for source in ["explicit", "stream"] {
         let predicted = format!("rlm_proactive_predictions_total{{source=\"{source}\"}} ");
         let predicted = metrics.lines().find_map(|line| line.strip_prefix(&predicted));

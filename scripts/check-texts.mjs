@@ -1,7 +1,7 @@
 // Rules about documents and comments: that they are true, where that can be checked, and that they can be read.
 //   node scripts/check-texts.mjs [--list]    --list prints the comments that begin badly
 import { execFileSync } from "node:child_process";
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync, readFileSync, statSync } from "node:fs";
 import { extname, join } from "node:path";
 import { docBlocks } from "./doc-blocks.mjs";
 import { brokenLinks, codeSpans, sentences, wordCount } from "./markdown.mjs";
@@ -26,6 +26,7 @@ const files = output("git", "ls-files", "-z", "--cached", "--others", "--exclude
   .split("\0")
   .filter((file) => file && existsSync(join(root, file)));
 const read = (/** @type {string} */ file) => readFileSync(join(root, file), "utf8");
+const isFile = (/** @type {string} */ file) => statSync(join(root, file), { throwIfNoEntry: false })?.isFile();
 const documents = new Map(files.filter((file) => file.endsWith(".md")).map((file) => [file, read(file)]));
 const blocks = files
   .filter((file) => /\.(rs|py|js|mjs)$/.test(file))
@@ -68,7 +69,7 @@ const RULES = {
     [...documents].flatMap(([path, text]) =>
       [...text.matchAll(/^Code: (.*)$/gm)]
         .flatMap(([, code = ""]) => codeSpans(code))
-        .filter((file) => !existsSync(join(root, file)) || !read(file).includes(path))
+        .filter((file) => !isFile(file) || !read(file).includes(path))
         .map((file) => `${file} does not name ${path}`),
     ),
 

@@ -15,6 +15,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
 from http_server import KEY, PATIENCE_SECONDS
@@ -101,9 +102,11 @@ class User(threading.Thread):
         session: str = made["id"]
         return session
 
+    def _code(self) -> str:
+        return f"seen = globals().get('seen', []) + [{self.cells}]\n(context, seen)"
+
     def _cell(self) -> Any:
-        code = f"seen = globals().get('seen', []) + [{self.cells}]\n(context, seen)"
-        return self._balancer.ask("POST", f"/v1/sessions/{self._session}/execute", {"code": code})
+        return self._balancer.ask("POST", f"/v1/sessions/{self._session}/execute", {"code": self._code()})
 
     def run(self) -> None:
         try:
@@ -160,39 +163,96 @@ class User(threading.Thread):
 
 
 class Forgiving(User):
-    """A user of servers that are killed as well. What such a server had since the last sleep may be lost, if the client is told."""
+    """A user of servers that are killed as well. What such a server had since the last sleep may be lost, if the client is told.
 
-    def __init__(self, balancer: Balancer, number: int) -> None:
+    Each cell writes its number into the file `ledger`, if there is one. So a cell that ran twice, or not at all, shows.
+    """
+
+    def __init__(self, balancer: Balancer, number: int, ledger: Path | None = None) -> None:
         super().__init__(balancer, number)
         self._chance = random.Random(number)
+        self._ledger = ledger
+        self._begin([])
+
+    def _begin(self, seen: list[int]) -> None:
+        #: The cells whose effects the session has, and after them those of which nobody knows.
+        self._sure, self._open = seen, list[int]()
+        self._last_id = 0
+        #: The length of the list that is certainly stored, and the number of the last execution that is. None before the first sleep.
+        self._stored: tuple[int, int] | None = None
+
+    def _code(self) -> str:
+        note = "" if self._ledger is None else f"print({self.cells}, file=open({str(self._ledger)!r}, 'a'))\n"
+        return f"{note}seen = globals().get('seen', []) + [{self.cells}]\n(context, seen)"
 
     def act(self) -> None:
         # Sessions sleep in some pauses, so that kills meet sessions of all kinds.
         self._stopped.wait(self._chance.choice((0, 0, 0.2, 1.5)))
-        number = self.cells
         try:
+            if self._chance.random() < 0.3:
+                self._look()
             run = self._cell()
         except Unanswered as refused:
-            self._balancer.count(f"unanswered ({refused.status})")
-            if refused.status == 404:
-                self._session, self._may = self._new_session(), [[]]
-            elif refused.status in (0, 503):
-                if refused.status == 0 or any(word in str(refused) for word in POSSIBLY_DONE):
-                    self._may_have_run()
-                self._stopped.wait(0.2)
-            else:
-                raise
-            return
+            self._is_refused(refused)
+        else:
+            self._compare(run)
+
+    def _look(self) -> None:
+        """Notes what is stored for certain: the state of a session that sleeps."""
+        told = self._balancer.ask("GET", f"/v1/sessions/{self._session}", None)
+        if told.get("suspended"):
+            self._stored = (len(self._sure), self._last_id)
+            self._balancer.count("seen asleep")
+
+    def _is_refused(self, refused: Unanswered) -> None:
+        self._balancer.count(f"unanswered ({refused.status})")
+        if refused.status == 404:
+            if self._stored is not None:
+                raise Wrong(f"session {self._session} was stored, and is lost: {refused}")
+            self._session = self._new_session()
+            self._begin([])
+        elif refused.status in (0, 503):
+            if refused.status == 0 or any(word in str(refused) for word in POSSIBLY_DONE):
+                self._may_have_run()
+            self._stopped.wait(0.2)
+        else:
+            raise refused
+
+    def _may_have_run(self) -> None:
+        self._open.append(self.cells)
+        self._has_run()
+
+    def _compare(self, run: Any) -> None:
+        """Compares the variables and the number of the execution with what they may be."""
+        told = f"session {self._session} may hold {self._sure} and some of {self._open}, stored {self._stored}, and has {run}"
         if run["outcome"] != "ok":
-            raise Wrong(f"session {self._session}: {run}")
+            raise Wrong(told)
         context, (*before, last) = ast.literal_eval(run["result"])
         is_kept = run["state"]["status"] == "kept"
-        fits = any(before == seen[: None if is_kept else len(before)] for seen in self._may)
-        if not fits or last != number or context != f"context {self._number}":
-            raise Wrong(f"session {self._session} may hold {self._may}, and has {run}")
-        self._may = [[*before, last]]
+        least, least_id = self._stored or (0, 0)
+        fits = self._may_hold(before) and (len(before) >= len(self._sure) if is_kept else len(before) >= least)
+        if not fits or last != self.cells or context != f"context {self._number}":
+            raise Wrong(told)
+        if run["id"] <= (self._last_id if is_kept else least_id):
+            raise Wrong(f"the number of the execution went back from {self._last_id}: {told}")
+        self._sure, self._open, self._last_id = [*before, last], [], run["id"]
         self._balancer.count(run["state"]["status"])
         self._has_run()
+
+    def _may_hold(self, seen: list[int]) -> bool:
+        """Tells if the list begins like that of the certain cells, and goes on with some of the others in their order."""
+        sure = len(self._sure)
+        rest = iter(self._open)
+        return seen[:sure] == self._sure[: len(seen)] and all(cell in rest for cell in seen[sure:])
+
+    def checks_ledger(self) -> None:
+        """Looks for a cell that ran twice, and for one that was answered and did not run."""
+        assert self._ledger is not None
+        cells = [int(line) for line in self._ledger.read_text().split()]
+        if twice := [cell for cell, times in Counter(cells).items() if times > 1]:
+            raise Wrong(f"{self.name}: the cells {twice} ran twice")
+        if lost := set(self._sure) - set(cells):
+            raise Wrong(f"{self.name}: the cells {sorted(lost)} were answered, and did not run")
 
     def end(self) -> None:
         """Stops, and leaves the problem for later."""

@@ -13,7 +13,8 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ class Balancer:
         self._addresses = addresses
         #: The answers and failures that users met, by their names.
         self.counts: Counter[str] = Counter()
+        self._troubles = self._under_way = 0
 
     def replace(self, old: str, new: str) -> None:
         with self._lock:
@@ -53,6 +55,23 @@ class Balancer:
     def count(self, name: str) -> None:
         with self._lock:
             self.counts[name] += 1
+
+    @contextmanager
+    def trouble(self) -> Iterator[None]:
+        """A block in which something goes wrong with the servers."""
+        with self._lock:
+            self._troubles += 1
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way -= 1
+
+    def calm(self) -> int | None:
+        """The number of a time in which nothing goes wrong; None while something does."""
+        with self._lock:
+            return None if self._under_way else self._troubles
 
     def ask(self, method: str, path: str, body: Any) -> Any:
         """Returns the JSON of an answer without an error. Repeats what did nothing."""
@@ -178,12 +197,16 @@ class Forgiving(User):
         #: The cells whose effects the session has, and after them those of which nobody knows.
         self._sure, self._open = seen, list[int]()
         self._last_id = 0
+        #: The calm in which the last cell ran.
+        self._calm: int | None = None
         #: The length of the list that is certainly stored, and the number of the last execution that is. None before the first sleep.
         self._stored: tuple[int, int] | None = None
 
     def _code(self) -> str:
+        # Another process has the session's variables from the store.
+        woken = "import os\nwoken = globals().get('pid') not in (None, os.getpid())\npid = os.getpid()\n"
         note = "" if self._ledger is None else f"print({self.cells}, file=open({str(self._ledger)!r}, 'a'))\n"
-        return f"{note}seen = globals().get('seen', []) + [{self.cells}]\n(context, seen)"
+        return f"{woken}{note}seen = globals().get('seen', []) + [{self.cells}]\n(context, seen, woken)"
 
     def act(self) -> None:
         # Sessions sleep in some pauses, so that kills meet sessions of all kinds.
@@ -191,16 +214,19 @@ class Forgiving(User):
         try:
             if self._chance.random() < 0.3:
                 self._look()
+            calm = self._balancer.calm()
             run = self._cell()
         except Unanswered as refused:
             self._is_refused(refused)
         else:
             self._compare(run)
+            self._calm = calm
 
     def _look(self) -> None:
-        """Notes what is stored for certain: the state of a session that sleeps."""
+        """Looks if the session sleeps. If its server may have been killed, it may sleep in an older state."""
         told = self._balancer.ask("GET", f"/v1/sessions/{self._session}", None)
-        if told.get("suspended"):
+        is_certain = self._calm is not None and self._calm == self._balancer.calm() and not self._open
+        if told.get("suspended") and is_certain:
             self._stored = (len(self._sure), self._last_id)
             self._balancer.count("seen asleep")
 
@@ -227,7 +253,7 @@ class Forgiving(User):
         told = f"session {self._session} may hold {self._sure} and some of {self._open}, stored {self._stored}, and has {run}"
         if run["outcome"] != "ok":
             raise Wrong(told)
-        context, (*before, last) = ast.literal_eval(run["result"])
+        context, (*before, last), is_woken = ast.literal_eval(run["result"])
         is_kept = run["state"]["status"] == "kept"
         least, least_id = self._stored or (0, 0)
         fits = self._may_hold(before) and (len(before) >= len(self._sure) if is_kept else len(before) >= least)
@@ -235,6 +261,8 @@ class Forgiving(User):
             raise Wrong(told)
         if run["id"] <= (self._last_id if is_kept else least_id):
             raise Wrong(f"the number of the execution went back from {self._last_id}: {told}")
+        if is_woken:
+            self._stored = (len(before), run["id"] - 1)
         self._sure, self._open, self._last_id = [*before, last], [], run["id"]
         self._balancer.count(run["state"]["status"])
         self._has_run()

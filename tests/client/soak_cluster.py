@@ -56,11 +56,12 @@ class Trouble(threading.Thread):
 
     def run(self) -> None:
         try:
-            while not self._stopped.wait(self.chance.uniform(0.5, 4)):
+            while not self._stopped.wait(self.chance.uniform(0.5, 5)):
                 name, act = self.chance.choice(list(self.acts().items()))
                 self._balancer.count(name)
                 print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
-                act()
+                with self._balancer.trouble():
+                    act()
         except BaseException as problem:
             self.problem = problem
 

@@ -38,6 +38,10 @@ class Server:
             full = self.node.command(*command, clock_ahead=clock_ahead)
             self.process = subprocess.Popen(full, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
+    def start(self) -> None:
+        """Starts the process, and waits until it answers."""
+        raise NotImplementedError
+
     def has_ended(self) -> bool:
         return self.process is None or self.process.poll() is not None
 
@@ -75,8 +79,9 @@ class NatsServer(Server):
     def start(self) -> None:
         command = [str(NATS), "--jetstream", "--name", self.node.name, "--store_dir", str(self._store)]
         command += ["--addr", self.node.address, "--port", str(CLIENTS), "--http_port", str(MONITOR)]
-        command += ["--cluster_name", "states", "--routes", self._routes]
-        command += ["--cluster", f"nats://{self.node.address}:{ROUTES}"]
+        if "," in self._routes:
+            command += ["--cluster_name", "states", "--routes", self._routes]
+            command += ["--cluster", f"nats://{self.node.address}:{ROUTES}"]
         self._spawn(command, os.environ)
         until = time.monotonic() + PATIENCE_SECONDS
         while True:
@@ -128,9 +133,9 @@ class Worker(Server):
                 self._spawn([str(program), *self._command[1:]], self._environment, self.clock_ahead)
             time.sleep(0.1)
 
-    def is_ready(self) -> bool:
+    def is_ready(self, patience_seconds: float = 5) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.address}/readyz", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.address}/readyz", timeout=patience_seconds) as answer:
                 return bool(answer.status == 200)
         except (OSError, urllib.error.URLError):
             return False

@@ -30,6 +30,8 @@ from namespaces import enter
 LEASE_SECONDS, SUSPEND_SECONDS, SERVERS = 4, 4, 3
 TICKS = os.sysconf("SC_CLK_TCK")
 PATIENCE_SECONDS = 300
+#: The time between two looks of a worker at the sessions asleep that it knows: `LOOK` in crates/server/src/sharing.rs.
+LOOK_SECONDS = 300
 Session = tuple[Worker, str]
 CELL = "x = globals().get('x', 0) + 1\nx"
 DATA = "names = {str(n): n for n in range(1000)}\nx = 0\nx"
@@ -332,6 +334,21 @@ class Bench:
         used = Meter(self.workers[:2], self.cluster.nats).idle(4 * self.seconds)
         self.notes("idle with two workers: messages of NATS per second, all servers", round(used["messages"], 1))
 
+    def looks(self) -> None:
+        """Starts the last two workers again, which then know all sessions asleep, and waits for their looks at each."""
+        for worker in self.workers[:2]:
+            worker.end()
+            worker.start()
+        known = 0
+        for worker in self.workers[:2]:
+            for session in self.client.ask(worker, "GET", "/v1/sessions")[1]["sessions"]:
+                known += bool(session.get("suspended"))
+        self.notes("sessions asleep that two new workers know", known)
+        used = Meter(self.workers[:2], self.cluster.nats).idle(LOOK_SECONDS + 20)
+        idle = self.found["idle with two workers: messages of NATS per second, all servers"]
+        more = (used["messages"] - idle) * (LOOK_SECONDS + 20)
+        self.notes("look at a session asleep: messages", round(more / known, 1))
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -339,6 +356,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=5)
     parser.add_argument("--backend", default="bubblewrap")
     parser.add_argument("--seconds", type=float, default=5, help="of each measurement that lasts for a time")
+    parser.add_argument("--looks", action="store_true", help="measure the looks at sessions asleep: five minutes more")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     enter()
@@ -369,6 +387,8 @@ def main() -> None:
         bench.notes("bytes on the disks of NATS per session, all servers", round(stored / options.sessions))
         bench.takeover(min(20, options.sessions))
         bench.fewer_workers()
+        if options.looks:
+            bench.looks()
         bench.notes("load after", round(os.getloadavg()[0], 1))
         if options.json:
             options.json.write_text(json.dumps(bench.found, indent=2) + "\n")

@@ -72,7 +72,8 @@ class Simulation:
 
     def run(self) -> Counts:
         settings, chance = self.settings, self._chance
-        counts = Counts(**{name: [0] * settings.workers for name in ("cells_of", "forwards_of", "wakes_of")})
+        cells, forwards, wakes = ([0] * settings.workers for _ in range(3))
+        counts = Counts(cells_of=cells, forwards_of=forwards, wakes_of=wakes)
         cycle = settings.rest_seconds + settings.cells * settings.pause_seconds
         events = [(chance.uniform(0, cycle), session, False) for session in range(settings.sessions)]
         heapq.heapify(events)
@@ -165,7 +166,8 @@ def idle_messages(costs: dict[str, Any], workers: int, lease_seconds: float) -> 
     many, at_many, at_two = costs["workers"], costs[MANY], costs[TWO]
     b = (at_many / many - at_two / 2) / (many - 2)
     a = at_two / 2 - 2 * b
-    return max(0.0, a * workers + b * workers * workers) * costs["lease seconds"] / lease_seconds
+    scale: float = costs["lease seconds"] / lease_seconds
+    return max(0.0, a * workers + b * workers * workers) * scale
 
 
 MANY = "idle: messages of NATS per second, all servers"
@@ -181,8 +183,11 @@ def shares(costs: dict[str, Any], settings: Settings, counts: Counts, machines: 
         "leases": idle_messages(costs, settings.workers, settings.lease_seconds),
         "forwarding": counts.forwards * per_second * forward,
         "sleeping and waking": counts.wakes * per_second * cycle,
-        # Each worker knows most sessions, and reads the ref of each: half of what a forwarded request reads.
-        "looks at sessions asleep": settings.workers * asleep / LOOK_SECONDS * forward / 2,
+        # A worker knows all sessions that were asleep when it started, and looks at each.
+        "looks at sessions asleep": settings.workers
+        * asleep
+        / LOOK_SECONDS
+        * costs["look at a session asleep: messages"],
     }
     busiest = costs["busiest server of NATS, share of the messages"]
     processor = costs["NATS: processor per message"] * busiest / machines.nats_processors

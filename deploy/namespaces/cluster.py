@@ -4,6 +4,8 @@
 
 Needs root. A load balancer listens on 127.0.0.1, and sends each connection to a random worker that is ready. Lines on
 standard input let things go wrong. The end of the input, or Ctrl+C, ends all: states, keys and networks are gone then.
+
+Decisions: `docs/internals/server.md`.
 """
 
 from __future__ import annotations

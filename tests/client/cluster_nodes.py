@@ -1,4 +1,7 @@
-"""Servers of NATS and of Sandglass, each in a network namespace of its own."""
+"""Servers of NATS and of Sandglass, each in a network namespace of its own.
+
+Decisions: `docs/internals/server.md`.
+"""
 
 from __future__ import annotations
 

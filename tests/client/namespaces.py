@@ -2,6 +2,8 @@
 
 `enter` runs the program again as the first process of namespaces of its own (processes, mounts, network). When that process ends, also
 by SIGKILL, the kernel ends all others in them and removes the networks. So nothing is left behind, and no address of the machine is used.
+
+Decisions: `docs/internals/server.md`.
 """
 
 from __future__ import annotations

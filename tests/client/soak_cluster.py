@@ -9,6 +9,8 @@ status 1 if a server was wrong:
 - No cell runs twice, and none is answered without having run. Numbers of executions never go back behind a stored state.
 - Of two servers that both believe to have a session, one is refused: a late write would show as variables that no model allows.
 - Each request is answered, or its connection breaks. A refusal says if something may have been done.
+
+Decisions: `docs/internals/server.md`.
 """
 
 from __future__ import annotations

@@ -163,10 +163,10 @@ class Machines:
 
 def idle_messages(costs: dict[str, Any], workers: int, lease_seconds: float) -> float:
     """Messages of NATS per second with no client: `a` for each worker's lease, `b` for its looks at each other's."""
-    many, at_many, at_two = costs["workers"], costs[MANY], costs[TWO]
+    many, at_many, at_two = (float(costs[name]) for name in ("workers", MANY, TWO))
     b = (at_many / many - at_two / 2) / (many - 2)
     a = at_two / 2 - 2 * b
-    scale: float = costs["lease seconds"] / lease_seconds
+    scale = float(costs["lease seconds"]) / lease_seconds
     return max(0.0, a * workers + b * workers * workers) * scale
 
 

@@ -282,9 +282,13 @@ class Forgiving(User):
         if lost := set(self._sure) - set(cells):
             raise Wrong(f"{self.name}: the cells {sorted(lost)} were answered, and did not run")
 
+    def stop_waiting(self) -> None:
+        """Ends the pauses between cells, and `run` after the present cell."""
+        self._stopped.set()
+
     def end(self) -> None:
         """Stops, and leaves the problem for later."""
-        self._stopped.set()
+        self.stop_waiting()
         self.join(2 * PATIENCE_SECONDS)
 
 

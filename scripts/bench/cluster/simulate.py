@@ -12,6 +12,7 @@ no noise. So the simulation says what cannot work, and not what will.
 from __future__ import annotations
 
 import argparse
+import bisect
 import heapq
 import json
 import random
@@ -170,6 +171,7 @@ def idle_messages(costs: dict[str, Any], workers: int, lease_seconds: float) -> 
     return max(0.0, a * workers + b * workers * workers) * scale
 
 
+LOOK = "look at a session asleep: nats processor"
 MANY = "idle: messages of NATS per second, all servers"
 TWO = "idle with two workers: messages of NATS per second, all servers"
 
@@ -179,18 +181,15 @@ def shares(costs: dict[str, Any], settings: Settings, counts: Counts, machines: 
     per_second = 1 / settings.seconds
     forward, cycle = costs["forward: messages"], costs["sleep and wake: messages"]
     asleep = settings.sessions - counts.mean_awake
-    messages = {
-        "leases": idle_messages(costs, settings.workers, settings.lease_seconds),
-        "forwarding": counts.forwards * per_second * forward,
-        "sleeping and waking": counts.wakes * per_second * cycle,
+    message = costs["NATS: processor per message"]
+    nats = {
+        "leases": idle_messages(costs, settings.workers, settings.lease_seconds) * message,
+        "forwarding": counts.forwards * per_second * forward * message,
+        "sleeping and waking": counts.wakes * per_second * cycle * message,
         # A worker knows all sessions that were asleep when it started, and looks at each.
-        "looks at sessions asleep": settings.workers
-        * asleep
-        / LOOK_SECONDS
-        * costs["look at a session asleep: messages"],
+        "looks at sessions asleep": settings.workers * asleep / LOOK_SECONDS * costs[LOOK],
     }
-    busiest = costs["busiest server of NATS, share of the messages"]
-    processor = costs["NATS: processor per message"] * busiest / machines.nats_processors
+    busiest = costs["busiest server of NATS, share of the messages"] / machines.nats_processors
     worker = [
         cells * costs["cell: processor of the worker"]
         + forwards * costs["forward: worker processor"]
@@ -200,8 +199,8 @@ def shares(costs: dict[str, Any], settings: Settings, counts: Counts, machines: 
     of_sleep = max(0, costs["bytes of a worker for a session that sleeps"])
     memory = costs["bytes of a worker without sessions"] + asleep * of_sleep
     return {
-        **{f"NATS, {name}": each * processor for name, each in messages.items()},
-        "NATS": sum(messages.values()) * processor,
+        **{f"NATS, {name}": each * busiest for name, each in nats.items()},
+        "NATS": sum(nats.values()) * busiest,
         "workers' processors": max(worker) * per_second / machines.worker_processors,
         "workers' memory": (memory + counts.most_awake * costs["bytes of a session that is awake"])
         / (1e9 * machines.worker_gigabytes),
@@ -234,24 +233,36 @@ def main() -> None:
     costs = json.loads(options.pop("costs").read_text())
     machines = Machines(**{name: options.pop(name) for name in vars(Machines())})
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
-    full = ""
-    for sessions, workers in rows(options["sessions"], options["workers"]):
+    ratio = options["sessions"] / options["workers"]
+
+    def simulated(sessions: int, workers: int) -> tuple[Counts, dict[str, float]]:
         settings = Settings(**{**options, "sessions": sessions, "workers": workers})
         counts = Simulation(settings).run()
-        used = shares(costs, settings, counts, machines)
+        return counts, shares(costs, settings, counts, machines)
+
+    def is_full(workers: int) -> bool:
+        return max(simulated(round(ratio * workers), workers)[1][name] for name in RESOURCES) > 1
+
+    used: dict[str, float] = {}
+    for sessions, workers in rows(options["sessions"], options["workers"]):
+        counts, used = simulated(sessions, workers)
         mean = max(1.0, counts.mean_awake / workers)
         told = [f"{sessions}", f"{workers}", f"{counts.mean_awake:.0f}", f"{counts.most_awake / mean:.2f}"]
         told += [f"{counts.forwards / max(1, counts.cells):.0%}", *(f"{share:.1%}" for share in used.values())]
         print(f"| {' | '.join(told)} |", flush=True)
-        fullest = max(RESOURCES, key=used.__getitem__)
-        part = max((name for name in used if name.startswith("NATS,")), key=used.__getitem__)
-        what = f"NATS, mostly by {part[6:]}" if fullest == "NATS" else fullest
-        if used[fullest] > 1 and not full:
-            full = (
-                f"It stops scaling at {sessions} sessions on {workers} workers or before: {what}, {used[fullest]:.0%}."
-            )
-        last = f"Nothing is full at {sessions} sessions on {workers} workers. The fullest: {what}, {used[fullest]:.0%}."
-    print(f"\n{full or last}")
+    fullest = max(RESOURCES, key=used.__getitem__)
+    part = max((name for name in used if name.startswith("NATS,")), key=used.__getitem__)
+    where = f"{options['sessions']} sessions on {options['workers']} workers"
+    print(f"\nAt {where}, {fullest} would be used by {used[fullest]:.0%}.", end=" ")
+    if used[fullest] > 1:
+        least = bisect.bisect_left(range(2, options["workers"]), True, key=is_full) + 2
+        print(f"So it stops scaling at about {least} workers with {round(ratio * least)} sessions.", end=" ")
+    if fullest == "NATS":
+        print(
+            f"Most of that is {part[6:]} ({used[part]:.0%}); all else together is {used['NATS'] - used[part]:.0%}.",
+            end="",
+        )
+    print()
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ from namespaces import enter
 LEASE_SECONDS, SUSPEND_SECONDS, SERVERS = 4, 4, 3
 TICKS = os.sysconf("SC_CLK_TCK")
 PATIENCE_SECONDS = 300
+#: The time for which a connection is kept without use. Servers close them later.
+KEPT_SECONDS = 2
 #: The time between two looks of a worker at the sessions asleep that it knows: `LOOK` in crates/server/src/sharing.rs.
 LOOK_SECONDS = 300
 Session = tuple[Worker, str]
@@ -44,20 +46,16 @@ class Client:
         self._own = threading.local()
 
     def ask(self, worker: Worker, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        kept: dict[str, http.client.HTTPConnection] = self._own.__dict__.setdefault("kept", {})
-        connection = kept.get(worker.address)
-        if connection is None:
-            host, port = worker.address.removeprefix("http://").split(":")
-            connection = kept[worker.address] = http.client.HTTPConnection(host, int(port), timeout=PATIENCE_SECONDS)
+        kept: dict[str, tuple[http.client.HTTPConnection, float]] = self._own.__dict__.setdefault("kept", {})
+        host, port = worker.address.removeprefix("http://").split(":")
+        connection, used = kept.pop(worker.address, (None, 0.0))
+        if connection is None or time.monotonic() - used > KEPT_SECONDS:
+            connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE_SECONDS)
         headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-        try:
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            text = answer.read()
-        except (OSError, http.client.HTTPException):
-            connection.close()
-            del kept[worker.address]
-            raise
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        kept[worker.address] = connection, time.monotonic()
         return answer.status, json.loads(text) if text else None
 
     def made(self, worker: Worker) -> Session:
@@ -361,6 +359,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=5)
     parser.add_argument("--backend", default="bubblewrap")
     parser.add_argument("--seconds", type=float, default=5, help="of each measurement that lasts for a time")
+    parser.add_argument("--hop", action="store_true", help="measure nothing but a forwarded request")
     parser.add_argument("--looks", action="store_true", help="measure the looks at sessions asleep: five minutes more")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -380,6 +379,9 @@ def main() -> None:
         bench.notes("machine", f"{os.cpu_count()} processors, {platform.machine()}, a load of {os.getloadavg()[0]:.1f}")
         time.sleep(10)  # the workers make their spares
         bench.idle()
+        if options.hop:
+            bench.hop(int(400 * options.seconds))
+            return
         bench.throughput()
         bench.hop(int(100 * options.seconds))
         with bench.meter.during() as used:

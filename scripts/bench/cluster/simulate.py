@@ -171,7 +171,7 @@ def idle_messages(costs: dict[str, Any], workers: int, lease_seconds: float) -> 
     return max(0.0, a * workers + b * workers * workers) * scale
 
 
-LOOK = "look at a session asleep: nats processor"
+LOOK = "look at a session asleep: messages"
 MANY = "idle: messages of NATS per second, all servers"
 TWO = "idle with two workers: messages of NATS per second, all servers"
 
@@ -187,7 +187,7 @@ def shares(costs: dict[str, Any], settings: Settings, counts: Counts, machines: 
         "forwarding": counts.forwards * per_second * forward * message,
         "sleeping and waking": counts.wakes * per_second * cycle * message,
         # A worker knows all sessions that were asleep when it started, and looks at each.
-        "looks at sessions asleep": settings.workers * asleep / LOOK_SECONDS * costs[LOOK],
+        "looks at sessions asleep": settings.workers * asleep / LOOK_SECONDS * costs[LOOK] * message,
     }
     busiest = costs["busiest server of NATS, share of the messages"] / machines.nats_processors
     worker = [

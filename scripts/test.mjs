@@ -45,6 +45,8 @@ const PYTHON_FOLDERS = [
   "scripts/bench/rlm",
   "scripts/bench/forks",
   "scripts/bench/states",
+  "scripts/bench/cluster",
+  "deploy/namespaces",
 ];
 /** Generations of ipykernel, made by scripts/setup. */
 const JUPYTERS = ["6", "7"];

@@ -13,8 +13,10 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
 from http_server import KEY, PATIENCE_SECONDS
@@ -44,6 +46,7 @@ class Balancer:
         self._addresses = addresses
         #: The answers and failures that users met, by their names.
         self.counts: Counter[str] = Counter()
+        self._troubles = self._under_way = 0
 
     def replace(self, old: str, new: str) -> None:
         with self._lock:
@@ -52,6 +55,23 @@ class Balancer:
     def count(self, name: str) -> None:
         with self._lock:
             self.counts[name] += 1
+
+    @contextmanager
+    def trouble(self) -> Iterator[None]:
+        """A block in which something goes wrong with the servers."""
+        with self._lock:
+            self._troubles += 1
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way -= 1
+
+    def calm(self) -> int | None:
+        """The number of a time in which nothing goes wrong; None while something does."""
+        with self._lock:
+            return None if self._under_way else self._troubles
 
     def ask(self, method: str, path: str, body: Any) -> Any:
         """Returns the JSON of an answer without an error. Repeats what did nothing."""
@@ -101,9 +121,11 @@ class User(threading.Thread):
         session: str = made["id"]
         return session
 
+    def _code(self) -> str:
+        return f"seen = globals().get('seen', []) + [{self.cells}]\n(context, seen)"
+
     def _cell(self) -> Any:
-        code = f"seen = globals().get('seen', []) + [{self.cells}]\n(context, seen)"
-        return self._balancer.ask("POST", f"/v1/sessions/{self._session}/execute", {"code": code})
+        return self._balancer.ask("POST", f"/v1/sessions/{self._session}/execute", {"code": self._code()})
 
     def run(self) -> None:
         try:
@@ -160,43 +182,113 @@ class User(threading.Thread):
 
 
 class Forgiving(User):
-    """A user of servers that are killed as well. What such a server had since the last sleep may be lost, if the client is told."""
+    """A user of servers that are killed as well. What such a server had since the last sleep may be lost, if the client is told.
 
-    def __init__(self, balancer: Balancer, number: int) -> None:
+    Each cell writes its number into the file `ledger`, if there is one. So a cell that ran twice, or not at all, shows.
+    """
+
+    def __init__(self, balancer: Balancer, number: int, ledger: Path | None = None) -> None:
         super().__init__(balancer, number)
         self._chance = random.Random(number)
+        self._ledger = ledger
+        self._begin([])
+
+    def _begin(self, seen: list[int]) -> None:
+        #: The cells whose effects the session has, and after them those of which nobody knows.
+        self._sure, self._open = seen, list[int]()
+        self._last_id = 0
+        #: The calm in which the last cell ran.
+        self._calm: int | None = None
+        #: The length of the list that is certainly stored, and the number of the last execution that is. None before the first sleep.
+        self._stored: tuple[int, int] | None = None
+
+    def _code(self) -> str:
+        # Another process has the session's variables from the store.
+        woken = "import os\nwoken = globals().get('pid') not in (None, os.getpid())\npid = os.getpid()\n"
+        note = "" if self._ledger is None else f"print({self.cells}, file=open({str(self._ledger)!r}, 'a'))\n"
+        return f"{woken}{note}seen = globals().get('seen', []) + [{self.cells}]\n(context, seen, woken)"
 
     def act(self) -> None:
         # Sessions sleep in some pauses, so that kills meet sessions of all kinds.
         self._stopped.wait(self._chance.choice((0, 0, 0.2, 1.5)))
-        number = self.cells
         try:
+            if self._chance.random() < 0.3:
+                self._look()
+            calm = self._balancer.calm()
             run = self._cell()
         except Unanswered as refused:
-            self._balancer.count(f"unanswered ({refused.status})")
-            if refused.status == 404:
-                self._session, self._may = self._new_session(), [[]]
-            elif refused.status in (0, 503):
-                if refused.status == 0 or any(word in str(refused) for word in POSSIBLY_DONE):
-                    self._may_have_run()
-                self._stopped.wait(0.2)
-            else:
-                raise
-            return
+            self._is_refused(refused)
+        else:
+            self._compare(run)
+            self._calm = calm
+
+    def _look(self) -> None:
+        """Looks if the session sleeps. If its server may have been killed, it may sleep in an older state."""
+        told = self._balancer.ask("GET", f"/v1/sessions/{self._session}", None)
+        is_certain = self._calm is not None and self._calm == self._balancer.calm() and not self._open
+        if told.get("suspended") and is_certain:
+            self._stored = (len(self._sure), self._last_id)
+            self._balancer.count("seen asleep")
+
+    def _is_refused(self, refused: Unanswered) -> None:
+        self._balancer.count(f"unanswered ({refused.status})")
+        if refused.status == 404:
+            if self._stored is not None:
+                raise Wrong(f"session {self._session} was stored, and is lost: {refused}")
+            self._session = self._new_session()
+            self._begin([])
+        elif refused.status in (0, 503):
+            if refused.status == 0 or any(word in str(refused) for word in POSSIBLY_DONE):
+                self._may_have_run()
+            self._stopped.wait(0.2)
+        else:
+            raise refused
+
+    def _may_have_run(self) -> None:
+        self._open.append(self.cells)
+        self._has_run()
+
+    def _compare(self, run: Any) -> None:
+        """Compares the variables and the number of the execution with what they may be."""
+        told = f"session {self._session} may hold {self._sure} and some of {self._open}, stored {self._stored}, and has {run}"
         if run["outcome"] != "ok":
-            raise Wrong(f"session {self._session}: {run}")
-        context, (*before, last) = ast.literal_eval(run["result"])
+            raise Wrong(told)
+        context, (*before, last), is_woken = ast.literal_eval(run["result"])
         is_kept = run["state"]["status"] == "kept"
-        fits = any(before == seen[: None if is_kept else len(before)] for seen in self._may)
-        if not fits or last != number or context != f"context {self._number}":
-            raise Wrong(f"session {self._session} may hold {self._may}, and has {run}")
-        self._may = [[*before, last]]
+        least, least_id = self._stored or (0, 0)
+        fits = self._may_hold(before) and (len(before) >= len(self._sure) if is_kept else len(before) >= least)
+        if not fits or last != self.cells or context != f"context {self._number}":
+            raise Wrong(told)
+        if run["id"] <= (self._last_id if is_kept else least_id):
+            raise Wrong(f"the number of the execution went back from {self._last_id}: {told}")
+        if is_woken:
+            self._stored = (len(before), run["id"] - 1)
+        self._sure, self._open, self._last_id = [*before, last], [], run["id"]
         self._balancer.count(run["state"]["status"])
         self._has_run()
 
+    def _may_hold(self, seen: list[int]) -> bool:
+        """Tells if the list begins like that of the certain cells, and goes on with some of the others in their order."""
+        sure = len(self._sure)
+        rest = iter(self._open)
+        return seen[:sure] == self._sure[: len(seen)] and all(cell in rest for cell in seen[sure:])
+
+    def checks_ledger(self) -> None:
+        """Looks for a cell that ran twice, and for one that was answered and did not run."""
+        assert self._ledger is not None
+        cells = [int(line) for line in self._ledger.read_text().split()]
+        if twice := [cell for cell, times in Counter(cells).items() if times > 1]:
+            raise Wrong(f"{self.name}: the cells {twice} ran twice")
+        if lost := set(self._sure) - set(cells):
+            raise Wrong(f"{self.name}: the cells {sorted(lost)} were answered, and did not run")
+
+    def stop_waiting(self) -> None:
+        """Ends the pauses between cells, and `run` after the present cell."""
+        self._stopped.set()
+
     def end(self) -> None:
         """Stops, and leaves the problem for later."""
-        self._stopped.set()
+        self.stop_waiting()
         self.join(2 * PATIENCE_SECONDS)
 
 

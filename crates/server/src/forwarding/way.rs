@@ -13,7 +13,7 @@ use super::{FORWARDED, MAY_COME_BACK};
 use crate::errors::ApiError;
 use crate::quotas::Account;
 use crate::sessions::Known;
-use crate::{App, draining, sharing};
+use crate::{App, draining, sharing, sockets};
 
 /// Another server, which gets a request.
 pub(super) struct Elsewhere {
@@ -49,7 +49,7 @@ pub(super) enum What {
     Run(String),
     /// A new session, or a run that leaves nothing behind.
     New,
-    /// A connection that makes sessions.
+    /// A connection that makes sessions, and that nobody can resume.
     Connection,
 }
 
@@ -59,6 +59,8 @@ impl Asked {
         let route = request.extensions().get::<MatchedPath>()?.as_str().to_owned();
         let what = match (request.method(), route.as_str()) {
             (&Method::POST, "/v1/sessions" | "/execute") => What::New,
+            // Its first message tells if it begins a conversation, or resumes one.
+            (&Method::GET, "/v1/rpc") if sockets::offers_resumable(request.headers()) => return None,
             (&Method::GET, "/v1/rpc") => What::Connection,
             _ if has_id(&route) => {
                 // As the handlers read it: an id may have escapes.

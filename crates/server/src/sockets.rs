@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
-use axum::http::{HeaderMap, header};
+use axum::http::HeaderMap;
 use futures_util::stream::{BoxStream, SplitStream};
 use futures_util::{Sink, StreamExt};
 use sandglass_core::resumable::{Broken, Control, SUFFIX};
@@ -40,15 +40,6 @@ const NO_CONVERSATION: &str =
     "no conversation of this key waits with this token: its time to reconnect is over, or it has ended";
 
 const DRAINS: &str = "this server is shutting down, and takes no new conversation; nothing was done: try again";
-
-/// Returns true if a client offers the resumable form of a subprotocol.
-pub fn offers_resumable(headers: &HeaderMap) -> bool {
-    let offered = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter();
-    offered
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .any(|protocol| protocol.trim().ends_with(SUFFIX))
-}
 
 /// A WebSocket that a client has opened.
 pub struct Opened {

@@ -17,10 +17,13 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Forwards TCP connections to a server. Breaks each after a random number of bytes, as long as `is_on`."""
+    """Forwards TCP connections to a server, or each to a random one of several.
 
-    def __init__(self, url: str, seed: int) -> None:
-        self._target = (urlsplit(url).hostname, urlsplit(url).port)
+    Breaks each after a random number of bytes, as long as `is_on`.
+    """
+
+    def __init__(self, *urls: str, seed: int) -> None:
+        self.lead_to(*urls)
         self._random = random.Random(seed)
         self._lock = Lock()
         self._open: set[_Pair] = set()
@@ -33,6 +36,10 @@ class Proxy:
         self.flows.set()
         self.cuts = 0
         Thread(target=self._accept, daemon=True).start()
+
+    def lead_to(self, *urls: str) -> None:
+        """Leads further connections to other servers."""
+        self._targets = [(urlsplit(url).hostname, urlsplit(url).port) for url in urls]
 
     def cut(self) -> None:
         """Breaks all connections."""
@@ -60,7 +67,7 @@ class Proxy:
                 client.close()
                 continue
             try:
-                server = socket.create_connection(self._target)
+                server = socket.create_connection(self._random.choice(self._targets))
             except OSError:
                 client.close()
                 continue

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
 from typing import ClassVar
@@ -14,7 +15,11 @@ from typing import ClassVar
 import pytest
 from client_host import PROGRAM
 from cluster_users import Balancer, User, all_go_on
-from http_server import ENVIRONMENT, PATIENCE_SECONDS, SharingServer
+from http_server import ENVIRONMENT, KEY, PATIENCE_SECONDS, SharingServer
+from proxy import Proxy
+from test_reconnect import CUTS, Client
+
+from sandglass import Sandbox, SandboxError
 
 ROOT = Path(__file__).parents[2]
 STATE_KEY, PASSWORD = "5a" * 32, "a-secret-of-tests"
@@ -129,6 +134,63 @@ def test_a_rolling_restart_loses_nothing_and_answers_everything(bucket: str) -> 
     finally:
         for server in servers:
             server.kill()
+
+
+def test_conversations_go_on_through_any_server(bucket: str) -> None:
+    """Each connection breaks at a random moment, and the next one is to a random server. Nothing is lost or doubled."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(Server(bucket, more=("--requests-per-second", "100000"))) for _ in range(3)]
+        proxy = stack.enter_context(closing(Proxy(*(server.address for server in servers), seed=3)))
+        users = [Client() for _ in range(3)]
+        sandboxes = [
+            stack.enter_context(Sandbox(url=proxy.url, api_key=KEY, host_functions={"effect": user.effect}))
+            for user in users
+        ]
+        for sandbox in sandboxes:
+            sandbox.initialize(None)
+        proxy.is_on = True
+        while proxy.cuts < CUTS:
+            for user, sandbox in zip(users, sandboxes, strict=True):
+                user.check(sandbox.execute(user.code, on_stdout=user.hear, on_display=user.show))
+                data = bytes(range(256)) * 1_000
+                sandbox.files["data"] = data
+                assert sandbox.files["data"] == data
+        proxy.is_on = False
+        for user, sandbox in zip(users, sandboxes, strict=True):
+            assert sandbox.execute("number + 1").value == user.begin
+
+
+def test_a_server_that_only_carries_may_be_killed(bucket: str) -> None:
+    with Server(bucket) as first, Server(bucket) as second, Server(bucket) as third:
+        proxy = Proxy(first.address, seed=1)
+        killed: list[int] = []
+
+        def kill() -> str:
+            killed.append(1)
+            proxy.lead_to(third.address)
+            second.kill()
+            return "killed"
+
+        with closing(proxy), Sandbox(url=proxy.url, api_key=KEY, host_functions={"kill": kill}) as sandbox:
+            sandbox.initialize(None)
+            proxy.lead_to(second.address)
+            proxy.cut()
+            # The answer to the call reaches the code over the next server.
+            assert sandbox.execute("(kill(), 2)[0]").value == "killed"
+            assert killed == [1]
+
+
+def test_a_conversation_of_a_killed_server_ends_with_a_reason(bucket: str) -> None:
+    with Server(bucket, lease=SHORT_LEASE) as first, Server(bucket) as second:
+        proxy = Proxy(first.address, seed=1)
+        with closing(proxy), Sandbox(url=proxy.url, api_key=KEY) as sandbox:
+            assert sandbox.execute("1").value == 1
+            proxy.lead_to(second.address)
+            first.kill()
+            # It is repeated until the lease is over, and told then.
+            with pytest.raises(SandboxError) as error:
+                sandbox.execute("2")
+            assert "has ended or was killed" in str(error.value), error.value
 
 
 def test_settings_that_contradict_each_other_are_refused(bucket: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from client_host import PACKAGE, PLAIN, PROGRAM
@@ -26,6 +27,7 @@ from sandglass.client.resumable import SUFFIX
 from sandglass.client.server import SUBPROTOCOL
 
 KEY = "a-key-for-tests-0123456789"
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +88,37 @@ def test_refusals(url: str) -> None:
         with pytest.raises(SandboxError) as address:
             Sandbox(url=wrong, api_key=KEY)
         assert address.value.code == "invalid_option"
+
+
+def test_the_trace_of_the_caller_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package opentelemetry is one of the program that uses the client. This stands in for it."""
+
+    class Propagator:
+        def inject(self, headers: dict[str, str]) -> None:
+            headers["traceparent"] = TRACE
+
+    name = "opentelemetry.trace.propagation.tracecontext"
+    module = ModuleType(name)
+    module.TraceContextTextMapPropagator = Propagator  # type: ignore[attr-defined]
+    told: list[str | None] = []
+
+    def refuse(socket: ServerConnection) -> None:
+        assert socket.request
+        told.append(socket.request.headers.get("traceparent"))
+
+    with ws_serve(refuse, "127.0.0.1", 0, subprotocols=[Subprotocol(SUBPROTOCOL + SUFFIX)]) as fake:
+        thread = threading.Thread(target=fake.serve_forever)
+        thread.start()
+        address = f"http://127.0.0.1:{fake.socket.getsockname()[1]}"
+        for _ in range(2):
+            with pytest.raises(SandboxError):
+                Sandbox(url=address, api_key=KEY)
+            for part in ("opentelemetry", "opentelemetry.trace", "opentelemetry.trace.propagation"):
+                monkeypatch.setitem(sys.modules, part, ModuleType(part))
+            monkeypatch.setitem(sys.modules, name, module)
+        fake.shutdown()
+    thread.join()
+    assert told == [None, TRACE]
 
 
 @pytest.mark.parametrize(

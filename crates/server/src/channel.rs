@@ -53,7 +53,7 @@ use super::pieces::messages;
 use super::quotas::{Account, Held};
 use super::relayed::{FromGuest, Running};
 use super::sessions::{Attached, Kind, Session};
-use super::sockets::{self, Form, Outgoing, Permits, Socket};
+use super::sockets::{self, Form, Opened, Outgoing, Permits, Socket};
 use super::storage::{Excess, Fate};
 use futures_util::future::BoxFuture;
 use sandglass_host::Killer;
@@ -126,7 +126,12 @@ pub async fn channel(
         .max_frame_size(most_bytes)
         .on_failed_upgrade(move |error| tracing::debug!(session = failed.id, %error, "no WebSocket came of it"));
     Ok(upgrade.on_upgrade(async move |socket| {
-        let opened = sockets::open(&app, &account, &session.id, most_bytes, (socket, form), permits).await;
+        let socket = Opened {
+            socket,
+            form,
+            onward: None, // the request was forwarded to the server of the session already
+        };
+        let opened = sockets::open(&app, &account, &session.id, most_bytes, socket, permits).await;
         // A channel that is resumed is attached already.
         match (opened, attached) {
             (Some(socket), Some(attached)) => Relay::new(app, account, session, socket, guests).run(attached).await,

@@ -85,6 +85,21 @@ impl Forwarding {
             .map(Self)
             .map_err(|error| format!("requests cannot be forwarded: {error}"))
     }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.0
+    }
+}
+
+/// The headers with which a WebSocket of JSON-RPC may be opened at the server that holds its conversation. `None` for a request that was
+/// forwarded, and without other servers.
+pub(super) fn of_conversation(app: &App, headers: &HeaderMap) -> Option<HeaderMap> {
+    if app.forwarding.is_none() || headers.contains_key(FORWARDED) {
+        return None;
+    }
+    let mut headers = onward(headers, "1");
+    headers.remove(header::SEC_WEBSOCKET_EXTENSIONS);
+    Some(headers)
 }
 
 /// The end of an attempt to forward a request.
@@ -317,7 +332,7 @@ fn without_connection(headers: &HeaderMap) -> HeaderMap {
 }
 
 /// Waits until the lease of a server is over, as far as this one knows.
-async fn over(app: App, server: ServerId) {
+pub(super) async fn over(app: App, server: ServerId) {
     let seems_to_live = || {
         let states = app.suspension.as_ref().map(super::suspension::Suspension::states);
         states.is_some_and(|states| states.seems_to_live(server))

@@ -23,7 +23,7 @@
 //! | `new_session`, `listing`, `own_session`, `execute`, `pending`, `variables`, `files` | the routes of a session |
 //! | `channel`, `relayed`, `pieces`, `exchanges`, `checkpoints` | the WebSocket relay between a page's supervisor and a guest |
 //! | `rpc` | JSON-RPC on a WebSocket |
-//! | `sockets` | WebSockets, and conversations that outlive them |
+//! | `sockets` | WebSockets, and conversations that outlive them, also those that another server holds |
 //! | `stateless` | runs that leave nothing behind |
 //! | `storage` | the folders of sessions on disk |
 //! | `warm` | the pool of spares, and cold starts |

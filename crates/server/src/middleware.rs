@@ -167,7 +167,7 @@ fn add_headers(headers: &mut HeaderMap, id: &str, origin: &Origin) {
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, fixed("GET, POST, PUT, DELETE"));
     headers.insert(
         header::ACCESS_CONTROL_ALLOW_HEADERS,
-        fixed("Authorization, Content-Type, Accept"),
+        fixed("Authorization, Content-Type, Accept, Traceparent, Tracestate"),
     );
     headers.insert(
         header::ACCESS_CONTROL_EXPOSE_HEADERS,

@@ -11,6 +11,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{Message as Frame, WebSocketUpgrade, close_code};
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
@@ -27,11 +28,12 @@ use super::connections::ConnectionPermit;
 use super::create;
 use super::errors::ApiError;
 use super::execute;
+use super::forwarding;
 use super::kept::KeptSandboxes;
 use super::quotas::{self, Account};
 use super::replaying;
 use super::sessions::{InUse, Kind, Session};
-use super::sockets::{self, FAREWELL, Outgoing, Permits, Socket};
+use super::sockets::{self, FAREWELL, Opened, Outgoing, Permits, Socket};
 use super::storage::Fate;
 
 /// The place of these conversations among those of the server.
@@ -43,6 +45,7 @@ pub async fn rpc(
     Extension(account): Extension<Arc<Account>>,
     Extension(connection): Extension<Arc<ConnectionPermit>>,
     Extension(held): Extension<Arc<quotas::Held>>,
+    headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
     let upgrade = match upgrade {
@@ -50,6 +53,7 @@ pub async fn rpc(
         Err(rejection) => return Ok(rejection.into_response()),
     };
     let (upgrade, form) = sockets::negotiate(&app, upgrade, SUBPROTOCOL)?;
+    let onward = forwarding::of_conversation(&app, &headers);
     let permits = Permits {
         connection,
         request: held,
@@ -62,7 +66,8 @@ pub async fn rpc(
         .max_frame_size(most_bytes)
         .on_failed_upgrade(|error| tracing::debug!(%error, "no WebSocket came of it"));
     Ok(upgrade.on_upgrade(async move |socket| {
-        if let Some(socket) = sockets::open(&app, &account, PLACE, most_bytes, (socket, form), permits).await {
+        let socket = Opened { socket, form, onward };
+        if let Some(socket) = sockets::open(&app, &account, PLACE, most_bytes, socket, permits).await {
             serve(app, account, socket).await;
         }
     }))

@@ -5,6 +5,7 @@
 //!
 //! Decisions: `docs/internals/server.md`.
 
+mod carried;
 mod line;
 
 use std::collections::VecDeque;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
+use axum::http::HeaderMap;
 use futures_util::stream::{BoxStream, SplitStream};
 use futures_util::{Sink, StreamExt};
 use sandglass_core::resumable::{Broken, Control, SUFFIX};
@@ -36,6 +38,18 @@ pub const FAREWELL: Duration = Duration::from_secs(2);
 const MAX_REASON_BYTES: usize = 120;
 const NO_CONVERSATION: &str =
     "no conversation of this key waits with this token: its time to reconnect is over, or it has ended";
+
+const DRAINS: &str = "this server is shutting down, and takes no new conversation; nothing was done: try again";
+
+/// A WebSocket that a client has opened.
+pub struct Opened {
+    /// The WebSocket.
+    pub socket: WebSocket,
+    /// The form of its conversation.
+    pub form: Form,
+    /// The headers with which another server may be asked for its conversation; `None` if none may.
+    pub onward: Option<HeaderMap>,
+}
 
 /// The form of a WebSocket's conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,15 +114,30 @@ pub async fn open(
     account: &Arc<Account>,
     place: &str,
     most_bytes: usize,
-    (socket, form): (WebSocket, Form),
+    Opened { socket, form, onward }: Opened,
     permits: Permits,
 ) -> Option<Socket> {
     if form == Form::Plain {
         let silence = Duration::from_secs_f64(app.args.channel_silence_seconds);
         return Some(Socket::plain(socket, silence, permits));
     }
-    let link = first(app, account, place, socket, permits, NO_CONVERSATION).await?;
-    match app.lines.begin(app, account, place) {
+    let leads = onward.is_some();
+    let link = match first(app, account, place, socket, permits).await? {
+        First::Begins(link) => link,
+        First::Unknown(arrival, token) => {
+            match onward {
+                Some(onward) => carried::carry(app, &account.owner, &token, arrival, onward).await,
+                None => arrival.link.refuse(NO_CONVERSATION.to_owned()).await,
+            }
+            return None;
+        }
+    };
+    if leads && app.draining.is_cancelled() {
+        // Carried by a server that ends, it would end soon.
+        link.refuse(DRAINS.to_owned()).await;
+        return None;
+    }
+    match app.lines.begin(app, account, place, leads) {
         Ok(begun) => Some(begun.run(link, most_bytes)),
         Err(error) => {
             link.refuse(error.message).await;
@@ -120,28 +149,29 @@ pub async fn open(
 /// Closes a resumable WebSocket of a place that is gone. Its client hears the reason, or that of its conversation, which may have ended
 /// while there was no WebSocket.
 pub async fn close(app: &App, account: &Account, place: &str, socket: WebSocket, permits: Permits, reason: String) {
-    if let Some(link) = first(app, account, place, socket, permits, &reason).await {
-        link.refuse(reason).await;
+    match first(app, account, place, socket, permits).await {
+        Some(First::Begins(link) | First::Unknown(Arrival { link, .. }, _)) => link.refuse(reason).await,
+        None => {}
     }
 }
 
-/// Takes the first message of a resumable WebSocket. Returns the link if it begins a conversation. Otherwise it resumes one. If there is
-/// none, its client hears the reason.
-async fn first(
-    app: &App,
-    account: &Account,
-    place: &str,
-    socket: WebSocket,
-    permits: Permits,
-    reason: &str,
-) -> Option<Link> {
+/// A resumable WebSocket after its first message.
+enum First {
+    /// It begins a conversation.
+    Begins(Link),
+    /// It resumes a conversation that is not here, with this token.
+    Unknown(Arrival, String),
+}
+
+/// Takes the first message of a resumable WebSocket. `None` if it resumes a conversation, or its client has left.
+async fn first(app: &App, account: &Account, place: &str, socket: WebSocket, permits: Permits) -> Option<First> {
     let (sink, mut incoming) = socket.split();
     let outgoing = Outgoing::new(sink);
     let head = Duration::from_secs_f64(app.args.head_timeout_seconds);
     let greeting = timeout(head, greeting(&mut incoming)).await;
     let link = |number| Link::new(number, incoming, outgoing, permits);
     match greeting {
-        Ok(Ok(Control::Begin {})) => return Some(link(1)),
+        Ok(Ok(Control::Begin {})) => return Some(First::Begins(link(1))),
         Ok(Ok(Control::Resume {
             token,
             link: number,
@@ -151,9 +181,8 @@ async fn first(
                 link: link(number),
                 taken,
             };
-            if let Err(arrival) = app.lines.resume(&account.owner, place, &token, arrival).await {
-                arrival.link.refuse(reason.to_owned()).await;
-            }
+            let resumed = app.lines.resume(&account.owner, place, &token, arrival).await;
+            return resumed.err().map(|arrival| First::Unknown(arrival, token));
         }
         Ok(Ok(_)) => link(0).refuse(Broken::Malformed.to_string()).await,
         Ok(Err(())) | Err(_) => {} // the client has left, or is silent

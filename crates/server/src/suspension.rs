@@ -23,7 +23,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 use sandglass_host::args::Secrets;
-use sandglass_states::{Found, Head, Living, ServerId, SessionId, StateError, States, Tenant};
+use sandglass_states::{Found, Head, Holder, Living, ServerId, SessionId, StateError, States, Tenant};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -334,6 +334,22 @@ impl Suspension {
         match self.look_up(owner, id, Tenant::elsewhere).await? {
             Err(error) if error.is_damage() => Ok(None), // whoever uses the session is told
             found => found.map_err(|error| unreadable(id, &error)),
+        }
+    }
+
+    /// The server that holds the conversation with this token. `None` if the store does not tell now.
+    pub async fn holder(&self, owner: &str, token: Vec<u8>) -> Option<Holder> {
+        let Some(owned) = self.tenants.get(owner) else {
+            return Some(Holder::Nobody);
+        };
+        let tenant = Arc::clone(&owned.tenant);
+        let looked_up = owned.look_ups.run("of a conversation", move || tenant.holder(&token));
+        match looked_up.await.ok()? {
+            Ok(holder) => Some(holder),
+            Err(error) => {
+                tracing::warn!(%error, "the store does not tell which server holds a conversation");
+                None
+            }
         }
     }
 

@@ -89,12 +89,14 @@ impl MasterKey {
         let own = secret(&self.0, b"tenant", owner)?;
         let [id, names] = [derive(&own, b"id", "")?, derive(&own, b"names", "")?];
         let sessions = derive(&own, b"sessions", "")?;
+        let conversations = derive(&own, b"conversations", "")?;
         let mut short = [0; 16];
         short.copy_from_slice(&id[..16]);
         Ok(TenantKeys {
             id: TenantId(short),
             names: hmac::Key::new(hmac::HMAC_SHA256, &names),
             sessions: hmac::Key::new(hmac::HMAC_SHA256, &sessions),
+            conversations: hmac::Key::new(hmac::HMAC_SHA256, &conversations),
             sealer: Sealer::new(secret(&own, b"texts", "")?),
         })
     }
@@ -134,6 +136,7 @@ pub(crate) struct TenantKeys {
     pub(crate) id: TenantId,
     names: hmac::Key,
     sessions: hmac::Key,
+    pub(crate) conversations: hmac::Key,
     pub(crate) sealer: Sealer,
 }
 

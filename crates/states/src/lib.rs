@@ -13,6 +13,7 @@
 //! | `pieces` | cutting bodies |
 //! | `manifest` | states, and their manifests |
 //! | `lease` | the servers that share a store, and which of them live |
+//! | `conversation` | tokens of conversations, which lead from one server to another |
 //! | `states` | writing, reading, listing and collecting; the refs of sessions, and who may write them |
 //! | `journal` | the parts of the journal of an execution after a state |
 //! | `ended` | executions before a state that can run again: their journals, and the states before them |
@@ -20,6 +21,7 @@
 //!
 //! Decisions: `docs/internals/server.md`.
 
+mod conversation;
 mod ended;
 mod error;
 mod journal;
@@ -32,6 +34,7 @@ mod seal;
 mod states;
 mod store;
 
+pub use conversation::Holder;
 pub use ended::{MostEnded, Ran, Rerun};
 pub use error::StateError;
 pub use journal::{Part, part_bytes};

@@ -187,6 +187,15 @@ fn check_key(store: &dyn Store, key: &MasterKey) -> Result<(), StateError> {
 
 /// All these functions block as long as the store does.
 impl Tenant {
+    pub(crate) fn servers(&self) -> &Servers {
+        &self.servers
+    }
+
+    /// The key of the tags of conversations.
+    pub(crate) fn conversations(&self) -> &ring::hmac::Key {
+        &self.keys.conversations
+    }
+
     /// The tenant's id, which names its places in the store.
     pub fn id(&self) -> TenantId {
         self.keys.id

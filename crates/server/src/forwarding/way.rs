@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use axum::RequestExt;
 use axum::extract::{MatchedPath, RawPathParams, Request};
-use axum::http::{Method, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use sandglass_core::resumable::SUFFIX;
 use sandglass_states::{Living, ServerId};
 
 use super::{FORWARDED, MAY_COME_BACK};
@@ -49,7 +50,7 @@ pub(super) enum What {
     Run(String),
     /// A new session, or a run that leaves nothing behind.
     New,
-    /// A connection that makes sessions.
+    /// A connection that makes sessions, and that nobody can resume.
     Connection,
 }
 
@@ -59,6 +60,8 @@ impl Asked {
         let route = request.extensions().get::<MatchedPath>()?.as_str().to_owned();
         let what = match (request.method(), route.as_str()) {
             (&Method::POST, "/v1/sessions" | "/execute") => What::New,
+            // Its first message tells if it begins a conversation, or resumes one.
+            (&Method::GET, "/v1/rpc") if offers_resumable(request.headers()) => return None,
             (&Method::GET, "/v1/rpc") => What::Connection,
             _ if has_id(&route) => {
                 // As the handlers read it: an id may have escapes.
@@ -147,6 +150,15 @@ pub(super) async fn way(app: &App, asked: &Asked, tried: &[ServerId]) -> Result<
     }
     // Without an address, the handler tells that the session is elsewhere.
     Ok(Elsewhere::of(living).map_or(Way::Here, Way::There))
+}
+
+/// Returns true if a client offers the resumable form of a subprotocol.
+fn offers_resumable(headers: &HeaderMap) -> bool {
+    let offered = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter();
+    offered
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|protocol| protocol.trim().ends_with(SUFFIX))
 }
 
 /// Returns true for a route of a session, or of the files of a stateless run.

@@ -51,12 +51,18 @@ impl Lines {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new conversation.
-    pub(super) fn begin(&self, app: &App, account: &Arc<Account>, place: &str) -> Result<Begun, ApiError> {
+    /// A new conversation. With `leads`, its token leads other servers here.
+    pub(super) fn begin(&self, app: &App, account: &Arc<Account>, place: &str, leads: bool) -> Result<Begun, ApiError> {
         let held = account.conversation()?;
         let mut secret = [0; TOKEN_BYTES];
         getrandom::fill(&mut secret).map_err(|_| ApiError::internal("the system gives no random numbers"))?;
-        let token = URL_SAFE_NO_PAD.encode(secret);
+        let token = match &app.suspension {
+            Some(suspension) if leads => {
+                let tenant = suspension.tenant(&account.owner)?;
+                URL_SAFE_NO_PAD.encode(tenant.conversation(&secret))
+            }
+            _ => URL_SAFE_NO_PAD.encode(secret),
+        };
         let digest = digest(&token);
         let (arrive, arrivals) = mpsc::channel(1);
         let known = Known {
@@ -181,7 +187,7 @@ pub(super) struct Link {
     incoming: SplitStream<WebSocket>,
     outgoing: Outgoing,
     heard_at: Instant,
-    _permits: Permits,
+    permits: Permits,
 }
 
 impl Link {
@@ -191,8 +197,17 @@ impl Link {
             incoming,
             outgoing,
             heard_at: Instant::now(),
-            _permits: permits,
+            permits,
         }
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The parts of a link that another server's conversation goes on with.
+    pub(super) fn into_parts(self) -> (SplitStream<WebSocket>, Outgoing, Permits) {
+        (self.incoming, self.outgoing, self.permits)
     }
 
     fn tell(&mut self, control: &Control) {
@@ -202,6 +217,11 @@ impl Link {
     /// Tells the client that it cannot go on here.
     pub(super) async fn refuse(mut self, reason: String) {
         self.end(close_code::POLICY, reason).await;
+    }
+
+    /// Closes the WebSocket, while the conversation may go on over another one.
+    pub(super) async fn put_off(mut self, code: u16, reason: &str) {
+        self.outgoing.close(code, reason.to_owned()).await;
     }
 
     async fn end(&mut self, code: u16, reason: String) {

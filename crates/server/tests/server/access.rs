@@ -149,7 +149,9 @@ async fn pages_of_other_origins_have_to_be_allowed() {
     assert_eq!(response.status(), StatusCode::NO_CONTENT);
     let header = |name: &str| response.headers()[name].to_str().unwrap().to_owned();
     assert_eq!(header("access-control-allow-origin"), "https://app.example");
-    assert!(header("access-control-allow-headers").contains("Authorization"));
+    for name in ["Authorization", "Traceparent", "Tracestate"] {
+        assert!(header("access-control-allow-headers").contains(name));
+    }
     assert!(header("access-control-allow-methods").contains("DELETE"));
 
     let response = server

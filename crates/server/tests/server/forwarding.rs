@@ -9,10 +9,11 @@ use serde_json::json;
 use tokio_tungstenite::tungstenite::Message;
 
 use super::nats::Nats;
+use super::resuming;
 use super::support::{ANN, BOB, TestServer, answer, args, eventually, refusal};
 
 /// A bucket that no other test has.
-fn bucket() -> String {
+pub fn bucket() -> String {
     static SERVER: OnceLock<Nats> = OnceLock::new();
     static NUMBER: LazyLock<std::sync::atomic::AtomicU32> = LazyLock::new(Default::default);
     let server = SERVER.get_or_init(|| Nats::start(0, &[]));
@@ -20,7 +21,7 @@ fn bucket() -> String {
     format!("{}/test-{number}", server.url)
 }
 
-async fn server(bucket: &str, more: &[&str]) -> TestServer {
+pub async fn server(bucket: &str, more: &[&str]) -> TestServer {
     let secrets = Secrets {
         keys: Some(format!("ann {ANN}\nbob {BOB}")),
         state_key: Some("5a".repeat(32)),
@@ -194,6 +195,7 @@ async fn a_server_that_is_told_to_end_hands_its_sessions_over_and_answers() {
     let (mut a, b) = (server(&bucket, &[]).await, server(&bucket, &[]).await);
     let (idle, busy) = (a.session(json!({})).await, a.session(json!({})).await);
     a.execute(&idle, "x = 1").await;
+    let mut client = resuming::Client::with_sandbox(&b).await;
     // It waits until the test lets it go on, so the drain lasts until then.
     let folder = tempfile::tempdir().unwrap();
     let code = format!(
@@ -208,13 +210,15 @@ async fn a_server_that_is_told_to_end_hands_its_sessions_over_and_answers() {
     let is_told = async || answer(a.get("/readyz")).await.0 == StatusCode::SERVICE_UNAVAILABLE;
     eventually("it is told to balancers", is_told).await;
     assert_eq!(refusal(a.get("/v1/rpc")).await, (503, "shutting_down".to_owned()));
+    // Conversations that go on elsewhere are carried still, and none begins.
+    resuming::drains(&a, &mut client).await;
     // Each server answers for both sessions, and for new ones.
     assert_eq!(a.execute(&idle, "x += 1\nx").await["result"], "2");
     assert_eq!(b.execute(&idle, "x += 1\nx").await["result"], "3");
     let new = a.session(json!({})).await;
     assert_eq!(b.execute(&new, "1").await["result"], "1");
     let metrics = b.get("/metrics").send().await.unwrap().text().await.unwrap();
-    assert!(metrics.contains("\nsandglass_sessions 2\n"), "{metrics}");
+    assert!(metrics.contains("\nsandglass_sessions 3\n"), "{metrics}");
     let metrics = a.get("/metrics").send().await.unwrap().text().await.unwrap();
     assert!(metrics.contains("\nsandglass_draining 1\n"), "{metrics}");
     std::fs::write(folder.path().join("go"), "").unwrap();

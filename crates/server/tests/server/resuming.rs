@@ -8,10 +8,11 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
+use crate::forwarding::{self, bucket};
 use crate::support::{ANN, BOB, Channel, LONG, TestServer, answer, eventually};
 
 /// A client that counts messages itself.
-struct Client {
+pub struct Client {
     socket: Channel,
     token: String,
     taken: u64,
@@ -66,7 +67,7 @@ impl Client {
                 within,
                 max_bytes,
             } => {
-                assert_eq!(token.len(), 43);
+                assert!([43, 96].contains(&token.len()), "{token}");
                 assert!(within > 0 && max_bytes > 0);
                 Self {
                     socket,
@@ -79,7 +80,7 @@ impl Client {
     }
 
     /// A client with a sandbox, whose id is returned.
-    async fn with_sandbox(server: &TestServer) -> (Self, String) {
+    pub async fn with_sandbox(server: &TestServer) -> (Self, String) {
         let mut client = Self::begin(rpc(server).await).await;
         client.ask(1, "hello", json!({ "version": 1 })).await;
         let made = client.ask(2, "create", json!({ "context": null })).await;
@@ -450,4 +451,90 @@ async fn a_conversation_ends_with_its_user_even_if_the_client_takes_nothing() {
     let ended = next(&mut client.socket).await.unwrap_err().0.unwrap();
     assert!(ended.contains("shorter than its head"), "{ended}");
     server.stop().await;
+}
+
+/// A server in its drain resumes the conversation of another server, and begins none.
+pub async fn drains(server: &TestServer, (client, sandbox): &mut (Client, String)) {
+    let refused = greet(&mut rpc(server).await, Control::Begin {}).await.unwrap_err();
+    assert!(refused.0.unwrap().contains("takes no new conversation"));
+    client.resume(rpc(server).await, 2).await;
+    let run = client
+        .ask(3, "execute", json!({ "sandbox": sandbox, "code": "2" }))
+        .await;
+    assert_eq!(run["result"]["value"], 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversation_is_resumed_through_any_server() {
+    let bucket = bucket();
+    let (a, b) = (
+        forwarding::server(&bucket, &[]).await,
+        forwarding::server(&bucket, &[]).await,
+    );
+    let (mut client, sandbox) = Client::with_sandbox(&a).await;
+    let execute = json!({ "sandbox": sandbox, "code": "x = globals().get('x', 0) + 1\nx" });
+    for (link, server) in [(2, &b), (3, &a), (4, &b), (5, &b)] {
+        let (_, mut before) = client.resume(rpc(server).await, link).await;
+        let ended = next(&mut before).await.unwrap_err();
+        assert!(ended.0.unwrap().contains("another connection"));
+        let run = client.ask(link + 1, "execute", execute.clone()).await;
+        assert_eq!(run["result"]["value"], link - 1);
+    }
+    assert_eq!((sessions(&a).await, sessions(&b).await), (1, 0));
+    client.socket.close(None).await.unwrap();
+    no_sessions(&a).await;
+    let refused = greet(&mut rpc(&b).await, client.resumes(6)).await.unwrap_err();
+    assert!(refused.0.unwrap().contains("no conversation"));
+    for server in [a, b] {
+        server.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_leads_only_its_owner_and_cannot_be_made_up() {
+    let bucket = bucket();
+    let (a, mut b) = (
+        forwarding::server(&bucket, &[]).await,
+        forwarding::server(&bucket, &[]).await,
+    );
+    let (mut client, sandbox) = Client::with_sandbox(&a).await;
+    let refused = async |server: &TestServer, token: String| {
+        let resumes = Control::Resume {
+            token,
+            link: 2,
+            taken: 3,
+        };
+        greet(&mut rpc(server).await, resumes).await.unwrap_err().0.unwrap()
+    };
+    let words = refused(&b, "A".repeat(43)).await;
+    // Each part, changed: the secret, the home of the server, the tag. And a token that is cut off, or none.
+    for at in [0, 20, 44, 50, 60, 90] {
+        let mut changed = client.token.clone().into_bytes();
+        changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
+        assert_eq!(refused(&b, String::from_utf8(changed).unwrap()).await, words);
+    }
+    for text in [
+        "",
+        "é",
+        &client.token[..95],
+        &client.token[..43],
+        &format!("{}A", client.token),
+    ] {
+        assert_eq!(refused(&b, text.to_owned()).await, words, "{text}");
+    }
+    b.key = Some(BOB);
+    assert_eq!(refused(&b, client.token.clone()).await, words);
+    b.key = Some(ANN);
+    client.resume(rpc(&b).await, 2).await;
+    let run = client
+        .ask(3, "execute", json!({ "sandbox": sandbox, "code": "2" }))
+        .await;
+    assert_eq!(run["result"]["value"], 2);
+    // The end of its server ends it, and the client is told.
+    let resumes = client.resumes(3);
+    drop(client);
+    a.stop().await;
+    let ended = greet(&mut rpc(&b).await, resumes).await.unwrap_err().0.unwrap();
+    assert!(ended.contains("has ended or was killed"), "{ended}");
+    b.stop().await;
 }

@@ -200,7 +200,7 @@ class Server:
             connect(
                 self._url,
                 subprotocols=[Subprotocol(SUBPROTOCOL + SUFFIX), Subprotocol(SUBPROTOCOL)],
-                additional_headers=self._headers,
+                additional_headers={**self._headers, **_trace()},
                 max_size=MAX_RECEIVED,
                 compression=None,
                 open_timeout=seconds,
@@ -305,6 +305,17 @@ class Server:
             raise
         if self._has_ended:
             socket.close()
+
+
+def _trace() -> dict[str, str]:
+    """The headers of the caller's trace, for the log of the server. Empty without the package opentelemetry."""
+    try:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    except ImportError:
+        return {}
+    headers: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(headers)
+    return headers
 
 
 def _close(socket: ClientConnection, is_idle: bool) -> None:

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 use super::App;
 use super::errors::ApiError;
+use super::load;
 use super::quotas::Account;
 use super::sessions::{Known, Session, Sessions};
 use super::storage::Fate;
@@ -30,7 +31,7 @@ pub(super) async fn run(app: App) {
     if !app.suspension.as_ref().is_some_and(Suspension::is_shared) {
         return;
     }
-    tokio::join!(renew(&app), watch(&app), let_go_of_all(&app));
+    tokio::join!(renew(&app), watch(&app), let_go_of_all(&app), load::run(&app));
 }
 
 /// Renews the lease. Nothing else delays it.
@@ -128,10 +129,10 @@ pub(super) async fn ask<T: Send + 'static>(
 
 /// The last problem that was told, so that it is told once.
 #[derive(Default)]
-struct Problem(Option<String>);
+pub(super) struct Problem(Option<String>);
 
 impl Problem {
-    fn tell(&mut self, error: &StateError, what: &str) {
+    pub(super) fn tell(&mut self, error: &StateError, what: &str) {
         let why = error.to_string();
         if self.0.as_ref() != Some(&why) {
             tracing::error!(%error, "{what}");

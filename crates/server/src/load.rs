@@ -47,7 +47,11 @@ fn own(app: &App) -> Load {
         is_draining: app.draining.is_cancelled(),
         sessions: app.quotas.sessions(),
         most_sessions: app.args.max_sessions,
-        spares: app.warm.stats().filter(|pool| pool.level > 0).map(|pool| pool.spares as u64),
+        spares: app
+            .warm
+            .stats()
+            .filter(|pool| pool.level > 0)
+            .map(|pool| pool.spares as u64),
         executions: app.quotas.executions(),
         processors: machine::processors(),
         memory_used: memory.used,

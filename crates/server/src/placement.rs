@@ -245,7 +245,10 @@ mod tests {
         assert!(chosen(&without_spares, &load(5)).is_some());
         assert!(chosen(&load(5), &without_spares).is_none());
         assert!(chosen(&without_spares, &without_spares).is_none());
-        assert!(choose(&own, candidates([None]), Reason::Busy, |_| 0).is_none(), "its load is not known");
+        assert!(
+            choose(&own, candidates([None]), Reason::Busy, |_| 0).is_none(),
+            "its load is not known"
+        );
     }
 
     #[test]
@@ -257,7 +260,10 @@ mod tests {
         assert_eq!(first(&others), living(1));
         others[0].sent = 8;
         others[1].sent = 6;
-        assert!(choose(&load(10), others, Reason::Full, |_| 0).is_none(), "both are full");
+        assert!(
+            choose(&load(10), others, Reason::Full, |_| 0).is_none(),
+            "both are full"
+        );
         let sent = Sent::default();
         let told = |number| OtherLoad {
             number,
@@ -297,38 +303,57 @@ mod tests {
     fn sessions_of_a_full_server_spread() {
         let mut state = 1_u64;
         let mut random = |below: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             usize::try_from(state >> 33).unwrap() % below
         };
-        let mut loads: Vec<Load> = (0..50).map(|_| Load { most_sessions: 100, ..load(0) }).collect();
+        let mut loads: Vec<Load> = (0..50)
+            .map(|_| Load {
+                most_sessions: 100,
+                ..load(0)
+            })
+            .collect();
         for _ in 0..50 * 40 {
             let others = candidates(loads.iter().cloned().map(Some));
             let chosen = choose(&load(10), others, Reason::Full, &mut random).unwrap();
             let number = (0..50).find(|number| living(*number) == chosen).unwrap();
             loads[number].sessions += 1;
         }
-        let (least, most) = (loads.iter().map(|load| load.sessions).min(), loads.iter().map(|load| load.sessions).max());
+        let (least, most) = (
+            loads.iter().map(|load| load.sessions).min(),
+            loads.iter().map(|load| load.sessions).max(),
+        );
         assert!(least.unwrap() >= 36 && most.unwrap() <= 43, "{least:?} {most:?}");
     }
 
     fn any_load() -> impl Strategy<Value = Load> {
         let numbers = prop::array::uniform6(prop_oneof![0..20_u64, any::<u64>()]);
-        (numbers, any::<bool>(), prop::option::of(0..3_u64), "[ab]?").prop_map(|(numbers, is_draining, spares, packages)| {
-            let [sessions, most_sessions, executions, memory_used, memory_bytes, most_session_bytes] = numbers;
-            Load {
-                is_draining,
-                sessions,
-                most_sessions,
-                spares,
-                executions,
-                processors: 2,
-                memory_used,
-                memory_bytes,
-                most_session_bytes,
-                packages,
-                used: BTreeMap::new(),
-            }
-        })
+        (numbers, any::<bool>(), prop::option::of(0..3_u64), "[ab]?").prop_map(
+            |(numbers, is_draining, spares, packages)| {
+                let [
+                    sessions,
+                    most_sessions,
+                    executions,
+                    memory_used,
+                    memory_bytes,
+                    most_session_bytes,
+                ] = numbers;
+                Load {
+                    is_draining,
+                    sessions,
+                    most_sessions,
+                    spares,
+                    executions,
+                    processors: 2,
+                    memory_used,
+                    memory_bytes,
+                    most_session_bytes,
+                    packages,
+                    used: BTreeMap::new(),
+                }
+            },
+        )
     }
 
     proptest! {

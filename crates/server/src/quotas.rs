@@ -3,12 +3,11 @@
 //! Decisions: `docs/internals/server.md`.
 
 mod bucket;
+mod elsewhere;
 
 use std::collections::HashMap;
-use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use axum::http::StatusCode;
 use sandglass_states::Used;
@@ -16,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::errors::ApiError;
 use bucket::Bucket;
+use elsewhere::Elsewhere;
 
 /// States of one key that are in memory at the same time, to be opened. Each may be as large as a stored state.
 const MOST_OPEN_STATES: usize = 4;
@@ -70,27 +70,6 @@ pub struct Account {
     body_bytes: [Arc<Counter>; 2],
     bucket: Mutex<Bucket>,
     elsewhere: Elsewhere,
-}
-
-/// The use of a key on other servers of the same store. Quotas hold for all of them together.
-#[derive(Default)]
-struct Elsewhere {
-    /// Tells the use on other servers; `None` if it does not count now. Unset on a server without others.
-    used: OnceLock<Box<dyn Fn() -> Option<Used> + Send + Sync>>,
-    /// The states that this server has written, and their MiB, as last told to the others. No server counts those that it found.
-    stored_here: [AtomicU64; 2],
-}
-
-impl fmt::Debug for Elsewhere {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Elsewhere").field("used", &self.now()).finish()
-    }
-}
-
-impl Elsewhere {
-    fn now(&self) -> Option<Used> {
-        self.used.get()?()
-    }
 }
 
 impl Quotas {
@@ -184,14 +163,12 @@ impl Account {
 
     /// Has quotas count what this key uses on other servers as well. `used` tells it; `None` while it does not count.
     pub fn counts(&self, used: impl Fn() -> Option<Used> + Send + Sync + 'static) {
-        let _ = self.elsewhere.used.set(Box::new(used)); // once
+        self.elsewhere.set(used);
     }
 
     /// Notes the states of this key that this server has written.
     pub fn stores_here(&self, used: Used) {
-        let [states, mib] = &self.elsewhere.stored_here;
-        states.store(used.stored, Ordering::Relaxed);
-        mib.store(used.stored_mib, Ordering::Relaxed);
+        self.elsewhere.stores_here(used);
     }
 
     /// Takes the place of a session, until the returned value is dropped.
@@ -246,19 +223,15 @@ impl Account {
         let Some(elsewhere) = self.elsewhere.now() else {
             return Ok(());
         };
-        let [states_here, mib_here] = self
-            .elsewhere
-            .stored_here
-            .each_ref()
-            .map(|here| here.load(Ordering::Relaxed));
+        let all = elsewhere.and(self.elsewhere.stored_here());
         let most = self.stored[0].most as u64;
-        if states > 0 && elsewhere.stored.saturating_add(states_here).saturating_add(states) > most {
+        if states > 0 && all.stored.saturating_add(states) > most {
             let message =
                 format!("this key stores {most} suspended sessions on all servers together, and may store no more");
             return Err(refused("too_many_sessions", message));
         }
         let most = self.stored_mib.most as u64;
-        if mib > 0 && elsewhere.stored_mib.saturating_add(mib_here).saturating_add(mib) > most {
+        if mib > 0 && all.stored_mib.saturating_add(mib) > most {
             let message = format!("suspended sessions of this key may take {most} MiB on all servers together");
             return Err(refused("too_many_bytes", message));
         }
@@ -440,6 +413,8 @@ pub struct Held(Vec<OwnedSemaphorePermit>);
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures_util::FutureExt;
 
     use super::*;

@@ -242,11 +242,17 @@ async fn a_full_server_sends_new_sessions_to_another_one() {
     let elsewhere = b.session(json!({})).await;
     assert_eq!(a.execute(&elsewhere, "1").await["result"], "1");
     let (status, full) = answer(a.post("/v1/sessions", &json!({}))).await;
-    assert_eq!((status, &full["error"]["code"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("server_full")));
+    assert_eq!(
+        (status, &full["error"]["code"]),
+        (StatusCode::SERVICE_UNAVAILABLE, &json!("server_full"))
+    );
     let message = full["error"]["message"].to_string();
     assert!(message.contains("the other servers that it knows (1)"), "{message}");
     // A run needs no place of a session.
-    assert_eq!(answer(a.post("/execute", &json!({ "code": "1" }))).await.0, StatusCode::OK);
+    assert_eq!(
+        answer(a.post("/execute", &json!({ "code": "1" }))).await.0,
+        StatusCode::OK
+    );
     assert_eq!(
         answer(a.request(Method::DELETE, &format!("/v1/sessions/{elsewhere}")))
             .await
@@ -273,14 +279,19 @@ async fn a_full_server_sends_new_sessions_to_another_one() {
 /// The value of a metric without labels.
 async fn metric(server: &TestServer, name: &str) -> u64 {
     let text = server.get("/metrics").send().await.unwrap().text().await.unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix(&format!("sandglass_{name} ")));
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(&format!("sandglass_{name} ")));
     line.unwrap_or_else(|| panic!("{name}\n{text}")).parse().unwrap()
 }
 
 /// Waits until each server knows the loads of so many others.
 async fn know_loads(servers: &[&TestServer], others: u64) {
     for server in servers {
-        eventually("the loads are known", async || metric(server, "other_loads").await == others).await;
+        eventually("the loads are known", async || {
+            metric(server, "other_loads").await == others
+        })
+        .await;
     }
 }
 
@@ -288,7 +299,11 @@ async fn know_loads(servers: &[&TestServer], others: u64) {
 async fn sessions_of_a_full_server_spread_by_load() {
     let bucket = bucket();
     let a = server(&bucket, &["--max-sessions", "1"]).await;
-    let others = [server(&bucket, &[]).await, server(&bucket, &[]).await, server(&bucket, &[]).await];
+    let others = [
+        server(&bucket, &[]).await,
+        server(&bucket, &[]).await,
+        server(&bucket, &[]).await,
+    ];
     know_loads(&[&a], 3).await;
     for _ in 0..13 {
         a.session(json!({})).await;
@@ -298,7 +313,10 @@ async fn sessions_of_a_full_server_spread_by_load() {
         assert_eq!(metric(other, "sessions").await, 4);
     }
     let text = a.get("/metrics").send().await.unwrap().text().await.unwrap();
-    assert!(text.contains("sandglass_placements_total{reason=\"full\"} 12"), "{text}");
+    assert!(
+        text.contains("sandglass_placements_total{reason=\"full\"} 12"),
+        "{text}"
+    );
     for server in others.into_iter().chain([a]) {
         server.stop().await;
     }
@@ -349,14 +367,20 @@ async fn a_quota_of_a_key_holds_for_all_servers_together() {
         .await;
         let error = &last.get().unwrap()["error"];
         assert_eq!(error["code"], code);
-        assert!(error["message"].to_string().contains("on all servers together"), "{error}");
+        assert!(
+            error["message"].to_string().contains("on all servers together"),
+            "{error}"
+        );
     };
     refused("/v1/sessions", json!({}), "too_many_sessions").await;
     let mut of_bob = server(&bucket, &more).await;
     of_bob.key = Some(BOB);
     of_bob.session(json!({})).await;
     // Code that runs until it is interrupted.
-    let run = a.post(&format!("/v1/sessions/{first}/execute"), &json!({ "code": "while True: pass" }));
+    let run = a.post(
+        &format!("/v1/sessions/{first}/execute"),
+        &json!({ "code": "while True: pass" }),
+    );
     let run = tokio::spawn(answer(run));
     refused("/execute", json!({ "code": "1" }), "too_many_executions").await;
     let interrupted = a.post(&format!("/v1/sessions/{first}/interrupt"), &json!({}));

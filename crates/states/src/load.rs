@@ -121,7 +121,7 @@ impl Load {
     }
 
     fn is_bounded(&self) -> bool {
-        self.used.len() <= MOST_OWNERS && self.packages.len() <= MOST_TEXT
+        self.used.len() <= MOST_OWNERS && self.packages.chars().count() <= MOST_TEXT
     }
 }
 
@@ -204,7 +204,7 @@ impl Loads {
         load.bound();
         let record = Record {
             format: FORMAT,
-            number: self.number.fetch_add(1, Ordering::Relaxed) + 1,
+            number: self.next_number(),
             lasts_ms: u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX),
             load,
         };
@@ -218,9 +218,14 @@ impl Loads {
         Ok(0)
     }
 
+    fn next_number(&self) -> u64 {
+        self.number.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     /// The record that goes with a lease which lasts for so long.
     pub(crate) fn for_lease(&self, lasts: Duration) -> Option<Record> {
         let mut record = lock(&self.for_lease).clone()?;
+        record.number = self.next_number(); // told again, so it is younger
         record.lasts_ms = u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX);
         Some(record)
     }

@@ -277,7 +277,10 @@ impl Server {
         };
         let expiring = tokio::spawn(sessions::expire(app.clone()));
         let suspending = tokio::spawn(suspending::run(app.clone()));
-        let sharing = tokio::spawn(sharing::run(app.clone()));
+        let sharing = tokio::spawn(futures_util::future::join(
+            sharing::run(app.clone()),
+            load::run(app.clone()),
+        ));
         ended.await;
         tracing::info!(
             sessions = app.quotas.sessions(),

@@ -15,6 +15,7 @@ use super::placement::{Candidate, Reason, Sent, choose};
 use super::quotas::stored_mib;
 use super::settings::MIB;
 use super::sharing::{self, Problem};
+use super::suspension::Suspension;
 
 /// The interval between two looks at the load. It is told if it has changed.
 pub(super) const INTERVAL: Duration = Duration::from_secs(1);
@@ -82,7 +83,11 @@ fn used(app: &App) -> BTreeMap<Arc<str>, Used> {
 }
 
 /// Tells the others the load of this server, and hears of theirs. Ends with the server.
-pub(super) async fn run(app: &App) {
+pub(super) async fn run(app: App) {
+    let app = &app;
+    if !app.suspension.as_ref().is_some_and(Suspension::is_shared) {
+        return;
+    }
     let packages = machine::packages(&app.args.guest).await;
     app.loads.slow.lock().unwrap_or_else(PoisonError::into_inner).1 = packages;
     let mut problem = Problem::default();
@@ -123,7 +128,7 @@ pub(super) async fn run(app: &App) {
             None => {}
         }
         app.loads.sent.keep(|server| {
-            let states = app.suspension.as_ref().map(super::suspension::Suspension::states);
+            let states = app.suspension.as_ref().map(Suspension::states);
             states.is_some_and(|states| states.seems_to_live(server))
         });
         tokio::select! {

@@ -13,7 +13,6 @@ use tokio::sync::oneshot;
 
 use super::App;
 use super::errors::ApiError;
-use super::load;
 use super::quotas::Account;
 use super::sessions::{Known, Session, Sessions};
 use super::storage::Fate;
@@ -31,7 +30,7 @@ pub(super) async fn run(app: App) {
     if !app.suspension.as_ref().is_some_and(Suspension::is_shared) {
         return;
     }
-    tokio::join!(renew(&app), watch(&app), let_go_of_all(&app), load::run(&app));
+    tokio::join!(renew(&app), watch(&app), let_go_of_all(&app));
 }
 
 /// Renews the lease. Nothing else delays it.

@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -21,14 +21,13 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Clock;
 use crate::error::StateError;
 use crate::keys::MasterKey;
-use crate::load::{Load, Loads, OtherLoad, Record, Used};
+use crate::load::{Load, Loads, MOST_LASTS, OtherLoad, Record, Used};
+use crate::locks::lock;
 use crate::manifest::{FORMAT, read, write};
 use crate::names::{HomeId, Name, Place, ServerId, TenantId};
 use crate::seal::{MOST_SEALED, Sealer};
 use crate::store::{Store, Version};
 
-/// The longest time that a lease of another server is believed to last.
-pub(crate) const MOST_LASTS: Duration = Duration::from_secs(3600);
 /// The shortest interval between two searches for a server that is not known.
 const SEARCH: Duration = Duration::from_millis(100);
 
@@ -581,9 +580,4 @@ impl Leases {
         };
         self.sealer.seal(name, &write(&text)?)
     }
-}
-
-/// Locks a mutex, also after a panic.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -28,6 +28,7 @@ mod journal;
 mod keys;
 mod lease;
 mod load;
+mod locks;
 mod manifest;
 mod names;
 mod pieces;

@@ -19,12 +19,14 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Clock;
 use crate::error::StateError;
 use crate::keys::MasterKey;
-use crate::lease::{MOST_LASTS, lock};
+use crate::locks::lock;
 use crate::manifest::{FORMAT, read, write};
 use crate::names::{Name, ServerId, TenantId};
 use crate::seal::Sealer;
 use crate::store::Store;
 
+/// The longest time that a lease or a load of another server is believed to last.
+pub(crate) const MOST_LASTS: Duration = Duration::from_secs(3600);
 /// The most owners in a record: those that use most.
 const MOST_OWNERS: usize = 1024;
 /// The most bytes of a sealed record. One with [`MOST_OWNERS`] is below that.

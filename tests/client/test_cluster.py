@@ -11,6 +11,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import ClassVar
@@ -155,6 +156,10 @@ def knows_loads(server: Server, others: int) -> None:
     eventually("the loads of others are known", lambda: metric(server, "other_loads") == others)
 
 
+def has_refused(server: Server, loads: int) -> bool:
+    return metric(server, "loads_refused_total") == loads
+
+
 def forge(bucket: str, subject: str, *bodies: bytes) -> None:
     """Publishes bytes as a program that has the login of NATS, and no key of states."""
     url = urllib.parse.urlsplit(bucket)
@@ -191,7 +196,7 @@ def test_a_quota_of_a_key_holds_over_three_servers(bucket: str) -> None:
         for place in ("loads." + "0" * 32, "loads.nothing", "elsewhere", "loads." + "0" * 32 + ".more"):
             forge(bucket, f"sandglass.told.{name}.{place}", b"", b"SGS1" + bytes(64), bytes(200_000))
         for server in servers:
-            eventually("what is made up is refused", lambda: metric(server, "loads_refused_total") == 12)
+            eventually("what is made up is refused", partial(has_refused, server, 12))
         made = []
 
         def is_refused(server: Server) -> bool:
@@ -204,7 +209,7 @@ def test_a_quota_of_a_key_holds_over_three_servers(bucket: str) -> None:
             return False
 
         for server in servers:
-            eventually("the quota holds", lambda: is_refused(server))
+            eventually("the quota holds", partial(is_refused, server))
         # Two of a server that was killed count no longer after a while.
         third.kill()
         eventually("there is room again", lambda: first.ask("POST", "/v1/sessions", {})[0] == 201)

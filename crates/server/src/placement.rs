@@ -68,9 +68,9 @@ pub(super) struct Candidate {
     pub(super) sent: u64,
 }
 
-/// The share of a server that is used up, in thousandths: of places, memory or processors, whichever is largest. `sent` is work that its
-/// record does not have yet.
-fn pressure(load: &Load, sent: u64) -> u64 {
+/// The shares of a server that are used up, in thousandths: of places, memory and processors, and the part for missing spares. `sent` is work
+/// that its record does not have yet.
+fn shares(load: &Load, sent: u64) -> [u64; 4] {
     let share = |part: u64, whole: u64| match whole {
         0 => 0,
         _ => part.saturating_mul(WHOLE) / whole,
@@ -83,11 +83,24 @@ fn pressure(load: &Load, sent: u64) -> u64 {
         load.executions.saturating_add(sent),
         load.processors.saturating_mul(EXECUTIONS),
     );
-    let largest = places
-        .max(share(load.memory_used, load.memory_bytes))
-        .max(executions.min(WHOLE));
     let is_without = load.spares.is_some_and(|spares| spares <= sent);
-    largest.saturating_add(u64::from(is_without) * WITHOUT_SPARES)
+    [
+        places,
+        share(load.memory_used, load.memory_bytes),
+        executions.min(WHOLE),
+        u64::from(is_without) * WITHOUT_SPARES,
+    ]
+}
+
+/// The largest share, which tells how soon a server is used up.
+fn pressure(load: &Load, sent: u64) -> u64 {
+    let [places, memory, executions, spares] = shares(load, sent);
+    places.max(memory).max(executions).saturating_add(spares)
+}
+
+/// The sum of all shares, by which two servers are compared. The largest alone would hide that one of them has less of all others.
+fn work(load: &Load, sent: u64) -> u64 {
+    shares(load, sent).into_iter().fold(0, u64::saturating_add)
 }
 
 /// Returns true if a server has room for a session of another one, as far as its load tells.
@@ -127,14 +140,16 @@ pub(super) fn choose(
         let drawn = (!others.is_empty()).then(|| random(others.len()).min(others.len() - 1))?;
         Some(others.swap_remove(drawn))
     };
-    let of = |other: &Candidate| other.load.as_ref().map_or(0, |load| pressure(load, other.sent));
+    let of = |other: &Candidate, measure: fn(&Load, u64) -> u64| {
+        other.load.as_ref().map_or(0, |load| measure(load, other.sent))
+    };
     let first = draw(&mut others)?;
     let less = match draw(&mut others) {
-        Some(second) if of(&second) < of(&first) => second,
+        Some(second) if of(&second, work) < of(&first, work) => second,
         _ => first,
     };
     if why == Reason::Busy {
-        let pressure_there = of(&less);
+        let pressure_there = of(&less, pressure);
         if pressure_there >= BUSY || pressure_there.saturating_add(MARGIN) > pressure(own, 0) {
             return None;
         }
@@ -249,6 +264,21 @@ mod tests {
             choose(&own, candidates([None]), Reason::Busy, |_| 0).is_none(),
             "its load is not known"
         );
+    }
+
+    #[test]
+    fn a_large_share_of_memory_does_not_hide_the_others() {
+        let with = |sessions| {
+            let memory_used = 50;
+            Some(Load {
+                memory_used,
+                ..load(sessions)
+            })
+        };
+        for (loads, expected) in [([with(1), with(2)], 0), ([with(2), with(1)], 1)] {
+            let chosen = choose(&load(10), candidates(loads), Reason::Full, |_| 0);
+            assert_eq!(chosen, Some(living(expected)));
+        }
     }
 
     #[test]

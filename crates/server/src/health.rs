@@ -178,6 +178,8 @@ pub async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
         let refused = ConstCounter::new(suspension.states().refused_loads());
         let help = "Loads of other servers that were damaged, made up or put back";
         registry.register("loads_refused", help, refused);
+        let help = "Part of the memory of this server and its guests that is in use, from 0 to 1";
+        registry.register("memory_used_ratio", help, ConstGauge::new(app.loads.memory_used()));
     }
     app.metrics.register(&mut registry);
     if let (Some(stats), Some(acquisitions)) = (app.warm.stats(), app.warm.acquisitions()) {

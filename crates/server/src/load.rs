@@ -39,6 +39,13 @@ impl Loads {
     fn slow(&self) -> (Memory, String) {
         self.slow.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+
+    /// The part of the memory that is in use, from 0 to 1.
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+    pub(super) fn memory_used(&self) -> f64 {
+        let (memory, _) = self.slow();
+        memory.used as f64 / memory.all.max(1) as f64
+    }
 }
 
 /// The load of this server now, without the use of each key.

@@ -394,6 +394,7 @@ async fn a_quota_of_a_key_holds_for_all_servers_together() {
         &json!({ "code": "while True: pass" }),
     );
     let run = tokio::spawn(answer(run));
+    eventually("the code runs", async || metric::<u64>(&a, "executions").await == 1).await;
     refused("/execute", json!({ "code": "1" }), "too_many_executions").await;
     let interrupted = a.post(&format!("/v1/sessions/{first}/interrupt"), &json!({}));
     assert!(interrupted.send().await.unwrap().status().is_success());

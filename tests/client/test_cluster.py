@@ -1,13 +1,18 @@
-"""Servers that share states in NATS, over HTTP: each answers for the sessions of all, and the sessions of a killed one go on."""
+"""Servers that share states in NATS, over HTTP: each answers for the sessions of all, the sessions of a killed one go on, and quotas hold for all."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import ClassVar
@@ -191,6 +196,93 @@ def test_a_conversation_of_a_killed_server_ends_with_a_reason(bucket: str) -> No
             with pytest.raises(SandboxError) as error:
                 sandbox.execute("2")
             assert "has ended or was killed" in str(error.value), error.value
+
+
+def metric(server: Server, name: str) -> int:
+    """The value of a metric without labels."""
+    request = urllib.request.Request(f"{server.address}/metrics", headers={"Authorization": f"Bearer {KEY}"})
+    with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
+        found = re.search(rf"^sandglass_{name} (\d+)$", response.read().decode(), re.MULTILINE)
+    assert found, name
+    return int(found[1])
+
+
+def eventually(what: str, happened: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not happened():
+        assert time.monotonic() < until, f"did not happen: {what}"
+        time.sleep(0.05)
+
+
+def knows_loads(server: Server, others: int) -> None:
+    eventually("the loads of others are known", lambda: metric(server, "other_loads") == others)
+
+
+def has_refused(server: Server, loads: int) -> bool:
+    return metric(server, "loads_refused_total") == loads
+
+
+def forge(bucket: str, subject: str, *bodies: bytes) -> None:
+    """Publishes bytes as a program that has the login of NATS, and no key of states."""
+    url = urllib.parse.urlsplit(bucket)
+    assert url.hostname
+    with socket.create_connection((url.hostname, url.port or 4222), timeout=PATIENCE_SECONDS) as line:
+        login = {"user": url.username, "pass": url.password, "verbose": False, "pedantic": False}
+        line.sendall(f"CONNECT {json.dumps(login)}\r\n".encode())
+        for body in bodies:
+            line.sendall(f"PUB {subject} {len(body)}\r\n".encode() + body + b"\r\n")
+        line.sendall(b"PING\r\n")
+        heard = b""
+        while b"PONG" not in heard:
+            heard += line.recv(4096)
+
+
+def test_sessions_of_a_full_server_spread_over_the_others(bucket: str) -> None:
+    with (
+        Server(bucket, more=("--max-sessions", "1")) as full,
+        Server(bucket, more=("--max-sessions", "9")) as second,
+        Server(bucket, more=("--max-sessions", "9")) as third,
+    ):
+        knows_loads(full, 2)
+        for _ in range(9):
+            full.session()
+        spread = [metric(server, "sessions") for server in (full, second, third)]
+        assert spread[0] == 1, spread
+        assert sum(spread) == 9, spread
+        # The memory of the machine changes meanwhile, and counts as well.
+        assert min(spread[1:]) >= 2, spread
+
+
+def test_a_quota_of_a_key_holds_over_three_servers(bucket: str) -> None:
+    more = ("--max-sessions-per-key", "6")
+    with Server(bucket, more=more) as first, Server(bucket, more=more) as second, Server(bucket, more=more) as third:
+        servers = (first, second, third)
+        for server in servers:
+            knows_loads(server, 2)
+            server.session()
+            server.session()
+        # Nobody can make a load up that counts, whatever is in its place.
+        name = bucket.rpartition("/")[2]
+        for place in ("loads." + "0" * 32, "loads.nothing", "elsewhere", "loads." + "0" * 32 + ".more"):
+            forge(bucket, f"sandglass.told.{name}.{place}", b"", b"SGS1" + bytes(64), bytes(200_000))
+        for server in servers:
+            eventually("what is made up is refused", partial(has_refused, server, 12))
+        made = []
+
+        def is_refused(server: Server) -> bool:
+            status, answer = server.ask("POST", "/v1/sessions", {})
+            if status == 429:
+                assert answer["error"]["code"] == "too_many_sessions", answer
+                return "on all servers together" in answer["error"]["message"]
+            made.append(answer["id"])
+            assert server.ask("DELETE", f"/v1/sessions/{made[-1]}")[0] == 204
+            return False
+
+        for server in servers:
+            eventually("the quota holds", partial(is_refused, server))
+        # Two of a server that was killed count no longer after a while.
+        third.kill()
+        eventually("there is room again", lambda: first.ask("POST", "/v1/sessions", {})[0] == 201)
 
 
 def test_settings_that_contradict_each_other_are_refused(bucket: str, tmp_path: Path) -> None:

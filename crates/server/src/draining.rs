@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use sandglass_states::{Living, ServerId, States};
+use sandglass_states::{Living, States};
 
 use super::App;
 use super::errors::ApiError;
@@ -29,15 +29,6 @@ pub(super) fn others(app: &App) -> Vec<Living> {
         .unwrap_or_default();
     others.retain(|other| other.address.is_some());
     others
-}
-
-/// Another server, chosen at random, which is none of these.
-pub(super) fn another(app: &App, but: &[ServerId]) -> Option<Living> {
-    let mut others = others(app);
-    others.retain(|other| !but.contains(&other.server));
-    let number = usize::try_from(getrandom::u32().unwrap_or_default()).unwrap_or_default();
-    let chosen = number.checked_rem(others.len())?;
-    Some(others.swap_remove(chosen))
 }
 
 /// Hands all sessions over that can be stored. Ends at once if no other server can take requests.

@@ -168,6 +168,13 @@ async fn send_on(
     }
 }
 
+/// Returns true if the body of a request can be kept, so that the request can be sent again.
+fn is_small(request: &Request) -> bool {
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    request.body().is_end_stream() || length.is_some_and(|bytes| bytes <= MOST_COPIED)
+}
+
 /// A request on its way to other servers.
 struct Onward {
     parts: Parts,
@@ -181,11 +188,9 @@ struct Onward {
 impl Onward {
     async fn of(app: &App, asked: &Asked, request: Request) -> Result<Self, ApiError> {
         let (parts, body) = request.into_parts();
-        let length = parts.headers.get(header::CONTENT_LENGTH);
-        let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
         let (body, copy, held) = if body.is_end_stream() {
             (Body::empty(), Some(Bytes::new()), Vec::new())
-        } else if length.is_some_and(|bytes| bytes <= MOST_COPIED) {
+        } else if asked.can_repeat {
             let taken = bodies::take(&asked.account, app.args.body_limits(), &parts.headers, body).await?;
             (Body::empty(), Some(taken.value.into()), taken.held)
         } else {
@@ -395,7 +400,7 @@ async fn relay(app: App, (upgrade, _connection, _held): OfSocket, answer: reqwes
 fn out_of_reach(app: &App, asked: &Asked, is_untouched: bool) -> ApiError {
     let subject = match &asked.what {
         What::Session(id) | What::Run(id) => format!("session {id} is on another server"),
-        What::New | What::Connection => "this server takes nothing new, and asked another one".to_owned(),
+        What::NewSession | What::NewRun | What::Connection => "this server leaves new work to another one".to_owned(),
     };
     let what = match is_untouched {
         true => "which cannot be reached; nothing was done. Try again:",
@@ -412,7 +417,8 @@ fn out_of_reach(app: &App, asked: &Asked, is_untouched: bool) -> ApiError {
 
 /// The error for a request whose server ends, and has not stored the session yet.
 fn is_ending() -> ApiError {
-    let message = "the server that has the session, or was to make one, is shutting down; nothing was done. Try again";
+    let message =
+        "the server that has the session, or was to make one, is shutting down or full; nothing was done. Try again";
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message).retry_after(1)
 }
 

@@ -19,6 +19,7 @@ use super::access::LOCAL;
 use super::bodies;
 use super::draining;
 use super::errors::ApiError;
+use super::load;
 use super::storage::{Fate, new_id};
 use sandglass_host::Sandbox;
 use sandglass_host::pool::{PoolStats, WhenEmpty};
@@ -165,8 +166,20 @@ pub async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
             "Other servers of the same store that take requests, as last seen",
             draining::others(&app).len() as u64,
         ),
+        (
+            "other_loads",
+            "Other servers whose load is known",
+            load::known(&app) as u64,
+        ),
     ] {
         registry.register(name, help, ConstGauge::new(value));
+    }
+    if let Some(suspension) = app.suspension.as_ref().filter(|suspension| suspension.is_shared()) {
+        let refused = ConstCounter::new(suspension.states().refused_loads());
+        let help = "Loads of other servers that were damaged, made up or put back";
+        registry.register("loads_refused", help, refused);
+        let help = "Part of the memory of this server and its guests that is in use, from 0 to 1";
+        registry.register("memory_used_ratio", help, ConstGauge::new(app.loads.memory_used()));
     }
     app.metrics.register(&mut registry);
     if let (Some(stats), Some(acquisitions)) = (app.warm.stats(), app.warm.acquisitions()) {

@@ -17,6 +17,7 @@
 //! | `places`, `sharing` | the store of states that the settings name, and the lease on one that other servers use, too |
 //! | `kept`, `kept_sessions` | sandboxes whose executions outlive the server; those that are sessions over HTTP |
 //! | `forwarding` | requests for sessions that another server has, and for new ones that this server does not take |
+//! | `load`, `machine`, `placement` | what servers of one store tell each other of their work, and the server that takes new work |
 //! | `draining` | the time before the end, in which other servers take over |
 //! | `forking` | copies of sessions |
 //! | `create` | the making of sessions |
@@ -51,12 +52,15 @@ mod kept;
 mod kept_sessions;
 mod listing;
 pub mod llm;
+mod load;
+mod machine;
 pub mod metrics;
 mod middleware;
 mod new_session;
 mod own_session;
 mod pending;
 mod pieces;
+mod placement;
 mod places;
 pub mod quotas;
 mod relayed;
@@ -128,6 +132,7 @@ pub struct Shared {
     suspension: Option<suspension::Suspension>,
     kept: kept::KeptSandboxes,
     forwarding: Option<forwarding::Forwarding>,
+    loads: load::Loads,
     /// Executions that go on when their clients leave.
     outliving: metrics::Gauge,
     runs: stateless::Files,
@@ -146,6 +151,20 @@ impl std::ops::Deref for App {
 }
 
 impl Shared {
+    /// Has quotas count what keys use on the other servers of the store as well.
+    fn count_elsewhere(&self) -> Result<(), String> {
+        let Some(suspension) = self.suspension.as_ref().filter(|suspension| suspension.is_shared()) else {
+            return Ok(());
+        };
+        for account in self.quotas.accounts() {
+            let tenant = suspension.tenant(&account.owner).map_err(|error| error.message)?;
+            let (used, draining) = (suspension.states().used_elsewhere(tenant.id()), self.draining.clone());
+            // A server that ends has to store its sessions, whatever the others have.
+            account.counts(move || (!draining.is_cancelled()).then(&used));
+        }
+        Ok(())
+    }
+
     /// The home of this server, if others forward requests to it.
     fn home(&self) -> Option<HomeId> {
         self.suspension.as_ref()?.states().home()
@@ -209,6 +228,7 @@ impl Server {
             suspension,
             kept,
             forwarding,
+            loads: load::Loads::default(),
             outliving: metrics::Gauge::default(),
             runs: stateless::Files::default(),
             started: Instant::now(),
@@ -219,6 +239,7 @@ impl Server {
             draining: CancellationToken::new(),
             ending: CancellationToken::new(),
         }));
+        app.count_elsewhere()?;
         Ok(Self { app, listener })
     }
 
@@ -256,7 +277,10 @@ impl Server {
         };
         let expiring = tokio::spawn(sessions::expire(app.clone()));
         let suspending = tokio::spawn(suspending::run(app.clone()));
-        let sharing = tokio::spawn(sharing::run(app.clone()));
+        let sharing = tokio::spawn(futures_util::future::join(
+            sharing::run(app.clone()),
+            load::run(app.clone()),
+        ));
         ended.await;
         tracing::info!(
             sessions = app.quotas.sessions(),

@@ -37,6 +37,7 @@ pub struct Metrics {
     llm_calls: Family<Label, Counter>,
     suspensions: Family<Label, Counter>,
     forwards: Family<Label, Counter>,
+    placements: Family<Label, Counter>,
     wakes: Durations,
     ahead: Mutex<Stats>,
 }
@@ -122,6 +123,11 @@ impl Metrics {
         self.forwards.get_or_create(&[("result", result.to_owned())]).inc();
     }
 
+    /// Counts new work that goes to another server, by the reason: `draining`, `full` or `busy`.
+    pub fn place(&self, reason: &str) {
+        self.placements.get_or_create(&[("reason", reason.to_owned())]).inc();
+    }
+
     /// Counts an attempt to wake a session: `ok`, or the code of the error.
     pub fn wake(&self, result: &str, took: Duration) {
         let result = [("result", result.to_owned())];
@@ -178,6 +184,11 @@ impl Metrics {
                 "forwards",
                 "Attempts to forward a request to another server",
                 &self.forwards,
+            ),
+            (
+                "placements",
+                "New sessions and runs sent to another server, by reason",
+                &self.placements,
             ),
         ] {
             registry.register(name, help, counts.clone());

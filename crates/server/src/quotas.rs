@@ -2,14 +2,20 @@
 //!
 //! Decisions: `docs/internals/server.md`.
 
+mod bucket;
+mod elsewhere;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::http::StatusCode;
+use sandglass_states::Used;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::errors::ApiError;
+use bucket::Bucket;
+use elsewhere::Elsewhere;
 
 /// States of one key that are in memory at the same time, to be opened. Each may be as large as a stored state.
 const MOST_OPEN_STATES: usize = 4;
@@ -63,6 +69,7 @@ pub struct Account {
     conversations: Arc<Counter>,
     body_bytes: [Arc<Counter>; 2],
     bucket: Mutex<Bucket>,
+    elsewhere: Elsewhere,
 }
 
 impl Quotas {
@@ -84,6 +91,7 @@ impl Quotas {
                 conversations: Counter::new(bounds.requests_per_key),
                 body_bytes: [Counter::new(bounds.body_bytes_per_key), Arc::clone(&body_bytes)],
                 bucket: Mutex::new(Bucket::new(bounds.requests_per_second, now)),
+                elsewhere: Elsewhere::default(),
             };
             (owner, Arc::new(account))
         };
@@ -105,6 +113,23 @@ impl Quotas {
     /// The account of an owner.
     pub fn account(&self, owner: &str) -> Option<Arc<Account>> {
         self.accounts.get(owner).cloned()
+    }
+
+    /// All accounts.
+    pub fn accounts(&self) -> impl Iterator<Item = &Arc<Account>> {
+        self.accounts.values()
+    }
+
+    /// The sessions and executions of each owner here.
+    pub fn used(&self) -> impl Iterator<Item = (Arc<str>, Used)> {
+        self.accounts.values().map(|account| {
+            let used = Used {
+                sessions: account.sessions[0].now(),
+                executions: account.executions.now(),
+                ..Used::default()
+            };
+            (Arc::clone(&account.owner), used)
+        })
     }
 
     /// The number of sessions.
@@ -136,11 +161,36 @@ impl Account {
         Ok(held)
     }
 
+    /// Has quotas count what this key uses on other servers as well. `used` tells it; `None` while it does not count.
+    pub fn counts(&self, used: impl Fn() -> Option<Used> + Send + Sync + 'static) {
+        self.elsewhere.set(used);
+    }
+
+    /// Notes the states of this key that this server has written.
+    pub fn stores_here(&self, used: Used) {
+        self.elsewhere.stores_here(used);
+    }
+
     /// Takes the place of a session, until the returned value is dropped.
     ///
     /// # Errors
-    /// 429 when this key has too many sessions; 503 when the server has.
+    /// 429 when this key has too many sessions, with those on other servers; 503 when the server has.
     pub fn session(&self) -> Result<Held, ApiError> {
+        let held = self.session_here()?;
+        let most = self.sessions[0].most as u64;
+        if let Some(elsewhere) = self.elsewhere.now()
+            && self.sessions[0].now().saturating_add(elsewhere.sessions) > most
+        {
+            let message = format!(
+                "this key has {most} sessions on all servers together ({} on others), and may have no more: destroy one first",
+                elsewhere.sessions
+            );
+            return Err(refused("too_many_sessions", message).retry_after(5));
+        }
+        Ok(held)
+    }
+
+    fn session_here(&self) -> Result<Held, ApiError> {
         take_both(&self.sessions, 1).map_err(|(most, of_key)| {
             if of_key {
                 let message = format!("this key has {most} sessions, and may have no more: destroy one first");
@@ -155,8 +205,40 @@ impl Account {
     /// Takes the place of a stored state with so many bytes, until the returned value is dropped.
     ///
     /// # Errors
-    /// 429 when this key stores too much; 503 when the server does.
+    /// 429 when this key stores too much, with what other servers wrote; also when the server does.
     pub fn stored(&self, bytes: u64) -> Result<Held, ApiError> {
+        let held = self.stored_here(bytes)?;
+        self.are_stored(1, stored_mib(bytes) as u64)?;
+        Ok(held)
+    }
+
+    /// Takes the place of a state that was found in the store; `None` if there are more than this server allows. The server that wrote it
+    /// counts it for all.
+    pub fn found_stored(&self, bytes: u64) -> Option<Held> {
+        self.stored_here(bytes).ok()
+    }
+
+    /// Refuses more states, or more MiB, than this key may have on all servers together.
+    fn are_stored(&self, states: u64, mib: u64) -> Result<(), ApiError> {
+        let Some(elsewhere) = self.elsewhere.now() else {
+            return Ok(());
+        };
+        let all = elsewhere.and(self.elsewhere.stored_here());
+        let most = self.stored[0].most as u64;
+        if states > 0 && all.stored.saturating_add(states) > most {
+            let message =
+                format!("this key stores {most} suspended sessions on all servers together, and may store no more");
+            return Err(refused("too_many_sessions", message));
+        }
+        let most = self.stored_mib.most as u64;
+        if mib > 0 && all.stored_mib.saturating_add(mib) > most {
+            let message = format!("suspended sessions of this key may take {most} MiB on all servers together");
+            return Err(refused("too_many_bytes", message));
+        }
+        Ok(())
+    }
+
+    fn stored_here(&self, bytes: u64) -> Result<Held, ApiError> {
         let taken = take_both(&self.stored, 1).map_err(|(most, of_key)| {
             let whose = if of_key { "this key" } else { "the server" };
             let message = format!("{whose} stores {most} suspended sessions, and may store no more");
@@ -178,6 +260,10 @@ impl Account {
             return self.stored(bytes).map_err(|full| (full, earlier));
         };
         let (mib, before) = (stored_mib(bytes), room.num_permits());
+        if let Err(full) = self.are_stored(0, mib.saturating_sub(before) as u64) {
+            earlier.0.push(room);
+            return Err((full, earlier));
+        }
         let more = self.stored_mib.take(mib.saturating_sub(before));
         let fits = more.is_some();
         if let Some(more) = more {
@@ -232,13 +318,21 @@ impl Account {
     /// Takes the place of an execution, until the returned value is dropped.
     ///
     /// # Errors
-    /// 429 when this key has too many executions.
+    /// 429 when this key has too many executions, with those on other servers.
     pub fn execution(&self) -> Result<Held, ApiError> {
-        self.executions.take(1).map(|held| Held(vec![held])).ok_or_else(|| {
-            let most = self.executions.most;
-            let message = format!("{most} executions of this key run or wait, and no more may: wait for one to end");
+        let most = self.executions.most;
+        let full = |whose: &str| {
+            let message =
+                format!("{most} executions of this key run or wait{whose}, and no more may: wait for one to end");
             refused("too_many_executions", message).retry_after(1)
-        })
+        };
+        let held = self.executions.take(1).ok_or_else(|| full(""))?;
+        match self.elsewhere.now() {
+            Some(elsewhere) if self.executions.now().saturating_add(elsewhere.executions) > most as u64 => {
+                Err(full(" on all servers together"))
+            }
+            _ => Ok(Held(vec![held])),
+        }
     }
 
     /// Takes room for a body, until the returned value is dropped.
@@ -259,7 +353,7 @@ impl Account {
 }
 
 /// The MiB of a stored state. It counts as one at least.
-fn stored_mib(bytes: u64) -> usize {
+pub(super) fn stored_mib(bytes: u64) -> usize {
     usize::try_from(bytes.div_ceil(1 << 20).max(1)).unwrap_or(usize::MAX)
 }
 
@@ -317,44 +411,10 @@ impl Counter {
 #[must_use = "the quota is given back when this is dropped"]
 pub struct Held(Vec<OwnedSemaphorePermit>);
 
-/// A token bucket.
-#[derive(Debug)]
-struct Bucket {
-    per_second: f64,
-    tokens: f64,
-    filled_at: Instant,
-}
-
-impl Bucket {
-    fn new(per_second: f64, now: Instant) -> Self {
-        Self {
-            per_second,
-            tokens: most_tokens(per_second),
-            filled_at: now,
-        }
-    }
-
-    /// Takes a token. The error is the time until the next token.
-    fn take(&mut self, now: Instant) -> Result<(), Duration> {
-        let passed = now.saturating_duration_since(self.filled_at).as_secs_f64();
-        self.filled_at = self.filled_at.max(now);
-        self.tokens = (self.tokens + passed * self.per_second).min(most_tokens(self.per_second));
-        if self.tokens >= 1.0 {
-            self.tokens -= 1.0;
-            return Ok(());
-        }
-        let seconds = (1.0 - self.tokens) / self.per_second.max(1e-3);
-        Err(Duration::from_secs_f64(seconds))
-    }
-}
-
-/// The largest burst of requests.
-fn most_tokens(per_second: f64) -> f64 {
-    (per_second * 2.0).max(1.0)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures_util::FutureExt;
 
     use super::*;
@@ -478,26 +538,6 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_refills_at_its_rate() {
-        let start = Instant::now();
-        let mut bucket = Bucket::new(2.0, start);
-        assert!((0..4).all(|_| bucket.take(start).is_ok()));
-        assert_eq!(bucket.take(start), Err(Duration::from_millis(500)));
-        let later = start + Duration::from_secs(1);
-        assert!(bucket.take(later).is_ok() && bucket.take(later).is_ok() && bucket.take(later).is_err());
-        assert_eq!(
-            Bucket::new(0.01, start).take(start),
-            Ok(()),
-            "the first request is not too many"
-        );
-        // A clock that stands still or goes back adds no tokens.
-        assert!(bucket.take(start).is_err());
-        let much_later = start + Duration::from_secs(1_000);
-        assert!((0..4).all(|_| bucket.take(much_later).is_ok()));
-        assert!(bucket.take(much_later).is_err());
-    }
-
-    #[test]
     fn executions_are_counted() {
         let quotas = quotas();
         let a = quotas.account("a").unwrap();
@@ -508,5 +548,42 @@ mod tests {
         );
         drop(running);
         assert!(a.execution().is_ok());
+    }
+
+    #[test]
+    fn quotas_count_what_other_servers_tell() {
+        let quotas = quotas();
+        let (a, b) = (quotas.account("a").unwrap(), quotas.account("b").unwrap());
+        let elsewhere = Arc::new(Mutex::new(Some(Used::default())));
+        let told = Arc::clone(&elsewhere);
+        a.counts(move || *told.lock().unwrap());
+        let tell = |sessions, executions, stored, stored_mib| {
+            *elsewhere.lock().unwrap() = Some(Used::from([sessions, executions, stored, stored_mib]));
+        };
+        tell(1, 0, 2, 4);
+        let one = a.session().unwrap();
+        let full = a.session().unwrap_err();
+        assert_eq!(full.code, "too_many_sessions");
+        assert!(full.message.contains("on all servers together"), "{}", full.message);
+        assert_eq!(quotas.sessions(), 1, "what is refused takes no place");
+        let _of_b = (b.session().unwrap(), b.session().unwrap());
+        let stored = a.stored(1 << 20).unwrap();
+        a.stores_here(Used::from([0, 0, 1, 1]));
+        assert_eq!(a.stored(1).unwrap_err().code, "too_many_sessions");
+        assert!(a.found_stored(1).is_some(), "the server that wrote it counts it");
+        let (full, stored) = a.stored_instead(7 << 20, stored).unwrap_err();
+        assert_eq!(full.code, "too_many_bytes");
+        let _more = a.stored_instead(6 << 20, stored).unwrap();
+        assert!(a.execution().is_ok());
+        tell(2, 1, 0, 0);
+        let full = a.execution().unwrap_err();
+        assert!(full.message.contains("on all servers together"), "{}", full.message);
+        assert_eq!(quotas.executions(), 0);
+        drop(one);
+        assert_eq!(a.session().unwrap_err().code, "too_many_sessions");
+        *elsewhere.lock().unwrap() = None;
+        assert!(a.session().is_ok() && a.execution().is_ok(), "they do not count now");
+        tell(u64::MAX, u64::MAX, u64::MAX, u64::MAX);
+        assert!(a.session().is_err() && a.execution().is_err() && a.stored(0).is_err());
     }
 }

@@ -128,10 +128,10 @@ pub(super) async fn ask<T: Send + 'static>(
 
 /// The last problem that was told, so that it is told once.
 #[derive(Default)]
-struct Problem(Option<String>);
+pub(super) struct Problem(Option<String>);
 
 impl Problem {
-    fn tell(&mut self, error: &StateError, what: &str) {
+    pub(super) fn tell(&mut self, error: &StateError, what: &str) {
         let why = error.to_string();
         if self.0.as_ref() != Some(&why) {
             tracing::error!(%error, "{what}");

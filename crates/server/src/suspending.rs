@@ -304,11 +304,11 @@ async fn write(
         awake: false,
         about,
     };
-    Ok(Asleep::new(
+    Ok(Asleep::written(
         session.id.clone(),
         Arc::clone(&session.owner),
         head,
-        Some(held),
+        held,
     ))
 }
 

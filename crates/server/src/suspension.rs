@@ -57,6 +57,8 @@ pub struct Asleep {
     pub owner: Arc<str>,
     /// The facts about its state.
     pub head: Head,
+    /// True if this server wrote the state.
+    is_written_here: bool,
     /// True if the session went on from this state. Then clients have seen a newer one.
     is_left: AtomicBool,
     /// The time at which the state was last written or used, in milliseconds since 1970.
@@ -68,17 +70,32 @@ pub struct Asleep {
 }
 
 impl Asleep {
-    /// A session that is stored.
-    pub fn new(id: String, owner: Arc<str>, head: Head, held: Option<Held>) -> Arc<Self> {
-        Arc::new(Self {
+    /// A session that was found in the store.
+    pub fn found(id: String, owner: Arc<str>, head: Head, held: Option<Held>) -> Arc<Self> {
+        Arc::new(Self::new(id, owner, head, held, false))
+    }
+
+    /// A session that this server has stored.
+    pub fn written(id: String, owner: Arc<str>, head: Head, held: Held) -> Arc<Self> {
+        Arc::new(Self::new(id, owner, head, Some(held), true))
+    }
+
+    fn new(id: String, owner: Arc<str>, head: Head, held: Option<Held>, is_written_here: bool) -> Self {
+        Self {
             id,
             owner,
+            is_written_here,
             is_left: AtomicBool::new(head.awake),
             used_ms: AtomicU64::new(head.last_used_ms()),
             head,
             held: Mutex::new(held),
             server: Mutex::default(),
-        })
+        }
+    }
+
+    /// Returns true if this server wrote the state. No other server counts it then, until it has woken the session.
+    pub fn is_written_here(&self) -> bool {
+        self.is_written_here
     }
 
     /// Holds the state's place in the quota.
@@ -231,8 +248,8 @@ impl Suspension {
                     ..Head::default()
                 }
             });
-            let held = account.stored(head.bytes).ok();
-            Asleep::new(id.to_string(), Arc::clone(&account.owner), head, held)
+            let held = account.found_stored(head.bytes);
+            Asleep::found(id.to_string(), Arc::clone(&account.owner), head, held)
         };
         Ok(sessions.into_iter().map(asleep).collect())
     }
@@ -321,8 +338,8 @@ impl Suspension {
         let head = self.look_up(&account.owner, id, Tenant::head).await?;
         let head = head.map_err(|error| unreadable(id, &error))?;
         Ok(head.map(|head| {
-            let held = account.stored(head.bytes).ok();
-            Asleep::new(id.to_owned(), Arc::clone(&account.owner), head, held)
+            let held = account.found_stored(head.bytes);
+            Asleep::found(id.to_owned(), Arc::clone(&account.owner), head, held)
         }))
     }
 

@@ -12,22 +12,22 @@
 //! Decisions: `docs/internals/server.md`.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::Clock;
 use crate::error::StateError;
 use crate::keys::MasterKey;
+use crate::load::{Load, Loads, MOST_LASTS, OtherLoad, Record, Used};
+use crate::locks::lock;
 use crate::manifest::{FORMAT, read, write};
-use crate::names::{HomeId, Name, Place, ServerId};
+use crate::names::{HomeId, Name, Place, ServerId, TenantId};
 use crate::seal::{MOST_SEALED, Sealer};
 use crate::store::{Store, Version};
 
-/// The longest time that a lease of another server is believed to last.
-const MOST_LASTS: Duration = Duration::from_secs(3600);
 /// The shortest interval between two searches for a server that is not known.
 const SEARCH: Duration = Duration::from_millis(100);
 
@@ -38,46 +38,6 @@ pub struct Living {
     pub server: ServerId,
     /// The URL that it tells the others; `None` if it tells none.
     pub address: Option<String>,
-}
-
-/// A clock that never goes back. It tells the time since a moment of its own.
-#[derive(Clone)]
-pub struct Clock(Arc<dyn Fn() -> Duration + Send + Sync>);
-
-impl Clock {
-    /// A clock that tells the time that `now` returns.
-    pub fn new(now: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
-        Self(Arc::new(now))
-    }
-
-    fn now(&self) -> Duration {
-        (self.0)()
-    }
-}
-
-/// The clock of the machine. On Linux it goes on while the machine sleeps, as those of other servers do.
-impl Default for Clock {
-    #[cfg(target_os = "linux")]
-    fn default() -> Self {
-        use rustix::time::{ClockId, clock_gettime};
-        Self::new(|| {
-            let now = clock_gettime(ClockId::Boottime);
-            let seconds = Duration::from_secs(u64::try_from(now.tv_sec).unwrap_or_default());
-            seconds + Duration::from_nanos(u64::try_from(now.tv_nsec).unwrap_or_default())
-        })
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn default() -> Self {
-        let began = Instant::now();
-        Self::new(move || began.elapsed())
-    }
-}
-
-impl fmt::Debug for Clock {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("Clock")
-    }
 }
 
 /// The state of a lease after it was to be renewed.
@@ -201,6 +161,49 @@ impl Servers {
         }
     }
 
+    /// Tells the load of this server. Returns the bytes of the record; 0 if it waits for the next renewal.
+    pub(crate) fn tell(&self, load: Load, lasts: Duration) -> Result<usize, StateError> {
+        match self {
+            Self::Several { leases, own } => leases.loads.tell(&*leases.store, lease(own).id, load, lasts),
+            Self::Alone(_) => Ok(0),
+        }
+    }
+
+    /// Looks up the leases of servers that told a load, and are not known yet.
+    pub(crate) fn meet(&self) -> Result<(), StateError> {
+        let Self::Several { leases, .. } = self else {
+            return Ok(());
+        };
+        for server in leases.loads.unknown(|server| self.seems_to_live(server)) {
+            leases.living(server)?;
+        }
+        Ok(())
+    }
+
+    /// The load of another server, as last heard.
+    pub(crate) fn load(&self, server: ServerId) -> Option<OtherLoad> {
+        match self {
+            Self::Several { leases, .. } => leases.loads.of(server),
+            Self::Alone(_) => None,
+        }
+    }
+
+    /// The use of an owner on the other servers, as last heard.
+    pub(crate) fn used(&self, owner: TenantId) -> Used {
+        match self {
+            Self::Several { leases, .. } => leases.loads.used(owner, |server| self.seems_to_live(server)),
+            Self::Alone(_) => Used::default(),
+        }
+    }
+
+    /// The number of loads that were refused.
+    pub(crate) fn refused_loads(&self) -> u64 {
+        match self {
+            Self::Several { leases, .. } => leases.loads.refused(),
+            Self::Alone(_) => 0,
+        }
+    }
+
     /// The state of the lease under this id of this server.
     pub(crate) fn standing(&self, server: ServerId) -> Standing {
         match self {
@@ -289,6 +292,9 @@ struct Text {
     /// The server's home, and its URL for other servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     at: Option<(HomeId, String)>,
+    /// The server's load, in a store that carries none by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    load: Option<Record>,
 }
 
 /// A lease of another server, as this one saw it first.
@@ -307,6 +313,7 @@ pub(crate) struct Leases {
     clock: Clock,
     home: HomeId,
     address: Option<String>,
+    loads: Arc<Loads>,
     watched: Mutex<HashMap<ServerId, Watched>>,
     /// The servers that told their homes.
     homes: Mutex<HashMap<HomeId, Living>>,
@@ -331,6 +338,7 @@ impl Leases {
     ) -> Result<Self, StateError> {
         Ok(Self {
             sealer: key.sealer()?,
+            loads: Loads::new(&*store, key, clock.clone())?,
             store,
             lasts: lasts.min(MOST_LASTS),
             clock,
@@ -501,12 +509,15 @@ impl Leases {
             .map_or(self.lasts, |text| Duration::from_millis(text.lasts_ms).min(MOST_LASTS));
         let beat = text.as_ref().map_or(0, |text| text.beat);
         if !text.as_ref().is_some_and(|text| text.is_over) {
-            let at = text.and_then(|text| text.at);
+            let (at, load) = text.map_or((None, None), |text| (text.at, text.load));
             let living = Living {
                 server,
                 address: at.as_ref().map(|(_, address)| address.clone()),
             };
             if !self.has_stood_still(server, &version, asked, lasts) {
+                if let Some(load) = load {
+                    self.loads.note(server, load);
+                }
                 lock(&self.homes).extend(at.map(|(home, _)| (home, living.clone())));
                 return Ok(Some(living));
             }
@@ -526,6 +537,7 @@ impl Leases {
     fn forget(&self, server: ServerId) {
         lock(&self.watched).remove(&server);
         lock(&self.homes).retain(|_, at_home| at_home.server != server);
+        self.loads.forget(server);
         let _ = self.store.remove(&Name::Lease(server)); // missing and over are the same
     }
 
@@ -564,30 +576,8 @@ impl Leases {
             lasts_ms: u64::try_from(self.lasts.as_millis()).unwrap_or(u64::MAX),
             is_over,
             at: self.address.clone().map(|address| (self.home, address)),
+            load: self.loads.for_lease(self.lasts),
         };
         self.sealer.seal(name, &write(&text)?)
-    }
-}
-
-/// Locks a mutex, also after a panic.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(all(test, target_os = "linux"))]
-mod tests {
-    use rustix::time::{ClockId, clock_gettime};
-
-    use super::*;
-
-    /// `CLOCK_MONOTONIC` stands still while the machine sleeps, so it is never ahead of the clock that goes on.
-    #[test]
-    fn the_clock_counts_from_the_start_of_the_machine() {
-        let awake = clock_gettime(ClockId::Monotonic);
-        let now = Clock::default().now();
-        assert!(
-            now >= Duration::from_secs(awake.tv_sec.unsigned_abs()),
-            "{now:?} {awake:?}"
-        );
     }
 }

@@ -12,7 +12,8 @@
 //! | `seal` | compression and encryption of one object |
 //! | `pieces` | cutting bodies |
 //! | `manifest` | states, and their manifests |
-//! | `lease` | the servers that share a store, and which of them live |
+//! | `lease`, `clock` | the servers that share a store, and which of them live |
+//! | `load` | the loads that these servers tell each other |
 //! | `conversation` | tokens of conversations, which lead from one server to another |
 //! | `states` | writing, reading, listing and collecting; the refs of sessions, and who may write them |
 //! | `journal` | the parts of the journal of an execution after a state |
@@ -21,12 +22,15 @@
 //!
 //! Decisions: `docs/internals/server.md`.
 
+mod clock;
 mod conversation;
 mod ended;
 mod error;
 mod journal;
 mod keys;
 mod lease;
+mod load;
+mod locks;
 mod manifest;
 mod names;
 mod pieces;
@@ -34,13 +38,15 @@ mod seal;
 mod states;
 mod store;
 
+pub use clock::Clock;
 pub use conversation::Holder;
 pub use ended::{MostEnded, Ran, Rerun};
 pub use error::StateError;
 pub use journal::{Part, part_bytes};
 pub use keys::MasterKey;
-pub use lease::{Beat, Clock, Living, Standing};
+pub use lease::{Beat, Living, Standing};
+pub use load::{Load, OtherLoad, Used};
 pub use manifest::{Head, Lost, Saved, SavedFile};
 pub use names::{HomeId, JournalId, Name, ObjectId, Place, ServerId, SessionId, TenantId};
 pub use states::{Collected, Found, States, Tenant, Written};
-pub use store::{FolderStore, Listed, MemoryStore, NatsStore, ObjectStorage, SplitStore, Store, Version};
+pub use store::{FolderStore, Listed, Listener, MemoryStore, NatsStore, ObjectStorage, SplitStore, Store, Version};

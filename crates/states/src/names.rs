@@ -96,6 +96,8 @@ pub enum Name {
     Clock,
     /// The lease of a server.
     Lease(ServerId),
+    /// The load of a server. Stores carry it, and keep none.
+    Load(ServerId),
     /// An object of a tenant. In a store of several servers, each writes objects of its own.
     Object(TenantId, Option<ServerId>, ObjectId),
     /// The ref of a tenant's session.
@@ -150,6 +152,7 @@ impl fmt::Display for Name {
             Self::Check => formatter.write_str("check"),
             Self::Clock => formatter.write_str("clock"),
             Self::Lease(server) => write!(formatter, "{}/{server}", Place::Leases),
+            Self::Load(server) => write!(formatter, "loads/{server}"),
             Self::Object(tenant, None, id) => write!(formatter, "{}/{id}", Place::Objects(*tenant)),
             Self::Object(tenant, Some(server), id) => {
                 write!(formatter, "{}/{server}/{id}", Place::Objects(*tenant))

@@ -13,9 +13,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use serde_json::Value;
 
+use crate::clock::Clock;
 use crate::error::StateError;
 use crate::keys::{MasterKey, TenantKeys};
-use crate::lease::{Beat, Clock, Leases, Living, Servers, Standing, lock};
+use crate::lease::{Beat, Leases, Living, Servers, Standing};
+use crate::load::{Load, OtherLoad, Used};
+use crate::locks::lock;
 use crate::manifest::{Body, Ended, FORMAT, Head, Manifest, Ref, Saved, SavedFile, bytes_of_ended, read, write};
 use crate::names::{HomeId, Name, ObjectId, Place, ServerId, SessionId, TenantId};
 use crate::pieces::pieces;
@@ -146,12 +149,45 @@ impl States {
         self.servers.others()
     }
 
+    /// Tells the other servers the load of this one, which they believe for so long. Returns the bytes of the record; 0 if the store carries
+    /// none by itself, so that it goes with the next renewal.
+    ///
+    /// # Errors
+    /// [`StateError`]; then nobody hears of it.
+    pub fn tell_load(&self, load: Load, lasts: Duration) -> Result<usize, StateError> {
+        self.servers.tell(load, lasts)
+    }
+
+    /// Looks up servers that told a load and that this one has not [watched](States::watch) yet.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn meet(&self) -> Result<(), StateError> {
+        self.servers.meet()
+    }
+
+    /// The load of another server, as last heard; `None` if that is stale or unknown. It asks the store for nothing.
+    pub fn load(&self, server: ServerId) -> Option<OtherLoad> {
+        self.servers.load(server)
+    }
+
+    /// The number of loads that were refused: damaged, made up, or put back.
+    pub fn refused_loads(&self) -> u64 {
+        self.servers.refused_loads()
+    }
+
     /// Ends this server's lease. What it has is free for others at once.
     ///
     /// # Errors
     /// [`StateError`]; then the others wait until the lease has run out.
     pub fn end(&self) -> Result<(), StateError> {
         self.servers.end()
+    }
+
+    /// A function that tells what an owner uses on the other servers, as last heard. It asks the store for nothing.
+    pub fn used_elsewhere(&self, owner: TenantId) -> impl Fn() -> Used + Send + Sync + 'static {
+        let servers = Arc::clone(&self.servers);
+        move || servers.used(owner)
     }
 
     /// The states of an owner. Make one tenant of an owner only, since its lock keeps collections and writes apart.

@@ -79,12 +79,27 @@ pub trait Store: Debug + Send + Sync {
         self.remove(name)
     }
 
+    /// Sends bytes to all servers that [listen](Store::listen) now, this one among them. Nothing keeps them, and some may miss them. Returns
+    /// false if the store can send nothing.
+    ///
+    /// # Errors
+    /// [`StateError::Io`]; then nobody got them.
+    fn tell(&self, _name: &Name, _bytes: &[u8]) -> Result<bool, StateError> {
+        Ok(false)
+    }
+
+    /// Calls `heard` with what servers tell, on a thread of the store, until it returns false. A store that can send nothing never calls it.
+    fn listen(&self, _heard: Listener) {}
+
     /// The names in a place, in any order.
     ///
     /// # Errors
     /// [`StateError::Io`].
     fn list(&self, place: Place) -> Result<Vec<Listed>, StateError>;
 }
+
+/// A listener for what servers tell: the name, unless it is none, and the bytes. Returns false when nobody listens any more.
+pub type Listener = Box<dyn FnMut(Option<Name>, &[u8]) -> bool + Send>;
 
 /// The version of the bytes under a name. Other bytes have another one.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,11 +10,12 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use sandglass_core::resumable::SUFFIX;
 use sandglass_states::{Living, ServerId};
 
-use super::{FORWARDED, MAY_COME_BACK};
+use super::{FORWARDED, MAY_COME_BACK, is_small};
 use crate::errors::ApiError;
+use crate::placement::Reason;
 use crate::quotas::Account;
 use crate::sessions::Known;
-use crate::{App, draining, sharing};
+use crate::{App, draining, load, sharing};
 
 /// Another server, which gets a request.
 pub(super) struct Elsewhere {
@@ -37,6 +38,8 @@ pub(super) struct Asked {
     pub(super) what: What,
     pub(super) account: Arc<Account>,
     pub(super) is_forwarded: bool,
+    /// True if the request can be sent a second time, because its body is small.
+    pub(super) can_repeat: bool,
     /// True if the server that forwarded it can try another way.
     pub(super) may_come_back: bool,
 }
@@ -48,8 +51,10 @@ pub(super) enum What {
     Session(String),
     /// The files of a stateless run.
     Run(String),
-    /// A new session, or a run that leaves nothing behind.
-    New,
+    /// A new session.
+    NewSession,
+    /// A run that leaves nothing behind.
+    NewRun,
     /// A connection that makes sessions, and that nobody can resume.
     Connection,
 }
@@ -59,7 +64,8 @@ impl Asked {
     pub(super) async fn of(request: &mut Request) -> Option<Self> {
         let route = request.extensions().get::<MatchedPath>()?.as_str().to_owned();
         let what = match (request.method(), route.as_str()) {
-            (&Method::POST, "/v1/sessions" | "/execute") => What::New,
+            (&Method::POST, "/v1/sessions") => What::NewSession,
+            (&Method::POST, "/execute") => What::NewRun,
             // Its first message tells if it begins a conversation, or resumes one.
             (&Method::GET, "/v1/rpc") if offers_resumable(request.headers()) => return None,
             (&Method::GET, "/v1/rpc") => What::Connection,
@@ -79,6 +85,7 @@ impl Asked {
             what,
             account: Arc::clone(request.extensions().get::<Arc<Account>>()?),
             is_forwarded: forwarded.is_some(),
+            can_repeat: is_small(request),
             may_come_back: forwarded.is_some_and(|value| value == MAY_COME_BACK),
         })
     }
@@ -86,16 +93,18 @@ impl Asked {
     pub(super) fn id(&self) -> &str {
         match &self.what {
             What::Session(id) | What::Run(id) => id,
-            What::New | What::Connection => "",
+            What::NewSession | What::NewRun | What::Connection => "",
         }
     }
 
     /// The way of a request that any server can answer, and that this one leaves to the others.
-    pub(super) fn left_to_others(&self, app: &App, tried: &[ServerId]) -> Way {
+    pub(super) fn left_to_others(&self, app: &App, why: Reason, tried: &[ServerId]) -> Way {
         match (self.is_forwarded, self.may_come_back) {
-            (true, true) => Way::Back,
-            (true, false) => Way::Here,
-            (false, _) => draining::another(app, tried)
+            (true, true) if why != Reason::Busy => Way::Back,
+            (true, _) => Way::Here,
+            // What cannot be sent twice is safer here.
+            (false, _) if why == Reason::Busy && !self.can_repeat => Way::Here,
+            (false, _) => load::another(app, why, tried)
                 .and_then(Elsewhere::of)
                 .map_or(Way::Here, Way::There),
         }
@@ -114,12 +123,11 @@ impl Elsewhere {
 /// The way of a request. These servers have done nothing with it.
 pub(super) async fn way(app: &App, asked: &Asked, tried: &[ServerId]) -> Result<Way, ApiError> {
     let drains = app.draining.is_cancelled();
-    let is_full = || app.quotas.sessions() >= app.args.max_sessions;
     let id = match &asked.what {
-        What::New if drains || is_full() => return Ok(asked.left_to_others(app, tried)),
+        What::NewSession | What::NewRun => return new(app, asked, tried),
         // Carried through this server, it would break at the end of the drain.
         What::Connection if drains => return Err(ApiError::shutting_down()),
-        What::New | What::Connection => return Ok(Way::Here),
+        What::Connection => return Ok(Way::Here),
         What::Session(id) | What::Run(id) => id,
     };
     let (Some(suspension), account) = (&app.suspension, &asked.account) else {
@@ -135,7 +143,7 @@ pub(super) async fn way(app: &App, asked: &Asked, tried: &[ServerId]) -> Result<
     };
     let Some(living) = suspension.elsewhere(&account.owner, id).await? else {
         return Ok(match is_stored {
-            true => asked.left_to_others(app, tried),
+            true => asked.left_to_others(app, Reason::Draining, tried),
             false => Way::Here,
         });
     };
@@ -159,6 +167,28 @@ fn offers_resumable(headers: &HeaderMap) -> bool {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .any(|protocol| protocol.trim().ends_with(SUFFIX))
+}
+
+/// The way of new work.
+fn new(app: &App, asked: &Asked, tried: &[ServerId]) -> Result<Way, ApiError> {
+    let Some(why) = load::reason(app) else {
+        return Ok(Way::Here);
+    };
+    let others = draining::others(app).len();
+    match asked.left_to_others(app, why, tried) {
+        Way::Here if why == Reason::Full && asked.what == What::NewSession && others > 0 && !asked.is_forwarded => {
+            Err(all_full(others))
+        }
+        way => Ok(way),
+    }
+}
+
+/// The error for a session that no server has a place for.
+fn all_full(others: usize) -> ApiError {
+    let message = format!(
+        "this server and the other servers that it knows ({others}) have no room for another session; nothing was done: try again later"
+    );
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_full", message).retry_after(10)
 }
 
 /// Returns true for a route of a session, or of the files of a stateless run.

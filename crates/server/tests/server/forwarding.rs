@@ -245,17 +245,170 @@ async fn a_full_server_sends_new_sessions_to_another_one() {
     // The look at its own id makes the other server known at once.
     let elsewhere = b.session(json!({})).await;
     assert_eq!(a.execute(&elsewhere, "1").await["result"], "1");
-    let full = refusal(a.post("/v1/sessions", &json!({}))).await;
-    assert_eq!(full, (503, "server_full".to_owned()));
+    let (status, full) = answer(a.post("/v1/sessions", &json!({}))).await;
+    assert_eq!(
+        (status, &full["error"]["code"]),
+        (StatusCode::SERVICE_UNAVAILABLE, &json!("server_full"))
+    );
+    let message = full["error"]["message"].to_string();
+    assert!(message.contains("the other servers that it knows (1)"), "{message}");
+    // A run needs no place of a session.
+    assert_eq!(
+        answer(a.post("/execute", &json!({ "code": "1" }))).await.0,
+        StatusCode::OK
+    );
     assert_eq!(
         answer(a.request(Method::DELETE, &format!("/v1/sessions/{elsewhere}")))
             .await
             .0,
         StatusCode::NO_CONTENT
     );
-    let moved = a.session(json!({})).await;
-    assert_eq!(b.execute(&moved, "2").await["result"], "2");
+    // Until the other server has told that it has room again, the answer is that all are full.
+    let moved = OnceLock::new();
+    eventually("the other server has room", async || {
+        let (status, made) = answer(a.post("/v1/sessions", &json!({}))).await;
+        match made["id"].as_str() {
+            Some(id) => drop(moved.set(id.to_owned())),
+            None => assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{made}"),
+        }
+        moved.get().is_some()
+    })
+    .await;
+    assert_eq!(b.execute(moved.get().unwrap(), "2").await["result"], "2");
     for server in [a, b] {
+        server.stop().await;
+    }
+}
+
+/// The value of a metric without labels.
+async fn metric<T: std::str::FromStr>(server: &TestServer, name: &str) -> T {
+    let text = server.get("/metrics").send().await.unwrap().text().await.unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(&format!("sandglass_{name} ")));
+    let value = line.and_then(|value| value.parse().ok());
+    value.unwrap_or_else(|| panic!("{name}\n{text}"))
+}
+
+/// Waits until each server knows the loads of so many others.
+async fn know_loads(servers: &[&TestServer], others: u64) {
+    for server in servers {
+        eventually("the loads are known", async || {
+            metric::<u64>(server, "other_loads").await == others
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn sessions_of_a_full_server_spread_by_load() {
+    let bucket = bucket();
+    let a = server(&bucket, &["--max-sessions", "1"]).await;
+    // With few places, a session weighs more than what other programs do to the machine's memory.
+    let few = ["--max-sessions", "13"];
+    let others = [
+        server(&bucket, &few).await,
+        server(&bucket, &few).await,
+        server(&bucket, &few).await,
+    ];
+    know_loads(&[&a], 3).await;
+    for _ in 0..13 {
+        a.session(json!({})).await;
+    }
+    // With two choices of three, the server with the largest load gets no session.
+    for other in &others {
+        let sessions: u64 = metric(other, "sessions").await;
+        assert!((2..=7).contains(&sessions), "{sessions}");
+    }
+    let text = a.get("/metrics").send().await.unwrap().text().await.unwrap();
+    assert!(
+        text.contains("sandglass_placements_total{reason=\"full\"} 12"),
+        "{text}"
+    );
+    for server in others.into_iter().chain([a]) {
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_busy_server_prefers_another_one_before_it_is_full() {
+    let bucket = bucket();
+    let (a, b) = (
+        server(&bucket, &["--max-sessions", "5"]).await,
+        server(&bucket, &["--max-sessions", "5"]).await,
+    );
+    know_loads(&[&a, &b], 1).await;
+    for _ in 0..5 {
+        a.session(json!({})).await;
+    }
+    // Both are on this machine. If most of its memory is in use, both are busy for that.
+    let has_memory = metric::<f64>(&a, "memory_used_ratio").await < 0.5;
+    let sessions = async || (metric::<u64>(&a, "sessions").await, metric::<u64>(&b, "sessions").await);
+    if has_memory {
+        assert_eq!(sessions().await, (4, 1));
+    }
+    let (before, elsewhere) = sessions().await;
+    // A request that cannot be sent twice stays.
+    a.session(json!({ "context": "é".repeat(50_000) })).await;
+    if before < 5 {
+        assert_eq!(sessions().await, (before + 1, elsewhere));
+    }
+    for server in [a, b] {
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_quota_of_a_key_holds_for_all_servers_together() {
+    let bucket = bucket();
+    let more = ["--max-sessions-per-key", "3", "--max-executions-per-key", "1"];
+    let (a, b) = (server(&bucket, &more).await, server(&bucket, &more).await);
+    know_loads(&[&a, &b], 1).await;
+    let first = a.session(json!({})).await;
+    a.session(json!({})).await;
+    a.session(json!({})).await;
+    let refused = async |path: &str, body: serde_json::Value, code: &str| {
+        let last = OnceLock::new();
+        eventually("the other server tells it", async || {
+            let (status, refused) = answer(b.post(path, &body)).await;
+            if status == StatusCode::TOO_MANY_REQUESTS {
+                return last.set(refused).is_ok();
+            }
+            // Undone, so that the quota is the same at the next attempt.
+            if let Some(id) = refused["id"].as_str().filter(|_| status == StatusCode::CREATED) {
+                answer(b.request(Method::DELETE, &format!("/v1/sessions/{id}"))).await;
+            }
+            false
+        })
+        .await;
+        let error = &last.get().unwrap()["error"];
+        assert_eq!(error["code"], code);
+        assert!(
+            error["message"].to_string().contains("on all servers together"),
+            "{error}"
+        );
+    };
+    refused("/v1/sessions", json!({}), "too_many_sessions").await;
+    let mut of_bob = server(&bucket, &more).await;
+    of_bob.key = Some(BOB);
+    of_bob.session(json!({})).await;
+    // Code that runs until it is interrupted.
+    let run = a.post(
+        &format!("/v1/sessions/{first}/execute"),
+        &json!({ "code": "while True: pass" }),
+    );
+    let run = tokio::spawn(answer(run));
+    eventually("the code runs", async || metric::<u64>(&a, "executions").await == 1).await;
+    refused("/execute", json!({ "code": "1" }), "too_many_executions").await;
+    let interrupted = a.post(&format!("/v1/sessions/{first}/interrupt"), &json!({}));
+    assert!(interrupted.send().await.unwrap().status().is_success());
+    assert_eq!(run.await.unwrap().0, StatusCode::OK);
+    answer(a.request(Method::DELETE, &format!("/v1/sessions/{first}"))).await;
+    eventually("there is room again", async || {
+        answer(b.post("/v1/sessions", &json!({}))).await.0 == StatusCode::CREATED
+    })
+    .await;
+    for server in [a, b, of_bob] {
         server.stop().await;
     }
 }

@@ -10,7 +10,8 @@ use std::collections::HashMap;
 
 use super::{AT_ONCE, Tenant};
 use crate::error::StateError;
-use crate::lease::{Living, lock};
+use crate::lease::Living;
+use crate::locks::lock;
 use crate::manifest::{Body, FORMAT, Head, Owner, Ref, read, write};
 use crate::names::{Name, ServerId, SessionId};
 use crate::seal::MOST_SEALED;

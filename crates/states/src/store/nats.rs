@@ -22,7 +22,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 
 use super::remote::Requests;
-use super::{Listed, Store, Version};
+use super::{Listed, Listener, Store, Version};
 use crate::error::StateError;
 use crate::names::{Name, Place};
 use address::Address;
@@ -90,7 +90,7 @@ impl NatsStore {
         let credentials = credentials.transpose()?;
         // Another part of the program may have chosen already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let requests = Requests::begin("nats")?;
+        let requests = Requests::start("nats")?;
         let shown = address.shown();
         let what = format!("NATS at {shown} cannot be used");
         let opened = requests.wait(
@@ -210,6 +210,13 @@ fn key(name: &Name) -> String {
     name.to_string().replace('/', ".")
 }
 
+/// The name that servers tell under a subject; `None` if it is none.
+fn name_of_told(subject: &str) -> Option<Name> {
+    let mut pieces = subject.rsplit('.');
+    let (server, place) = (pieces.next()?, pieces.next()?);
+    (place == "loads").then(|| server.parse().ok().map(Name::Load))?
+}
+
 fn bytes_of(name: &Name, found: Found) -> Result<Option<(Vec<u8>, Version)>, StateError> {
     match found {
         Found::Missing => Ok(None),
@@ -279,6 +286,34 @@ impl Store for NatsStore {
         self.run(name, "removed", |bucket, key, until| async move {
             bucket.remove(&key, until).await
         })
+    }
+
+    fn tell(&self, name: &Name, bytes: &[u8]) -> Result<bool, StateError> {
+        let bytes = Bytes::copy_from_slice(bytes);
+        self.run(name, "told", |bucket, key, until| async move {
+            bucket.tell(&key, bytes, until).await
+        })?;
+        Ok(true)
+    }
+
+    fn listen(&self, mut heard: Listener) {
+        let bucket = self.names.clone();
+        self.requests.begin(async move {
+            loop {
+                let Ok(mut told) = bucket.listen().await else {
+                    tokio::time::sleep(CONNECT_PAUSE).await;
+                    continue;
+                };
+                // The client subscribes again after a lost connection by itself.
+                while let Some(message) = told.next().await {
+                    let name = name_of_told(message.subject.as_str());
+                    if !heard(name, &message.payload) {
+                        return;
+                    }
+                }
+                tokio::time::sleep(CONNECT_PAUSE).await;
+            }
+        });
     }
 
     fn list(&self, place: Place) -> Result<Vec<Listed>, StateError> {

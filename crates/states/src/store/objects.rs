@@ -101,7 +101,7 @@ impl ObjectStorage {
         Ok(Self {
             storage,
             prefix,
-            requests: Requests::begin("object-storage")?,
+            requests: Requests::start("object-storage")?,
             clock: FarClock::default(),
         })
     }

@@ -26,7 +26,7 @@ impl Requests {
     ///
     /// # Errors
     /// [`StateError::Io`] when no thread can be started.
-    pub(super) fn begin(name: &str) -> Result<Self, StateError> {
+    pub(super) fn start(name: &str) -> Result<Self, StateError> {
         let fail = |error| StateError::io("the thread of the storage cannot be started", error);
         let runtime = runtime::Builder::new_current_thread()
             .enable_all()
@@ -44,6 +44,11 @@ impl Requests {
             runtime: handle,
             _end: end,
         })
+    }
+
+    /// Runs requests for which nobody waits. They end with this.
+    pub(super) fn begin(&self, requests: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(requests);
     }
 
     /// Runs requests to their end, or for so long. `None` if they did not end in that time.

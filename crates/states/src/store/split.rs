@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Listed, Store, Version};
+use super::{Listed, Listener, Store, Version};
 use crate::error::StateError;
 use crate::names::{Name, Place};
 
@@ -63,6 +63,14 @@ impl Store for SplitStore {
 
     fn forget(&self, name: &Name) -> Result<(), StateError> {
         self.of(name).forget(name)
+    }
+
+    fn tell(&self, name: &Name, bytes: &[u8]) -> Result<bool, StateError> {
+        self.names.tell(name, bytes)
+    }
+
+    fn listen(&self, heard: Listener) {
+        self.names.listen(heard);
     }
 
     fn list(&self, place: Place) -> Result<Vec<Listed>, StateError> {

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_nats::Subscriber;
 use async_nats::connection::State;
 use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::jetstream::context::GetStreamErrorKind;
@@ -53,6 +54,8 @@ pub(super) struct Bucket {
     stream: Stream<()>,
     /// The beginning of the subjects of all keys.
     subjects: String,
+    /// The beginning of the subjects of messages that nothing keeps.
+    told: String,
     clock: Arc<FarClock>,
 }
 
@@ -112,6 +115,7 @@ impl Bucket {
             stream: stream.map_err(|error| Problem::lasting(&error))?,
             context: context.clone(),
             subjects: format!("$KV.{name}."),
+            told: format!("sandglass.told.{name}."),
             clock: Arc::default(),
         })
     }
@@ -302,6 +306,23 @@ impl Bucket {
                 Err(problem) => until.wait(problem).await?,
             }
         }
+    }
+
+    /// Sends a message that nothing keeps, to all that listen now.
+    pub(super) async fn tell(&self, key: &str, bytes: Bytes, until: Until) -> Result<(), Problem> {
+        self.connected(until).await?;
+        let sent = self
+            .context
+            .client()
+            .publish(format!("{}{key}", self.told), bytes)
+            .await;
+        sent.map_err(Problem::passing)
+    }
+
+    /// The messages of [`Bucket::tell`], from now on.
+    pub(super) async fn listen(&self) -> Result<Subscriber, Problem> {
+        let subscribed = self.context.client().subscribe(format!("{}>", self.told)).await;
+        subscribed.map_err(Problem::passing)
     }
 
     /// Makes the bytes of a key young again. They are `bytes`. Returns false if there are none.

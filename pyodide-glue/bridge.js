@@ -106,14 +106,15 @@ export function createBridge(post, mailbox, detector, library) {
   /**
    * Makes a promise for Python to wait for. It never rejects; `undefined` says that Python has to stop.
    * @template T
-   * @param {(resolve: (value: T) => void) => (() => void) | void} start  begins the work; returns a function that gives
-   * it up
+   * @param {(resolve: (value: T) => void) => (() => void) | void} start  begins the work, and resolves later only;
+   * returns a function that gives it up
    * @returns {Promise<T | undefined>}
    */
   const wait = (start) =>
     new Promise((resolve) => {
       steadyUntil = 0;
       post(null);
+      if (!isSuspended) endWait?.(); // one that was begun, and for which Python could not be suspended
       if (stopping) return resolve(interrupted());
       const giveUp = start((value) => {
         endWait = null;
@@ -447,7 +448,13 @@ export function createBridge(post, mailbox, detector, library) {
       /** @param {number | undefined} ms */
       sleep(ms) {
         const { recorder } = detector;
-        if (recorder?.hasSlept) return mailbox ? true : wait((resolve) => resolve(true));
+        if (recorder?.hasSlept) {
+          if (mailbox) return true;
+          return wait((resolve) => {
+            const timer = setTimeout(() => resolve(true), 0);
+            return () => clearTimeout(timer);
+          });
+        }
         if (mailbox) {
           post(null);
           const until = Math.min(ms === undefined ? Infinity : now() + ms, deadline);

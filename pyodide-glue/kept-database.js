@@ -11,7 +11,7 @@ const VERSION = 2;
 /** A database that is made and removed, and holds nothing. */
 const PASSING = "sandglass passing";
 /** The longest wait for another log, in milliseconds. A tab that is frozen with that database open would hold all others up. */
-const LOG_WAIT_MS = 5_000;
+const LOG_WAIT_MS = 10_000;
 export const SESSIONS = "sessions";
 /** Bodies by the session's name and the body's number. */
 export const BODIES = "bodies";
@@ -19,20 +19,27 @@ export const BODIES = "bodies";
 export const JOURNALS = "journals";
 
 /**
+ * The loss that the browser has told of in this page, until it was passed on. Only the first database that is opened hears of it.
+ * @type {string | undefined}
+ */
+let lost;
+
+/**
  * Opens the database. Rejects with `persist_lost`, once, after the browser has removed a damaged one.
  * @returns {Promise<IDBDatabase>}
  */
 export async function openDatabase() {
   if (isChromium()) await Promise.race([beginAnotherLog(), passed(LOG_WAIT_MS)]);
-  let lost = "";
   const database = await open(DATABASE, VERSION, (database, event) => {
-    if ("dataLoss" in event && event.dataLoss === "total") lost = messageOf(event);
+    noteLoss(event);
     for (const store of [SESSIONS, BODIES, JOURNALS])
       if (!database.objectStoreNames.contains(store)) database.createObjectStore(store);
   });
-  if (lost) {
+  if (lost !== undefined) {
+    const why = lost;
+    lost = undefined;
     database.close();
-    throw lossOf(lost);
+    throw lossOf(why);
   }
   database.onversionchange = () => database.close(); // a later release, or who clears the site's data, does not wait for this page
   return database;
@@ -74,14 +81,12 @@ const isChromium = () => "dataLoss" in IDBVersionChangeEvent.prototype;
  * That takes some milliseconds. Only a browser that is killed within these may still lose its databases.
  */
 async function beginAnotherLog() {
-  let lost = "";
   const database = await open(PASSING, 1, (database, event) => {
-    if ("dataLoss" in event && event.dataLoss === "total") lost = messageOf(event);
+    noteLoss(event);
     database.createObjectStore(SESSIONS); // Chromium keeps the log if there was nothing to remove
   });
   database.close();
   await result(indexedDB.deleteDatabase(PASSING));
-  if (lost) throw lossOf(lost);
 }
 
 /**
@@ -93,9 +98,17 @@ function open(name, version, upgrade) {
   const request = indexedDB.open(name, version);
   request.onupgradeneeded = (event) => upgrade(request.result, event);
   const blocked = new Promise((_, reject) => {
-    request.onblocked = () => reject(new Error("a tab with another release of sandglass has it open; close that tab"));
+    request.onblocked = () => {
+      request.addEventListener("success", () => request.result.close()); // nobody waits for it any more
+      reject(new Error("a tab with another release of sandglass has it open; close that tab"));
+    };
   });
   return Promise.race([result(request), /** @type {Promise<never>} */ (blocked)]);
+}
+
+/** @param {IDBVersionChangeEvent} event */
+function noteLoss(event) {
+  if ("dataLoss" in event && event.dataLoss === "total") lost ??= messageOf(event);
 }
 
 /** @param {IDBVersionChangeEvent} event */

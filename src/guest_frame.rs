@@ -26,7 +26,7 @@ const FRAME_MS: u32 = 20_000;
 /// The time for which an abandoned guest is kept, in milliseconds. Most of its answers arrive within it.
 const SOON_MS: u32 = 30;
 /// The time for which the port of an ended guest stays open if its worker has said nothing, in milliseconds.
-const ON_ITS_WAY_MS: u32 = 2_000;
+const ON_ITS_WAY_MS: u32 = 3_000;
 /// The time after the first failure of fetching the library, in milliseconds. It doubles with each further one, up to [`LAST_RETRY_MS`].
 const RETRY_MS: u32 = 2_000;
 const LAST_RETRY_MS: u32 = 60_000;
@@ -97,7 +97,6 @@ impl Inbox {
     }
 
     fn bring_library(&self) {
-        self.has_heard.set(true);
         if let Some(bring) = self.bring_library.take() {
             bring();
         }
@@ -168,7 +167,10 @@ impl Guest {
         let inbox: Rc<Inbox> = Rc::default();
         let on_message = Closure::<dyn FnMut(_)>::new({
             let inbox = inbox.clone();
-            move |event: MessageEvent| inbox.deliver(Letter::Message(event.data()))
+            move |event: MessageEvent| {
+                inbox.has_heard.set(true);
+                inbox.deliver(Letter::Message(event.data()));
+            }
         });
         let on_control = Closure::<dyn FnMut(_)>::new({
             let (inbox, frame_watch) = (inbox.clone(), frame_watch.clone());
@@ -176,7 +178,10 @@ impl Guest {
                 // The script runs, or later: the guest asks for the library.
                 data if data.is_null() => match frame_watch.take() {
                     Some(watch) => drop(watch),
-                    None => inbox.bring_library(),
+                    None => {
+                        inbox.has_heard.set(true);
+                        inbox.bring_library();
+                    }
                 },
                 why => inbox.deliver(Letter::Failure(describe(&why))),
             }
@@ -336,7 +341,8 @@ impl Guest {
             port.set_onmessage(None);
         }
         self.control.close();
-        if matches!(self.home, Home::Frame { .. }) && !self.inbox.has_heard.get() {
+        let is_worker = matches!(self.home, Home::Frame { .. } | Home::Page(Some(_)));
+        if is_worker && !self.inbox.has_heard.get() {
             // In Firefox, a worker stays for good if it is ended while its port is on its way, and the other end is closed already.
             let port = self.port.clone();
             spawn_local(async move {

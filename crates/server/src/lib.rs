@@ -308,6 +308,7 @@ impl Server {
         let sleep = async {
             let _ = suspending.await;
             suspending::suspend_idle(&app, Duration::ZERO).await;
+            app.sessions.rest().await;
         };
         let (requests, idle) = tokio::join!(
             tokio::time::timeout(most, requests_end),
@@ -316,7 +317,11 @@ impl Server {
         if requests.is_err() {
             tracing::warn!("requests did not end in time: they are ended");
         }
-        let used = tokio::time::timeout(LAST_SUSPENSIONS, suspending::suspend_used(&app)).await;
+        let last = async {
+            suspending::suspend_used(&app).await;
+            app.sessions.rest().await;
+        };
+        let used = tokio::time::timeout(LAST_SUSPENSIONS, last).await;
         if used.is_err() {
             tracing::warn!("not all sessions could be suspended in time: the others end");
         }

@@ -171,11 +171,16 @@ fn by_owner(sessions: Vec<Arc<Session>>) -> HashMap<Arc<str>, Vec<Arc<Session>>>
     owners
 }
 
-/// Suspends sessions of one owner.
+/// Suspends sessions of one owner. A suspension that has begun goes on if nobody waits for it any more: cut short, it could leave a state in
+/// the store that others may take, and the session awake here.
 async fn suspend_all(app: &App, sessions: impl Stream<Item = Arc<Session>>, idle: Option<Duration>, attempt: Attempt) {
     sessions
-        .for_each_concurrent(AT_ONCE_OF_OWNER, |session| async move {
-            suspend(app, &session, idle, attempt).await;
+        .for_each_concurrent(AT_ONCE_OF_OWNER, |session| {
+            let app = app.clone();
+            async move {
+                let suspending = tokio::spawn(async move { suspend(&app, &session, idle, attempt).await });
+                let _ = suspending.await;
+            }
         })
         .await;
 }

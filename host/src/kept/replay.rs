@@ -74,7 +74,7 @@ impl Kept {
                 let why = format!("the state before it cannot be made again: {name} ({reason})");
                 return Err(none(why));
             }
-            drop(turn);
+            drop((suspended, turn)); // from here on, only the guest has the state
             sandbox.replay(record, strictness, execute).await
         };
         let replayed = tokio::select! {

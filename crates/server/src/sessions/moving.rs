@@ -152,6 +152,18 @@ impl Drop for Move {
 }
 
 impl Sessions {
+    /// Waits until no session is being suspended or woken.
+    pub async fn rest(&self) {
+        loop {
+            let moving = lock(&self.all).values().find_map(|place| match place {
+                Place::Moving(_, settled) => Some(settled.clone()),
+                Place::Awake(_) | Place::Asleep(_) => None,
+            });
+            let Some(settled) = moving else { return };
+            drop(settled.wait().await);
+        }
+    }
+
     /// Adds a suspended session.
     pub fn add_asleep(&self, asleep: Arc<Asleep>) {
         lock(&self.all).insert(asleep.id.clone(), Place::Asleep(asleep));

@@ -101,6 +101,8 @@ class BrowserBridge:
                 raise RuntimeError("a traceback is being formatted")
             self.runtime.flush()
             missing = self._wait(js.library)
+        except RecursionError:
+            raise  # the stack is full, which the code may hear of
         except RuntimeError:
             raise ImportError(_NOT_YET) from None
         if missing is not True:

@@ -14,7 +14,7 @@ use crate::error::StateError;
 use crate::manifest::{Body, Ended, KeptRun, Manifest, Ref, Saved, bytes_of_ended};
 use crate::names::{ObjectId, SessionId};
 use crate::seal::MOST_CONTENT;
-use crate::states::{Tenant, Written};
+use crate::states::{Hold, Tenant, Written};
 
 /// The reason for which an execution without room cannot run again.
 const NO_ROOM: &str = "there is no room for its journal and for the state before it";
@@ -76,7 +76,9 @@ impl Tenant {
             }
             ended
         };
-        self.write_with(session, saved, about, ended)
+        // Among several servers, the session stays this server's.
+        let hold = if self.is_alone() { Hold::Free } else { Hold::Held };
+        self.write_with(session, saved, about, hold, ended)
     }
 
     /// The state before an execution that has ended, of at most `most` bytes, and its journal; or the reason for which it cannot run again.

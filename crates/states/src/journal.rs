@@ -3,6 +3,10 @@
 //! A part is sealed under its number, its session and its owner. It names its journal, so parts of an earlier journal of the session count
 //! for nothing.
 //!
+//! In a store that servers share, each server has parts of its own, and those of the server that the session's ref names count. A server
+//! that takes a session over copies the parts first, and its ref makes the copies count. So a server that was thought dead writes parts that
+//! nobody reads. It hears of that: the clock says that its lease is over, and then a part was not written, whatever the store answered.
+//!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use bytes::Bytes;
@@ -10,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{StateError, no_random_numbers};
 use crate::manifest::{Body, FORMAT, read, write};
-use crate::names::{JournalId, Name, Place, SessionId};
+use crate::names::{JournalId, Name, Place, ServerId, SessionId};
 use crate::seal::MOST_SEALED;
 use crate::states::{Tenant, Written, now_ms, within};
 
@@ -61,10 +65,11 @@ pub fn part_bytes(text: &str, body: u64) -> u64 {
 /// All these functions block as long as the store does.
 impl Tenant {
     /// Writes the part with this number. Part 0 begins a journal, and takes the place of an earlier one. The part is durable when this
-    /// returns. The session must have a state, in a store that no other server uses: nothing says whose a part is.
+    /// returns. The session must have a state, and this server must [hold](Tenant::hold) it.
     ///
     /// # Errors
-    /// [`StateError`], also for more parts than a journal may have; then the journal has no such part.
+    /// [`StateError`], also for more parts than a journal may have; then the journal has no such part. [`StateError::Taken`]: another server
+    /// may have taken the session over by now, with or without this part.
     pub fn write_part(
         &self,
         session: SessionId,
@@ -78,12 +83,9 @@ impl Tenant {
             let what = format!("the journal of session {session} may have {MOST_PARTS} parts");
             return Err(StateError::io(what, problem));
         }
-        if !self.is_alone() {
-            let problem = std::io::Error::from(std::io::ErrorKind::Unsupported);
-            return Err(StateError::io("a store that servers share has no journals", problem));
-        }
+        let writer = self.holder(session)?;
         if number == 0 {
-            self.remove_journal(session)?;
+            self.remove_parts(session, writer)?;
         }
         let _writing = self.writers();
         let mut written = Written::default();
@@ -91,11 +93,13 @@ impl Tenant {
             format: FORMAT,
             journal,
             text: text.to_owned(),
-            body: body.map(|body| self.write_body(None, body, &mut written)).transpose()?,
+            body: body
+                .map(|body| self.write_body(writer, body, &mut written))
+                .transpose()?,
             written_ms: now_ms(),
         };
-        let name = Name::Part(self.id(), session, number);
-        self.write_sealed(&name, &write(&part)?)
+        self.write_sealed(&Name::Part(self.id(), session, writer, number), &write(&part)?)?;
+        self.still_holds(writer)
     }
 
     /// The journal of a session with its parts, whose bodies take at most `most` bytes together; `None` if there is none.
@@ -103,7 +107,10 @@ impl Tenant {
     /// # Errors
     /// [`StateError`]; [`StateError::Damaged`] also when a part is missing before another one.
     pub fn journal(&self, session: SessionId, most: u64) -> Result<Option<(JournalId, Vec<Part>)>, StateError> {
-        let Some(first) = self.part(session, 0)? else {
+        let Some(writer) = self.journal_writer(session)? else {
+            return Ok(None);
+        };
+        let Some(first) = self.part(session, writer, 0)? else {
             return Ok(None);
         };
         let (journal, mut bytes) = (first.journal, 0_u64);
@@ -112,14 +119,20 @@ impl Tenant {
             bytes = bytes.saturating_add(body.map_or(0, |body| body.bytes));
             within(bytes, most)?;
             Ok(Part {
-                body: body.map(|body| self.read_body(None, body)).transpose()?,
+                body: body.map(|body| self.read_body(writer, body)).transpose()?,
                 text: part.text,
                 written_ms: part.written_ms,
             })
         };
         let mut parts = vec![take(first)?];
-        for number in self.part_numbers(session)?.into_iter().filter(|number| *number > 0) {
-            let part = self.part(session, number)?.filter(|part| part.journal == journal);
+        for number in self
+            .part_numbers(session, writer)?
+            .into_iter()
+            .filter(|number| *number > 0)
+        {
+            let part = self
+                .part(session, writer, number)?
+                .filter(|part| part.journal == journal);
             let Some(part) = part else { continue };
             if number as usize != parts.len() {
                 let what = format!("part {} of the journal of session {session} is missing", parts.len());
@@ -135,9 +148,12 @@ impl Tenant {
     /// # Errors
     /// [`StateError`].
     pub fn journal_bytes(&self, session: SessionId) -> Result<u64, StateError> {
+        let Some(writer) = self.journal_writer(session)? else {
+            return Ok(0);
+        };
         let mut bytes = 0_u64;
-        for number in self.part_numbers(session)? {
-            if let Some(Sealed { text, body, .. }) = self.part(session, number)? {
+        for number in self.part_numbers(session, writer)? {
+            if let Some(Sealed { text, body, .. }) = self.part(session, writer, number)? {
                 bytes = bytes.saturating_add(part_bytes(&text, body.map_or(0, |body| body.bytes)));
             }
         }
@@ -147,10 +163,69 @@ impl Tenant {
     /// Removes the journal of a session. Its objects stay until the next [collection](Tenant::collect).
     ///
     /// # Errors
-    /// [`StateError::Io`].
+    /// [`StateError::Io`]. [`StateError::Taken`]: another server may have taken the session over by now, with or without the journal.
     pub fn remove_journal(&self, session: SessionId) -> Result<(), StateError> {
-        for number in self.part_numbers(session)? {
-            let name = Name::Part(self.id(), session, number);
+        let writer = self.holder(session)?;
+        self.remove_parts(session, writer)?;
+        self.still_holds(writer)
+    }
+
+    /// Removes this journal of a session. A later one in its place stays. Returns true if it was there.
+    ///
+    /// # Errors
+    /// As [`Tenant::remove_journal`].
+    pub fn remove_one_journal(&self, session: SessionId, journal: JournalId) -> Result<bool, StateError> {
+        let writer = self.holder(session)?;
+        match self.part(session, writer, 0)? {
+            Some(first) if first.journal == journal => self.remove_journal(session).map(|()| true),
+            _ => Ok(false),
+        }
+    }
+
+    /// Copies the journal of a session to the parts of this server, which is about to take the session over. Nobody reads the copy before
+    /// this server's ref is written. A journal that is damaged is left out: whoever reads it is told before the session is taken over.
+    pub(crate) fn carry_journal(&self, session: SessionId, from: ServerId, to: ServerId) -> Result<(), StateError> {
+        let (from, to) = (Some(from), Some(to));
+        self.remove_parts(session, to)?; // of an earlier time
+        let mut journal = None;
+        for (place, number) in self.part_numbers(session, from)?.into_iter().enumerate() {
+            let mut copied = || -> Result<bool, StateError> {
+                let Some(mut part) = self.part(session, from, number)? else {
+                    return Ok(false);
+                };
+                if number as usize != place || *journal.get_or_insert(part.journal) != part.journal {
+                    return Ok(false);
+                }
+                if let Some(body) = &part.body {
+                    let body = self.read_body(from, body)?;
+                    part.body = Some(self.write_body(to, &body, &mut Written::default())?);
+                }
+                self.write_sealed(&Name::Part(self.id(), session, to, number), &write(&part)?)?;
+                Ok(true)
+            };
+            match copied() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) if error.is_damage() => return self.remove_parts(session, to),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The server whose parts are a session's journal; `None` if it has no state. In a store of one server, parts are nobody's.
+    fn journal_writer(&self, session: SessionId) -> Result<Option<Option<ServerId>>, StateError> {
+        if self.is_alone() {
+            return Ok(Some(None));
+        }
+        let owner = self.read_ref(session)?.and_then(|stored| stored.owner);
+        Ok(owner.map(|owner| Some(owner.server)))
+    }
+
+    /// Removes the parts of a session that are this writer's.
+    pub(crate) fn remove_parts(&self, session: SessionId, writer: Option<ServerId>) -> Result<(), StateError> {
+        for number in self.part_numbers(session, writer)? {
+            let name = Name::Part(self.id(), session, writer, number);
             match number {
                 0 => self.store().remove(&name)?, // the numbers are in order, and without this part the others count for nothing
                 _ => self.store().forget(&name)?,
@@ -159,31 +234,34 @@ impl Tenant {
         Ok(())
     }
 
-    /// Removes this journal of a session. A later one in its place stays. Returns true if it was there.
-    ///
-    /// # Errors
-    /// [`StateError`].
-    pub fn remove_one_journal(&self, session: SessionId, journal: JournalId) -> Result<bool, StateError> {
-        match self.part(session, 0)? {
-            Some(first) if first.journal == journal => self.remove_journal(session).map(|()| true),
-            _ => Ok(false),
-        }
-    }
-
-    /// The numbers of a session's parts, in order.
-    pub(crate) fn part_numbers(&self, session: SessionId) -> Result<Vec<u32>, StateError> {
+    /// The writers of a session's parts, and their numbers, in order.
+    pub(crate) fn parts(&self, session: SessionId) -> Result<Vec<(Option<ServerId>, u32)>, StateError> {
         let listed = self.store().list(Place::Journal(self.id(), session))?;
-        let number = |name| match name {
-            Name::Part(_, _, number) if number < MOST_PARTS => Some(number),
+        let part = |name| match name {
+            Name::Part(_, _, writer, number) if number < MOST_PARTS => Some((writer, number)),
             _ => None,
         };
-        let mut numbers: Vec<_> = listed.into_iter().filter_map(|listed| number(listed.name)).collect();
-        numbers.sort_unstable();
-        Ok(numbers)
+        let mut parts: Vec<_> = listed.into_iter().filter_map(|listed| part(listed.name)).collect();
+        parts.sort_unstable();
+        Ok(parts)
     }
 
-    pub(crate) fn part(&self, session: SessionId, number: u32) -> Result<Option<Sealed>, StateError> {
-        let name = Name::Part(self.id(), session, number);
+    /// The numbers of the parts of a session that are this writer's, in order.
+    fn part_numbers(&self, session: SessionId, writer: Option<ServerId>) -> Result<Vec<u32>, StateError> {
+        let parts = self.parts(session)?.into_iter();
+        Ok(parts
+            .filter(|(its, _)| *its == writer)
+            .map(|(_, number)| number)
+            .collect())
+    }
+
+    pub(crate) fn part(
+        &self,
+        session: SessionId,
+        writer: Option<ServerId>,
+        number: u32,
+    ) -> Result<Option<Sealed>, StateError> {
+        let name = Name::Part(self.id(), session, writer, number);
         let Some(sealed) = self.store().read(&name, MOST_SEALED)? else {
             return Ok(None);
         };

@@ -102,8 +102,8 @@ pub enum Name {
     Object(TenantId, Option<ServerId>, ObjectId),
     /// The ref of a tenant's session.
     Ref(TenantId, SessionId),
-    /// A part of the journal of a tenant's session, by its number.
-    Part(TenantId, SessionId, u32),
+    /// A part of the journal of a tenant's session, by its number. In a store of several servers, each writes parts of its own.
+    Part(TenantId, SessionId, Option<ServerId>, u32),
 }
 
 impl ServerId {
@@ -158,8 +158,11 @@ impl fmt::Display for Name {
                 write!(formatter, "{}/{server}/{id}", Place::Objects(*tenant))
             }
             Self::Ref(tenant, id) => write!(formatter, "{}/{id}", Place::Refs(*tenant)),
-            Self::Part(tenant, session, number) => {
+            Self::Part(tenant, session, None, number) => {
                 write!(formatter, "{}/{number:08x}", Place::Journal(*tenant, *session))
+            }
+            Self::Part(tenant, session, Some(server), number) => {
+                write!(formatter, "{}/{server}/{number:08x}", Place::Journal(*tenant, *session))
             }
         }
     }
@@ -200,8 +203,12 @@ impl Place {
             },
             Self::Refs(tenant) => rest.parse().ok().map(|id| Name::Ref(tenant, id)),
             Self::Journal(tenant, session) => {
+                let (server, rest) = match rest.split_once('/') {
+                    Some((server, rest)) => (Some(server.parse().ok()?), rest),
+                    None => (None, rest),
+                };
                 let mut number = [0; 4];
-                read_hex(rest, &mut number).then(|| Name::Part(tenant, session, u32::from_be_bytes(number)))
+                read_hex(rest, &mut number).then(|| Name::Part(tenant, session, server, u32::from_be_bytes(number)))
             }
         }
     }
@@ -213,7 +220,7 @@ impl Place {
             (Self::Objects(here), Name::Object(tenant, ..)) | (Self::Refs(here), Name::Ref(tenant, _)) => {
                 here == *tenant
             }
-            (Self::Journal(here, its), Name::Part(tenant, session, _)) => here == *tenant && its == *session,
+            (Self::Journal(here, its), Name::Part(tenant, session, ..)) => here == *tenant && its == *session,
             _ => false,
         }
     }
@@ -268,7 +275,11 @@ mod tests {
             (Place::Refs(tenant), Name::Ref(tenant, SessionId([8; 16]))),
             (
                 Place::Journal(tenant, SessionId([8; 16])),
-                Name::Part(tenant, SessionId([8; 16]), 0x0102_0304),
+                Name::Part(tenant, SessionId([8; 16]), None, 0x0102_0304),
+            ),
+            (
+                Place::Journal(tenant, SessionId([8; 16])),
+                Name::Part(tenant, SessionId([8; 16]), Some(server), 5),
             ),
         ] {
             let path = name.to_string();

@@ -24,7 +24,8 @@ use crate::names::{HomeId, Name, ObjectId, Place, ServerId, SessionId, TenantId}
 use crate::pieces::pieces;
 use crate::seal::MOST_SEALED;
 use crate::store::Store;
-use refs::{Hold, Next, Seen, What};
+pub(crate) use refs::Hold;
+use refs::{Next, Seen, What};
 
 /// The most bytes of a manifest. It names the pieces of many files.
 const MOST_MANIFEST: u64 = 32 << 20;
@@ -248,7 +249,7 @@ impl Tenant {
     /// # Errors
     /// [`StateError`]; then the session has its earlier state. [`StateError::Taken`]: another server went on with the session.
     pub fn write_about(&self, session: SessionId, saved: &Saved, about: Value) -> Result<Written, StateError> {
-        self.write_with(session, saved, about, |_, _| Vec::new())
+        self.write_with(session, saved, about, Hold::Free, |_, _| Vec::new())
     }
 
     /// As [`Tenant::write_about`]. `ended` makes the executions that can run again, from the ref so far.
@@ -257,6 +258,7 @@ impl Tenant {
         session: SessionId,
         saved: &Saved,
         about: Value,
+        hold: Hold,
         ended: impl FnOnce(Option<&Ref>, &mut Written) -> Vec<Ended>,
     ) -> Result<Written, StateError> {
         let _writing = self.writers();
@@ -304,7 +306,7 @@ impl Tenant {
             manifest,
             writer,
             server: self.servers.id(),
-            hold: Hold::Free,
+            hold,
             what: What::State,
         };
         self.write_ref(session, next, before)?;
@@ -387,48 +389,6 @@ impl Tenant {
         Ok(self.read_ref(session)?.map(|stored| stored.head))
     }
 
-    /// Notes that a session goes on from its state here, from now on. The state stays. Returns the id of this server that has it now.
-    ///
-    /// # Errors
-    /// [`StateError`]. [`StateError::Taken`]: another server has the session.
-    pub fn mark_awake(&self, session: SessionId) -> Result<ServerId, StateError> {
-        self.mark(session, Hold::Held)
-    }
-
-    /// Notes that a session has gone on from its state until now, and ended without a newer one. Any server may have it.
-    ///
-    /// # Errors
-    /// As [`Tenant::mark_awake`].
-    pub fn mark_left(&self, session: SessionId) -> Result<(), StateError> {
-        self.mark(session, Hold::Free).map(drop)
-    }
-
-    fn mark(&self, session: SessionId, hold: Hold) -> Result<ServerId, StateError> {
-        let _writing = self.writers();
-        let server = self.servers.id();
-        let Some(before) = self.before(session)? else {
-            return Ok(server);
-        };
-        let Some(stored) = &before.stored else {
-            return Err(StateError::Damaged(format!("the ref of session {session}")));
-        };
-        let (awake, used_ms) = (true, now_ms());
-        let next = Next {
-            head: Head {
-                awake,
-                used_ms,
-                ..stored.head.clone()
-            },
-            manifest: stored.manifest.clone(),
-            writer: stored.writer,
-            server,
-            hold,
-            what: What::Mark,
-        };
-        self.write_ref(session, next, Some(before))?;
-        Ok(server)
-    }
-
     /// Removes the state of a session, and its journal. Their objects stay until the next [collection](Tenant::collect).
     ///
     /// # Errors
@@ -460,8 +420,8 @@ impl Tenant {
             }
         }
         lock(&self.had).remove(&session);
+        self.remove_parts(session, self.servers.writer())?;
         if self.servers.is_alone() {
-            self.remove_journal(session)?;
             return self.store.remove(&name);
         }
         let _ = self.store.remove(&name); // it is gone already, and the next collection removes it

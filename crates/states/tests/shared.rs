@@ -3,58 +3,20 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
 mod common;
+#[path = "common/servers.rs"]
+mod servers;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{KINDS, Kind};
 use sandglass_states::{
-    Beat, Clock, JournalId, Listed, MasterKey, MemoryStore, Name, Place, Saved, ServerId, SessionId, Standing,
-    StateError, States, Store, Tenant, Version,
+    Beat, Clock, Listed, MemoryStore, Name, Place, ServerId, SessionId, Standing, StateError, States, Store, Version,
 };
-
-const MOST: u64 = 1 << 30;
-const LASTS: Duration = Duration::from_secs(30);
-
-fn key() -> MasterKey {
-    MasterKey::parse(&"5a".repeat(32)).unwrap()
-}
-
-/// A clock that goes on when it is told to.
-#[derive(Clone, Default)]
-struct Hands(Arc<AtomicU64>);
-
-impl Hands {
-    fn clock(&self) -> Clock {
-        let passed = Arc::clone(&self.0);
-        Clock::new(move || Duration::from_secs(passed.load(Ordering::Relaxed)))
-    }
-
-    fn pass(&self, seconds: u64) {
-        self.0.fetch_add(seconds, Ordering::Relaxed);
-    }
-}
-
-struct Server {
-    states: States,
-    ann: Tenant,
-}
+use servers::{Hands, LASTS, MOST, Server, key, session, state, two};
 
 impl Server {
-    fn new(store: &Arc<dyn Store>, hands: &Hands) -> Self {
-        let states = States::shared(Arc::clone(store), key(), LASTS, hands.clock(), None).unwrap();
-        let ann = states.tenant("ann").unwrap();
-        Self { states, ann }
-    }
-
-    /// Renews the lease, and watches the others'.
-    fn beat(&self) -> Beat {
-        let beat = self.states.renew().unwrap();
-        self.states.watch().unwrap();
-        beat
-    }
-
     /// Goes on with a session, and returns its execution.
     fn wake(&self, number: u8) -> Result<u32, StateError> {
         Ok(self.wake_as(number)?.0)
@@ -90,26 +52,6 @@ impl Server {
     fn execution(&self, number: u8) -> u32 {
         self.ann.read(session(number), MOST).unwrap().unwrap().execution
     }
-}
-
-fn session(number: u8) -> SessionId {
-    format!("{number:032x}").parse().unwrap()
-}
-
-fn state(execution: u32) -> Saved {
-    Saved {
-        execution,
-        state: format!("the variables after {execution}").into_bytes().into(),
-        bodies: vec![b"a context".as_slice().into()],
-        ..Saved::default()
-    }
-}
-
-/// Two servers with a new store of this kind, and their clock.
-fn two(kind: Kind) -> (Arc<dyn Store>, Hands, Server, Server) {
-    let (store, hands) = (kind.store(), Hands::default());
-    let [a, b] = [(), ()].map(|()| Server::new(&store, &hands));
-    (store, hands, a, b)
 }
 
 #[test]
@@ -448,16 +390,6 @@ fn a_note_at_a_state_whose_answer_was_lost_keeps_that_state() {
     assert_eq!(a.ann.read(session(1), MOST).unwrap(), Some(state(2)));
     a.ann.mark_left(session(1)).unwrap();
     assert_eq!(b.wake(1).unwrap(), 2);
-}
-
-#[test]
-fn a_store_that_servers_share_has_no_journals() {
-    let (_, _, a, _) = two(Kind::LibrarysMemory);
-    a.sleep(1, 1).unwrap();
-    let part = a
-        .ann
-        .write_part(session(1), JournalId::random().unwrap(), 0, "a part", None);
-    assert!(matches!(part, Err(StateError::Io { .. })), "{part:?}");
 }
 
 #[test]

@@ -629,12 +629,18 @@ fn a_journal_without_a_part_in_between_is_damaged() {
         part(&ann, journal, number, "a part", Some(b"body"));
     }
     let names = store.names();
-    let second = names.iter().find(|name| matches!(name, Name::Part(_, _, 1))).unwrap();
+    let second = names
+        .iter()
+        .find(|name| matches!(name, Name::Part(_, _, None, 1)))
+        .unwrap();
     let bytes = store.read(second, MOST).unwrap().unwrap();
     store.remove(second).unwrap();
     assert!(matches!(ann.journal(session(1), MOST), Err(StateError::Damaged(_))));
     // Nor can another part take its place.
-    let third = names.iter().find(|name| matches!(name, Name::Part(_, _, 2))).unwrap();
+    let third = names
+        .iter()
+        .find(|name| matches!(name, Name::Part(_, _, None, 2)))
+        .unwrap();
     let other = store.read(third, MOST).unwrap().unwrap();
     store.write(second, &other).unwrap();
     assert!(matches!(ann.journal(session(1), MOST), Err(StateError::Damaged(_))));

@@ -87,7 +87,7 @@ impl Store for Faulty {
     }
 
     fn write(&self, name: &Name, bytes: &[u8]) -> Result<(), StateError> {
-        if let Name::Part(_, _, number) = name {
+        if let Name::Part(_, _, _, number) = name {
             fails_if(*number >= self.parts.load(Ordering::SeqCst))?;
         }
         if let Name::Object(..) = name {

@@ -43,14 +43,25 @@ impl Tenant {
             let pieces = bodies.all().flat_map(|body| &body.pieces);
             named.extend(pieces.chain(&stored.manifest.pieces).map(|id| (stored.writer, *id)));
             if self.servers.is_alone() {
-                // Only there are journals.
-                let ended = self.objects_of_ended(session, &bodies.ended)?;
+                let ended = self.objects_of_ended(session, &bodies.ended)?; // only there are they kept
                 named.extend(ended.into_iter().map(|id| (None, id)));
-                for number in self.part_numbers(session)? {
-                    let part = self.part(session, number)?;
-                    let pieces = part.and_then(|part| part.body).into_iter().flat_map(|body| body.pieces);
-                    named.extend(pieces.map(|id| (None, id)));
+            }
+            let owner = stored
+                .owner
+                .filter(|_| !self.servers.is_alone())
+                .map(|owner| owner.server);
+            for (writer, number) in self.parts(session)? {
+                if writer != owner {
+                    // Another server that lives may be about to take the session over, with these parts.
+                    let is_over = writer.is_none_or(|writer| writer == self.servers.id());
+                    if is_over || self.servers.is_over(writer.unwrap_or(self.servers.id()))? {
+                        self.store.forget(&Name::Part(self.keys.id, session, writer, number))?;
+                    }
+                    continue;
                 }
+                let part = self.part(session, writer, number)?;
+                let pieces = part.and_then(|part| part.body).into_iter().flat_map(|body| body.pieces);
+                named.extend(pieces.map(|id| (writer, id)));
             }
             collected.sessions += 1;
         }

@@ -8,9 +8,9 @@
 
 use std::collections::HashMap;
 
-use super::{AT_ONCE, Tenant};
+use super::{AT_ONCE, Tenant, now_ms};
 use crate::error::StateError;
-use crate::lease::Living;
+use crate::lease::{Living, Standing};
 use crate::locks::lock;
 use crate::manifest::{Body, FORMAT, Head, Owner, Ref, read, write};
 use crate::names::{Name, ServerId, SessionId};
@@ -46,7 +46,7 @@ pub(super) enum What {
 
 /// The right to a session after a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Hold {
+pub(crate) enum Hold {
     /// This server has it.
     Held,
     /// Any server may have it.
@@ -54,9 +54,100 @@ pub(super) enum Hold {
 }
 
 impl Tenant {
+    /// Takes a session for this server, from now on, with its journal. The state stays as it is.
+    ///
+    /// # Errors
+    /// As [`Tenant::mark_awake`].
+    pub fn hold(&self, session: SessionId) -> Result<ServerId, StateError> {
+        self.mark(session, Hold::Held, false)
+    }
+
+    /// Gives a session back that this server holds: any server may have it. The state stays as it is.
+    ///
+    /// # Errors
+    /// As [`Tenant::mark_awake`].
+    pub fn release(&self, session: SessionId) -> Result<(), StateError> {
+        self.mark(session, Hold::Free, false).map(drop)
+    }
+
+    /// Notes that a session goes on from its state here, from now on. The state stays. Returns the id of this server that has it now.
+    ///
+    /// # Errors
+    /// [`StateError`]. [`StateError::Taken`]: another server has the session.
+    pub fn mark_awake(&self, session: SessionId) -> Result<ServerId, StateError> {
+        self.mark(session, Hold::Held, true)
+    }
+
+    /// Notes that a session has gone on from its state until now, and ended without a newer one. Any server may have it.
+    ///
+    /// # Errors
+    /// As [`Tenant::mark_awake`].
+    pub fn mark_left(&self, session: SessionId) -> Result<(), StateError> {
+        self.mark(session, Hold::Free, true).map(drop)
+    }
+
+    fn mark(&self, session: SessionId, hold: Hold, is_left: bool) -> Result<ServerId, StateError> {
+        let _writing = self.writers();
+        let server = self.servers.id();
+        let Some(before) = self.before(session)? else {
+            return Ok(server);
+        };
+        let Some(stored) = &before.stored else {
+            return Err(StateError::Damaged(format!("the ref of session {session}")));
+        };
+        let (awake, used_ms) = (is_left || stored.head.awake, now_ms());
+        if let Some(owner) = stored.owner
+            && owner.server != server
+            && !self.servers.is_alone()
+        {
+            self.carry_journal(session, owner.server, server)?;
+        }
+        let next = Next {
+            head: Head {
+                awake,
+                used_ms,
+                ..stored.head.clone()
+            },
+            manifest: stored.manifest.clone(),
+            writer: stored.writer,
+            server,
+            hold,
+            what: What::Mark,
+        };
+        self.write_ref(session, next, Some(before))?;
+        Ok(server)
+    }
+
     /// The id under which this server writes now.
     pub fn server(&self) -> ServerId {
         self.servers.id()
+    }
+
+    /// The server whose parts of a session's journal this one may write: itself, if it holds the session. In a store that no other server uses,
+    /// they are nobody's.
+    ///
+    /// # Errors
+    /// [`StateError::Taken`].
+    pub(crate) fn holder(&self, session: SessionId) -> Result<Option<ServerId>, StateError> {
+        let Some(server) = self.servers.writer() else {
+            return Ok(None);
+        };
+        let owner = lock(&self.had)
+            .get(&session)
+            .and_then(|seen| seen.stored.as_ref()?.owner);
+        if owner.is_none_or(|owner| owner.server != server || !owner.holds) {
+            return Err(StateError::Taken);
+        }
+        self.still_holds(Some(server))?;
+        Ok(Some(server))
+    }
+
+    /// Refuses what was done under a lease that may be over by now.
+    pub(crate) fn still_holds(&self, writer: Option<ServerId>) -> Result<(), StateError> {
+        match writer.map_or(Standing::Held, |server| self.servers.standing(server)) {
+            Standing::Held => Ok(()),
+            Standing::Unsure | Standing::Lost => Err(StateError::Taken),
+        }
     }
 
     /// Takes a session again that this server had under this id of a lease that is over, unless another server has had it since. Then it is

@@ -83,7 +83,7 @@ impl Tenant {
             let what = format!("the journal of session {session} may have {MOST_PARTS} parts");
             return Err(StateError::io(what, problem));
         }
-        let writer = self.holder(session)?;
+        let writer = self.part_writer(session)?;
         if number == 0 {
             self.remove_parts(session, writer)?;
         }
@@ -165,7 +165,7 @@ impl Tenant {
     /// # Errors
     /// [`StateError::Io`]. [`StateError::Taken`]: another server may have taken the session over by now, with or without the journal.
     pub fn remove_journal(&self, session: SessionId) -> Result<(), StateError> {
-        let writer = self.holder(session)?;
+        let writer = self.part_writer(session)?;
         self.remove_parts(session, writer)?;
         self.still_holds(writer)
     }
@@ -175,7 +175,7 @@ impl Tenant {
     /// # Errors
     /// As [`Tenant::remove_journal`].
     pub fn remove_one_journal(&self, session: SessionId, journal: JournalId) -> Result<bool, StateError> {
-        let writer = self.holder(session)?;
+        let writer = self.part_writer(session)?;
         match self.part(session, writer, 0)? {
             Some(first) if first.journal == journal => self.remove_journal(session).map(|()| true),
             _ => Ok(false),

@@ -128,7 +128,7 @@ impl Tenant {
     ///
     /// # Errors
     /// [`StateError::Taken`].
-    pub(crate) fn holder(&self, session: SessionId) -> Result<Option<ServerId>, StateError> {
+    pub(crate) fn part_writer(&self, session: SessionId) -> Result<Option<ServerId>, StateError> {
         let Some(server) = self.servers.writer() else {
             return Ok(None);
         };

@@ -12,6 +12,7 @@ use opentelemetry::trace::{SpanContext, SpanId, Status, TraceContextExt, TraceFl
 use opentelemetry::{Context, KeyValue, Value, global};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
+pub use opentelemetry::Context as Trace;
 pub use opentelemetry::context::FutureExt as InTrace;
 pub use opentelemetry::trace::SpanKind;
 
@@ -61,9 +62,8 @@ impl Span {
 
     /// Begins a span below one of another program, or a trace of its own.
     pub fn of_caller(caller: Option<SpanContext>, name: impl Into<Cow<'static, str>>, kind: SpanKind) -> Self {
-        let caller = caller.map_or_else(Context::new, |caller| Context::new().with_remote_span_context(caller));
         match is_enabled() {
-            true => Self::below(&caller, name, kind),
+            true => Self::below(&of_caller(caller), name, kind),
             false => Self(None),
         }
     }
@@ -111,6 +111,11 @@ impl Drop for Span {
             context.span().end();
         }
     }
+}
+
+/// The context in which spans are below one of another program.
+pub fn of_caller(caller: Option<SpanContext>) -> Context {
+    caller.map_or_else(Context::new, |caller| Context::new().with_remote_span_context(caller))
 }
 
 /// Names the span of `context` in the headers of a request. Without a span, the headers stay as they are.

@@ -2,12 +2,15 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use opentelemetry::Context;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Response, Url};
 use sandglass_rlm::limits::MAX_REPLY_BYTES;
 use sandglass_rlm::openai::{Failure, Reply, RetryAfter, StreamReader, completions_url, read_reply, refusal};
 use sandglass_rlm::query;
+
+use crate::traces;
 
 /// Bytes of an error response that are read.
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
@@ -44,8 +47,7 @@ impl Completions {
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
-        // Another part of the program may have chosen a provider already, and any provider will do.
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        use_tls();
         let client = Client::builder()
             .default_headers(headers)
             // A redirect is refused, because the key and the prompts would go to another address.
@@ -63,6 +65,11 @@ impl Completions {
     /// The address of requests.
     pub fn url(&self) -> &str {
         self.url.as_str()
+    }
+
+    /// The host and the port of the address.
+    pub(crate) fn server(&self) -> Option<(&str, u16)> {
+        self.url.host_str().zip(self.url.port_or_known_default())
     }
 
     /// The key, which must be removed from quoted texts, because endpoints quote it.
@@ -85,7 +92,15 @@ impl Completions {
     }
 
     async fn send(&self, body: String, on_text: OnText<'_>) -> Result<Reply, Failure> {
-        let sent = self.client.post(self.url.clone()).body(body).send().await;
+        let mut headers = HeaderMap::new();
+        traces::inject(&Context::current(), &mut headers);
+        let sent = self
+            .client
+            .post(self.url.clone())
+            .headers(headers)
+            .body(body)
+            .send()
+            .await;
         let response = sent.map_err(|error| Failure::Unreachable(told(error)))?;
         let status = response.status();
         let headers = response.headers().clone();
@@ -144,6 +159,12 @@ impl Completions {
         let mut begins = (1..key.len()).rev().filter_map(|len| key.get(..len));
         begins.find(|begin| text.ends_with(begin)).map_or(0, str::len)
     }
+}
+
+/// Chooses the cryptography of TLS for this process.
+pub fn use_tls() {
+    // Another part of the program may have chosen a provider already, and any provider will do.
+    let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
 /// Receives the new text of a reply.

@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
+use opentelemetry::Context;
 use sandglass_core::Error;
 use sandglass_core::execution::LostVariable;
 use sandglass_core::predictions::Prediction;
@@ -82,6 +83,8 @@ pub(crate) struct Watch {
     pub(crate) request: Option<String>,
     /// Takes the command back when it is cancelled.
     pub(crate) cancel: Option<CancellationToken>,
+    /// The trace of the command, which its host calls continue.
+    pub(crate) trace: Context,
 }
 
 /// The record of an execution, with the id of its journal if a call was written.

@@ -35,6 +35,7 @@
 //! | [`complete`] | completeness of Python source that is being typed |
 //! | [`html`] | a sanitizer for guests' HTML |
 //! | [`log`] | the log of the program |
+//! | [`traces`] | spans of OpenTelemetry |
 
 pub mod args;
 pub mod backend;
@@ -60,6 +61,7 @@ pub mod sandbox;
 pub mod seccomp;
 mod seqpacket;
 pub mod stateless;
+pub mod traces;
 pub mod users;
 pub mod value;
 pub mod workspace;

@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use futures_util::{Stream as Pieces, StreamExt};
+use opentelemetry::Context;
 use sandglass_core::budget::{Budget, BudgetLeft, Usage};
 use sandglass_core::execution::CodeExecution;
 use sandglass_core::predictions::{Lines, Prediction, Source};
@@ -244,6 +245,7 @@ impl Sandbox {
             value: value.clone(),
             request,
             cancel,
+            trace: Context::current(),
         };
         (watch, value)
     }

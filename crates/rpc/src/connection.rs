@@ -16,6 +16,7 @@ use futures_util::stream::FuturesUnordered;
 use sandglass_host::Sandbox;
 use sandglass_host::kept::{Kept, KeptFacts, Replay, ReplayOptions, ResumeOptions};
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
+use sandglass_host::traces::{self, InTrace, Trace};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use tokio::sync::Notify;
@@ -436,6 +437,8 @@ impl Connection {
             id,
             method,
             params,
+            traceparent,
+            tracestate,
             result,
             error,
         } = message;
@@ -464,7 +467,11 @@ impl Connection {
             (Some(method), Some(id), _) => {
                 let blobs = named(params.as_deref());
                 match held {
-                    Ok(held) => self.requested(id, method, params, (blobs, held)).await,
+                    Ok(held) => {
+                        let trace = trace(traceparent.as_deref(), tracestate.as_deref());
+                        let requested = self.requested(id, method, params, (blobs, held), trace);
+                        requested.await;
+                    }
                     Err(error) => self.refuse(Some(id), &error),
                 }
             }
@@ -506,7 +513,14 @@ impl Connection {
     }
 
     /// Begins a request. Others may go on when it waits.
-    async fn requested(&mut self, id: Id, method: String, params: Option<Box<RawValue>>, (blobs, held): (Named, Held)) {
+    async fn requested(
+        &mut self,
+        id: Id,
+        method: String,
+        params: Option<Box<RawValue>>,
+        (blobs, held): (Named, Held),
+        trace: Trace,
+    ) {
         if !id.is_fit() || self.under_way.contains_key(&id) {
             // Without the id, which the client would take for the answer to its earlier request.
             let problem = "a request has a new id of at most 100 characters".to_owned();
@@ -529,6 +543,7 @@ impl Connection {
         }
         let (handle, registration) = AbortHandle::new_pair();
         let answer = Arc::clone(&self.context).answer(id.clone(), method, params, blobs);
+        let answer = answer.with_context(trace);
         let client = Arc::clone(&self.context.client);
         let running = {
             let id = id.clone();
@@ -586,4 +601,10 @@ pub(crate) fn read<P: DeserializeOwned>(params: Option<&RawValue>) -> Result<P, 
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+/// The trace of a request. One that is wrong counts as none, because a client's mistake there shall not cost it the answer.
+fn trace(traceparent: Option<&RawValue>, tracestate: Option<&RawValue>) -> Trace {
+    let text = |json: &RawValue| serde_json::from_str::<String>(json.get()).ok();
+    let parent = traceparent.filter(|_| traces::is_enabled()).and_then(text);
+    traces::of_caller(parent.and_then(|parent| traces::caller(&parent, tracestate.and_then(text).as_deref())))
 }

@@ -76,6 +76,12 @@ pub struct Incoming {
     /// The parameters of a request or notification.
     #[serde(default)]
     pub params: Option<Box<RawValue>>,
+    /// The span in which the client made a request, as the headers of W3C Trace Context name it.
+    #[serde(default)]
+    pub traceparent: Option<Box<RawValue>>,
+    /// The state of the client's trace.
+    #[serde(default)]
+    pub tracestate: Option<Box<RawValue>>,
     /// The result of a response.
     #[serde(default)]
     pub result: Option<Box<RawValue>>,

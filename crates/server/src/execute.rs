@@ -30,7 +30,8 @@ use super::sharing;
 use super::suspension::taken_over;
 use sandglass_host::kept::ResumeOptions;
 use sandglass_host::sandbox::{ExecuteOptions, Execution};
-use sandglass_host::{Stream, Value};
+use sandglass_host::traces::{self, InTrace, Span, SpanKind};
+use sandglass_host::{Outcome, Stream, Value};
 
 /// Bytes of events that wait for a client. Further events are left out.
 const MOST_WAITING_BYTES: usize = 8 << 20;
@@ -265,6 +266,24 @@ pub(super) fn size_of(execution: &Execution) -> usize {
     run.code.len() + run.stdout.len() + run.stderr.len() + displays + last
 }
 
+/// Tells a span of an execution's end. Code and output are never in it.
+fn describe(span: &Span, execution: &Execution) {
+    if !traces::is_enabled() {
+        return;
+    }
+    let word = |value: serde_json::Result<Json>| value.ok().and_then(|word| word.as_str().map(str::to_owned));
+    let outcome = word(serde_json::to_value(execution.outcome)).unwrap_or_default();
+    let state = word(serde_json::to_value(execution.state.status)).unwrap_or_default();
+    span.set("sandglass.execution.id", i64::from(execution.id));
+    span.set("sandglass.execution.guest_time_ms", execution.guest_time);
+    span.set("sandglass.execution.host_calls", i64::from(execution.host_calls));
+    span.set("sandglass.state.status", state);
+    if execution.outcome != Outcome::Ok {
+        span.failed(outcome.clone());
+    }
+    span.set("sandglass.execution.outcome", outcome);
+}
+
 /// The code to run.
 enum Work {
     Execute(Run),
@@ -292,16 +311,29 @@ impl Running {
     async fn go_on_by_itself(self) -> Result<Execution, ApiError> {
         let _client = self.client.clone().drop_guard();
         let up = self.app.outliving.up();
-        let running = tokio::spawn(async move {
+        let running = async move {
             let execution = self.run(ExecuteOptions::default()).await;
             drop(up);
             execution
-        });
+        };
+        let running = tokio::spawn(running.with_current_context());
         let ended = running.await;
         ended.map_err(|error| ApiError::internal(format!("the execution has failed: {error}")))?
     }
 
-    async fn run(self, mut options: ExecuteOptions) -> Result<Execution, ApiError> {
+    /// Runs, within a span.
+    async fn run(self, options: ExecuteOptions) -> Result<Execution, ApiError> {
+        let span = Span::begin("execute", SpanKind::Internal);
+        span.set("sandglass.session.id", self.session.id.clone());
+        let execution = self.carry_out(options).with_context(span.context()).await;
+        match &execution {
+            Ok(execution) => describe(&span, execution),
+            Err(error) => span.failed(error.code),
+        }
+        execution
+    }
+
+    async fn carry_out(self, mut options: ExecuteOptions) -> Result<Execution, ApiError> {
         let began = Instant::now();
         let _turn = tokio::select! {
             biased;
@@ -371,10 +403,11 @@ impl Running {
         };
         let waiting = Arc::clone(&events.waiting);
         let (outlives, client, up) = (self.outlives(), self.client.clone(), self.app.outliving.up());
-        let task = tokio::spawn(async move {
+        let telling = async move {
             self.tell(events).await;
             drop(up);
-        });
+        };
+        let task = tokio::spawn(telling.with_current_context());
         let source = Source {
             receiver,
             waiting,

@@ -24,6 +24,7 @@ use futures_util::{Stream, StreamExt, stream};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use reqwest::{Client, redirect};
+use sandglass_host::traces::{self, Span, SpanKind};
 use sandglass_states::ServerId;
 
 use super::App;
@@ -237,9 +238,12 @@ async fn send(
     } else {
         MAY_COME_BACK
     };
+    let hop = Span::begin("forward", SpanKind::Client);
+    let mut headers = onward(&request.parts.headers, mark);
+    traces::inject(&hop.context(), &mut headers);
     let mut forwarded = client
         .request(request.parts.method.clone(), format!("{address}{path}"))
-        .headers(onward(&request.parts.headers, mark));
+        .headers(headers);
     let body = request.take_body();
     if !body.is_end_stream() {
         forwarded = forwarded.body(reqwest::Body::wrap_stream(body.into_data_stream()));
@@ -254,6 +258,7 @@ async fn send(
         Ok(answer) => answer,
         Err(is_untouched) => {
             app.metrics.forward(if is_untouched { "unreachable" } else { "silent" });
+            hop.failed(if is_untouched { "unreachable" } else { "silent" });
             let why = out_of_reach(app, asked, is_untouched);
             return if is_untouched {
                 Ok(Sent::Untouched(why))
@@ -262,6 +267,7 @@ async fn send(
             };
         }
     };
+    hop.set("http.response.status_code", i64::from(answer.status().as_u16()));
     tracing::debug!(session = asked.id(), %address, status = answer.status().as_u16(), "forwarded");
     if answer.headers().contains_key(UNTOUCHED) {
         app.metrics.forward("refused");

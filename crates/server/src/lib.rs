@@ -8,7 +8,8 @@
 //! | [`access`] | keys, and checks of `Host` and `Origin` |
 //! | [`quotas`] | limits of each key, and its request rate |
 //! | [`connections`], [`write_timeout`] | TCP connections and their deadlines |
-//! | `middleware`, `trace_context` | the checks that every request passes first; the trace that its client names |
+//! | `middleware`, `trace_context` | the checks that every request passes first; the trace that its client names, and its span |
+//! | [`traces`] | the export of spans |
 //! | [`routes`] | the table of routes and their handlers |
 //! | [`bodies`] | request bodies and JSON, with limits and deadlines |
 //! | [`sessions`] | all sessions, their places and their expiry |
@@ -77,6 +78,7 @@ mod stored;
 mod suspending;
 mod suspension;
 mod trace_context;
+pub mod traces;
 mod variables;
 mod waking;
 mod warm;
@@ -355,6 +357,7 @@ impl Server {
 pub async fn serve(args: ServeArgs) -> Result<u8, String> {
     log::of_server(args.log_format);
     let secrets = Secrets::from_environment()?;
+    let export = traces::Export::start()?;
     let watched = |kind| signal(kind).map_err(|error| format!("signals cannot be watched: {error}"));
     let (mut terminate, mut interrupt) = (watched(SignalKind::terminate())?, watched(SignalKind::interrupt())?);
     let server = Server::bind(args, secrets).await?;
@@ -386,13 +389,15 @@ pub async fn serve(args: ServeArgs) -> Result<u8, String> {
     let running = server.run(async {
         let _ = ended.await;
     });
-    tokio::select! {
+    let status = tokio::select! {
         biased;
         () = told_twice => {
             tracing::warn!("told twice: ending at once");
             app.sessions.destroy_all().await;
-            Ok(TOLD_TWICE)
+            TOLD_TWICE
         }
-        () = running => Ok(0),
-    }
+        () = running => 0,
+    };
+    export.end().await;
+    Ok(status)
 }

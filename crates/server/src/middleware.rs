@@ -17,6 +17,8 @@ use super::connections::ConnectionPermit;
 use super::errors::{ApiError, Ours, Refused};
 use super::quotas::{Account, Held};
 use super::trace_context;
+use opentelemetry::trace::SpanContext;
+use sandglass_host::traces::{self, InTrace, Span};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The status that is counted when the client leaves before the response.
@@ -31,7 +33,7 @@ pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> R
         .map_or("none", MatchedPath::as_str)
         .to_owned();
     let mut watch = Watch::new(&app, route, method);
-    watch.trace_id = trace_context::trace_id(request.headers()).map(str::to_owned);
+    watch.begin_span(trace_context::caller(request.headers()));
     let origin = app.origins.judge(request.headers(), request.uri());
     let admitted = admit(&app, &origin, &request, &watch.route);
     let mut held = None;
@@ -55,7 +57,7 @@ pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> R
             }
             match is_preflight(&request) {
                 true => StatusCode::NO_CONTENT.into_response(),
-                false => next.run(request).await,
+                false => next.run(request).with_context(watch.span.context()).await,
             }
         }
     };
@@ -201,7 +203,10 @@ struct Watch<'a> {
     route: String,
     method: &'static str,
     owner: Option<Arc<str>>,
+    /// The ids of the request's span, or of the client's trace alone.
     trace_id: Option<String>,
+    span_id: Option<String>,
+    span: Span,
     began: Instant,
     status: u16,
 }
@@ -215,8 +220,23 @@ impl<'a> Watch<'a> {
             method,
             owner: None,
             trace_id: None,
+            span_id: None,
+            span: Span::none(),
             began: Instant::now(),
             status: CLIENT_LEFT,
+        }
+    }
+
+    /// Begins the request's span. Requests that nobody asks about have none.
+    fn begin_span(&mut self, caller: Option<SpanContext>) {
+        self.trace_id = caller.as_ref().map(|caller| caller.trace_id().to_string());
+        if !traces::is_enabled() || is_open(&self.route) || self.route == "/metrics" {
+            return;
+        }
+        self.span = trace_context::span(caller, self.method, &self.route);
+        self.span.set("sandglass.request.id", self.id.clone());
+        if let Some((trace_id, span_id)) = self.span.ids() {
+            (self.trace_id, self.span_id) = (Some(trace_id), Some(span_id));
         }
     }
 
@@ -237,17 +257,23 @@ impl Drop for Watch<'_> {
             method,
             owner,
             trace_id,
+            span_id,
+            span,
             began,
             status,
         } = self;
         app.metrics.request(route, method, *status);
         let ms = began.elapsed().as_secs_f64() * 1_000.0;
-        let (owner, trace_id) = (owner.as_deref().unwrap_or(""), trace_id.as_deref());
+        span.set("http.response.status_code", i64::from(*status));
+        if *status >= 500 || *status == CLIENT_LEFT {
+            span.failed(status.to_string());
+        }
+        let (owner, trace_id, span_id) = (owner.as_deref().unwrap_or(""), trace_id.as_deref(), span_id.as_deref());
         // Paths and bodies belong to the user, so only the route is logged.
         match *status {
-            500.. => tracing::warn!(id, trace_id, owner, method, route, status, ms, "request"),
-            _ if is_open(route) => tracing::debug!(id, trace_id, owner, method, route, status, ms, "request"),
-            _ => tracing::info!(id, trace_id, owner, method, route, status, ms, "request"),
+            500.. => tracing::warn!(id, trace_id, span_id, owner, method, route, status, ms, "request"),
+            _ if is_open(route) => tracing::debug!(id, trace_id, span_id, owner, method, route, status, ms, "request"),
+            _ => tracing::info!(id, trace_id, span_id, owner, method, route, status, ms, "request"),
         }
     }
 }

@@ -18,6 +18,7 @@ use super::quotas::Account;
 use super::storage::new_id;
 use sandglass_host::Limits;
 use sandglass_host::stateless::{self, Bounds, Request, RunFile};
+use sandglass_host::traces::{InTrace, Span, SpanKind};
 
 /// The time for which a run's files are kept.
 const KEPT: Duration = Duration::from_secs(300);
@@ -124,8 +125,9 @@ pub async fn execute(
         afterwards: AFTERWARDS,
     };
     let began = Instant::now();
+    let span = Span::begin("execute", SpanKind::Internal);
     let ran = tokio::select! {
-        ran = stateless::run(launcher, &bounds, request) => ran,
+        ran = stateless::run(launcher, &bounds, request).with_context(span.context()) => ran,
         () = app.sessions.closed() => return Err(ApiError::cut_short()),
     };
     drop((place, held));
@@ -138,6 +140,8 @@ pub async fn execute(
         },
         Err(error) => error.code(),
     };
+    span.set("sandglass.execution.outcome", outcome);
+    drop(span);
     app.metrics.execution(outcome, began.elapsed());
     let (response, files) = ran?;
     let id = if files.is_empty() {

@@ -1,37 +1,37 @@
-//! The trace of a request, as its client names it in the header `traceparent` of W3C Trace Context.
+//! The trace of a request, as its client names it in the headers of W3C Trace Context, and the request's span.
 //!
 //! Decisions: `docs/internals/server.md`.
 
 use axum::http::{HeaderMap, HeaderName};
+use opentelemetry::trace::SpanContext;
+use sandglass_host::traces::{self, Span, SpanKind};
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// The id of the client's trace: 32 lower-case hexadecimal digits. `None` without the header, with two of them, or with one
-/// that the standard does not allow.
-pub fn trace_id(headers: &HeaderMap) -> Option<&str> {
+/// The client's span. `None` without the header `traceparent`, with two of them, or with one that the standard does not allow.
+pub fn caller(headers: &HeaderMap) -> Option<SpanContext> {
     let mut given = headers.get_all(TRACEPARENT).into_iter();
     let (Some(only), None) = (given.next(), given.next()) else {
         return None;
     };
-    parse(only.to_str().ok()?)
+    let state = headers.get(TRACESTATE).and_then(|state| state.to_str().ok());
+    traces::caller(only.to_str().ok()?, state)
 }
 
-fn parse(traceparent: &str) -> Option<&str> {
-    let mut parts = traceparent.split('-');
-    let version = parts.next().filter(|part| is_hex(part, 2) && *part != "ff")?;
-    let trace = parts.next().filter(|part| is_id(part, 32))?;
-    parts.next().filter(|part| is_id(part, 16))?;
-    parts.next().filter(|part| is_hex(part, 2))?;
-    // Only later versions may have more parts.
-    (version != "00" || parts.next().is_none()).then_some(trace)
-}
-
-fn is_hex(part: &str, digits: usize) -> bool {
-    part.len() == digits && part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-fn is_id(part: &str, digits: usize) -> bool {
-    is_hex(part, digits) && part.bytes().any(|byte| byte != b'0')
+/// Begins the span of a request. Paths belong to the user, so it has the route.
+pub fn span(caller: Option<SpanContext>, method: &'static str, route: &str) -> Span {
+    let name = match route {
+        "none" => method.to_owned(),
+        route => format!("{method} {route}"),
+    };
+    let span = Span::of_caller(caller, name, SpanKind::Server);
+    let method = if method == "other" { "_OTHER" } else { method };
+    span.set("http.request.method", method);
+    if route != "none" {
+        span.set("http.route", route.to_owned());
+    }
+    span
 }
 
 #[cfg(test)]
@@ -40,45 +40,15 @@ mod tests {
 
     use super::*;
 
-    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
-
     #[test]
-    fn the_trace_is_read_of_each_version() {
-        for traceparent in [
-            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00",
-            "cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-later",
-        ] {
-            assert_eq!(parse(traceparent), Some(TRACE), "{traceparent}");
-        }
-    }
-
-    #[test]
-    fn what_the_standard_forbids_is_no_trace() {
-        for traceparent in [
-            "",
-            "00",
-            "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-            "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
-            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
-            "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
-            "00-4bf92f3577b34da6a3ce929d0e0e473-00f067aa0ba902b7-01",
-            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",
-            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more",
-            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-\u{e9}",
-        ] {
-            assert_eq!(parse(traceparent), None, "{traceparent}");
-        }
-    }
-
-    #[test]
-    fn two_traces_are_none() {
+    fn two_callers_are_none() {
         let one = HeaderValue::from_static("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
         let mut headers = HeaderMap::new();
-        assert_eq!(trace_id(&headers), None);
+        assert!(caller(&headers).is_none());
         headers.append(TRACEPARENT, one.clone());
-        assert_eq!(trace_id(&headers), Some(TRACE));
+        let trace = caller(&headers).map(|caller| caller.trace_id().to_string());
+        assert_eq!(trace.as_deref(), Some("4bf92f3577b34da6a3ce929d0e0e4736"));
         headers.append(TRACEPARENT, one);
-        assert_eq!(trace_id(&headers), None);
+        assert!(caller(&headers).is_none());
     }
 }

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::Message;
 use crate::callbacks::{Approval, Claim, HostCall, HostFunction, Line, arguments};
+use crate::traces::{InTrace, Span, SpanKind};
 use crate::value::{Payload, Value};
 
 /// Calls that were begun before their code was asked for, until their fate is known.
@@ -88,7 +89,14 @@ impl Called {
                 approval: approval_of(&messages, call),
                 claim,
             };
-            let (value, usage) = function(made).await?;
+            let span = Span::named(|| format!("call {}", made.name), SpanKind::Internal);
+            // A function may make its future at once, or begin its work then.
+            let answering = {
+                let _current = span.context().attach();
+                function(made)
+            };
+            let answered = answering.with_context(span.context()).await;
+            let (value, usage) = answered.inspect_err(|_| span.failed("exception"))?;
             if let (Some(usage), Some(messages)) = (usage, messages.upgrade()) {
                 let _ = messages.send(Message::Input(Input::Used(call, usage))); // also when the answer cannot be sent
             }

@@ -32,6 +32,7 @@ use crate::callbacks::Functions;
 use crate::frame::{Frame, FrameError};
 use crate::guest::{Guest, Hits};
 use crate::launcher::Launcher;
+use crate::traces::InTrace;
 use crate::value::{Payload, Value};
 
 /// Bytes of output after which the guest gets credit for as many more. It begins with credit for several times as many.
@@ -458,6 +459,7 @@ impl SandboxTask {
         }
         let waiter = call.ticket.and_then(|ticket| self.waiters.get(&ticket));
         let request = waiter.and_then(|waiter| waiter.watch.request.clone());
+        let trace = waiter.map(|waiter| waiter.watch.trace.clone()).unwrap_or_default();
         let claim = call.ahead.then(|| self.claims.begin(call.call));
         let function = self.functions.get(&call.name).cloned();
         let called = Called {
@@ -469,7 +471,8 @@ impl SandboxTask {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let most = self.max_value_bytes as f64;
         let call = called.call.call;
-        let task = tokio::spawn(called.answer(self.messages.clone(), function, most));
+        let answering = called.answer(self.messages.clone(), function, most);
+        let task = tokio::spawn(answering.with_context(trace));
         self.calls.insert(call, task.abort_handle());
     }
 

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::completions::{Completions, OnText, chance};
 use crate::sandbox::Answer;
+use crate::traces::{InTrace, Span, SpanKind};
 
 /// An OpenAI-compatible endpoint. Its key is in requests, and nowhere else.
 #[derive(Clone)]
@@ -87,6 +88,40 @@ impl Endpoint {
         on_retry: &(dyn Fn(Retry) + Send + Sync),
     ) -> Result<Reply, String> {
         let model = query::model_named(named, &self.model, &self.models)?;
+        let span = self.span(model);
+        let answered = self.answer(model, messages, on_text, on_retry);
+        let answered = answered.with_context(span.context()).await;
+        match &answered {
+            Ok(Reply { usage: Some(usage), .. }) => {
+                span.set("gen_ai.usage.input_tokens", tokens(usage.input_tokens));
+                span.set("gen_ai.usage.output_tokens", tokens(usage.output_tokens));
+            }
+            Ok(_) => {}
+            Err(_) => span.failed("no_reply"),
+        }
+        answered
+    }
+
+    /// The span of a request, by the conventions for generative models.
+    fn span(&self, model: &str) -> Span {
+        let span = Span::named(|| format!("chat {model}"), SpanKind::Client);
+        span.set("gen_ai.operation.name", "chat");
+        span.set("gen_ai.provider.name", "openai"); // the form of the requests
+        span.set("gen_ai.request.model", model.to_owned());
+        if let Some((address, port)) = self.completions.server() {
+            span.set("server.address", address.to_owned());
+            span.set("server.port", i64::from(port));
+        }
+        span
+    }
+
+    async fn answer(
+        &self,
+        model: &str,
+        messages: &[Message],
+        on_text: Option<OnText<'_>>,
+        on_retry: &(dyn Fn(Retry) + Send + Sync),
+    ) -> Result<Reply, String> {
         let body = request_body(model, messages, self.stream && on_text.is_some(), &self.body);
         let on_text = on_text.unwrap_or(&|_| {});
         let mut attempts = Attempts::new(self.max_retries);
@@ -105,5 +140,13 @@ impl Endpoint {
             on_retry(retry);
             tokio::time::sleep(pause).await;
         }
+    }
+}
+
+/// A number of tokens, as spans have it.
+fn tokens(number: f64) -> i64 {
+    #[expect(clippy::cast_possible_truncation, reason = "saturates")]
+    {
+        number as i64
     }
 }

@@ -17,7 +17,7 @@ from struct import Struct
 from threading import Lock, Thread, current_thread, main_thread
 from typing import Any, NamedTuple
 
-from sandglass.client import workers
+from sandglass.client import traces, workers
 from sandglass.client.errors import SandboxError
 from sandglass.client.options import with_names_of_python
 from sandglass.client.program import find_program
@@ -138,7 +138,8 @@ class Connection:
     def _begin(self, method: str, params: dict[str, Any], asked: Asked) -> int:
         number = next(self._numbers)
         try:
-            data = _written({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+            request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+            data = _written({**request, **traces.current()})
             with self._lock:
                 if self._end is not None:
                     raise self._end.copy()

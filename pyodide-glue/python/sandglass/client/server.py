@@ -15,6 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
+from sandglass.client import traces
 from sandglass.client.errors import SandboxError
 from sandglass.client.resumable import MARK, SUFFIX, Plain, Resumable, control
 from sandglass.client.transports import MAX_MESSAGE, MAX_RECEIVED, logger
@@ -200,7 +201,7 @@ class Server:
             connect(
                 self._url,
                 subprotocols=[Subprotocol(SUBPROTOCOL + SUFFIX), Subprotocol(SUBPROTOCOL)],
-                additional_headers={**self._headers, **_trace()},
+                additional_headers={**self._headers, **traces.current()},
                 max_size=MAX_RECEIVED,
                 compression=None,
                 open_timeout=seconds,
@@ -305,17 +306,6 @@ class Server:
             raise
         if self._has_ended:
             socket.close()
-
-
-def _trace() -> dict[str, str]:
-    """The headers of the caller's trace, for the log of the server. Empty without the package opentelemetry."""
-    try:
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-    except ImportError:
-        return {}
-    headers: dict[str, str] = {}
-    TraceContextTextMapPropagator().inject(headers)
-    return headers
 
 
 def _close(socket: ClientConnection, is_idle: bool) -> None:

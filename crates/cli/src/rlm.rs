@@ -21,8 +21,10 @@ use sandglass_host::Settings;
 use sandglass_host::args::{ControllerArgs, GuestArgs, seconds, timeout_seconds};
 use sandglass_host::backend;
 use sandglass_host::rlm::{Rlm, RlmOptions, Stop, run_while};
+use sandglass_host::traces::{InTrace, Span, SpanKind};
 use sandglass_host::value::Value;
 use sandglass_jupyter::KernelChoice;
+use sandglass_server::traces::Export;
 
 /// The file name that stands for standard input.
 const STDIN: &str = "-";
@@ -75,6 +77,13 @@ pub async fn main(args: RlmArgs) -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    let export = match Export::start() {
+        Ok(export) => export,
+        Err(error) => {
+            let _ = writeln!(stderr, "sandglass-host rlm: {error}");
+            return ExitCode::from(2);
+        }
+    };
     let settings = Settings {
         kernels: args.kernel.kernels(),
         ahead: args.controller.runs_ahead(),
@@ -89,8 +98,12 @@ pub async fn main(args: RlmArgs) -> ExitCode {
         usage,
         ahead,
         ahead_calls,
-    } = run_while(options, launcher, &stop).await;
+    } = {
+        let span = Span::begin("rlm", SpanKind::Internal);
+        run_while(options, launcher, &stop).with_context(span.context()).await
+    };
     interrupts.abort();
+    export.end().await;
     if !args.quiet {
         let cost = if usage.cost > 0.0 {
             format!(", cost {:.4}", usage.cost)

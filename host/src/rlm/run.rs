@@ -27,6 +27,7 @@ use crate::completions::OnText;
 use crate::driver::now;
 use crate::launcher::Launcher;
 use crate::sandbox::{Answer, Query};
+use crate::traces::InTrace;
 use crate::value::Value;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Either, Shared, select, try_join};
@@ -390,7 +391,7 @@ impl Run {
         let stop = self.stop.below();
         let _waited_for = stop.on_drop();
         let (answer, answered) = oneshot::channel();
-        tokio::spawn(async move {
+        let working = async move {
             let work = pin!(self.work_for(query.call, query.work, context, stop.clone()));
             let mut came = match claim.clone() {
                 Some(mut claim) => match select(work, pin!(claim.is_used())).await {
@@ -419,7 +420,8 @@ impl Run {
             let (told, next) = self.state().answered(now(), query.call, came);
             let _ = answer.send(told);
             self.follow(next);
-        });
+        };
+        tokio::spawn(working.with_current_context());
         let tree::Answer { text, usage } = answered.await.unwrap_or_else(|_| Err("the run is over".to_owned()))?;
         Ok(Answer { text, usage })
     }

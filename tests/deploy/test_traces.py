@@ -1,4 +1,4 @@
-"""The trace that a client names: in the log of real servers, and in the spans that a collector of OpenTelemetry gets from them.
+"""The trace that a client names: in the log of real servers, and in the spans that a collector gets from them.
 
 Decisions: `docs/internals/server.md`.
 """
@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 ROOT = Path(__file__).parents[2]
@@ -262,15 +265,17 @@ def test_a_hostile_traceparent_begins_a_trace_of_its_own(tmp_path: Path) -> None
         f"00-{TRACE}-{'0' * 16}-01",
         f"00-{TRACE.upper()}-{PARENT}-01",
         "00-" + "a" * 8000,
-        "00-%s-%s-01" % ("é" * 32, PARENT),
+        f"00-{'é' * 32}-{PARENT}-01",
     ]
-    with listening(collector.answered) as to:
-        with Server(tmp_path / "log", OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=f"{to}/v1/traces") as server:
-            for traceparent in hostile:
-                server.ask("GET", "/v1/sessions", traceparent=traceparent)
-            server.ask("GET", "/v1/sessions", traceparent=f"00-{TRACE}-{PARENT}-00")
-            server.ask("GET", "/v1/sessions", traceparent=f"00-{TRACE}-{PARENT}-01", tracestate="x=" + "y" * 8000)
-            server.ask("GET", "/health")
+    with (
+        listening(collector.answered) as to,
+        Server(tmp_path / "log", OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=f"{to}/v1/traces") as server,
+    ):
+        for traceparent in hostile:
+            server.ask("GET", "/v1/sessions", traceparent=traceparent)
+        server.ask("GET", "/v1/sessions", traceparent=f"00-{TRACE}-{PARENT}-00")
+        server.ask("GET", "/v1/sessions", traceparent=f"00-{TRACE}-{PARENT}-01", tracestate="x=" + "y" * 8000)
+        server.ask("GET", "/health")
     *own, of_client = collector.spans()
     # The caller decided against the last but one, and nobody asks about the health.
     assert len(own) == len(hostile)
@@ -282,11 +287,10 @@ def test_a_hostile_traceparent_begins_a_trace_of_its_own(tmp_path: Path) -> None
 
 def test_a_failed_execution_says_so(tmp_path: Path) -> None:
     collector = Collector()
-    with listening(collector.answered) as to:
-        with Server(tmp_path / "log", OTEL_EXPORTER_OTLP_ENDPOINT=to) as server:
-            session = server.ask("POST", "/v1/sessions", {})["id"]
-            server.ask("POST", f"/v1/sessions/{session}/execute", {"code": f"raise ValueError({SECRET!r})"})
-            server.ask("POST", "/execute", {"code": "1 / 0"})
+    with listening(collector.answered) as to, Server(tmp_path / "log", OTEL_EXPORTER_OTLP_ENDPOINT=to) as server:
+        session = server.ask("POST", "/v1/sessions", {})["id"]
+        server.ask("POST", f"/v1/sessions/{session}/execute", {"code": f"raise ValueError({SECRET!r})"})
+        server.ask("POST", "/execute", {"code": "1 / 0"})
     spans = [span for span in collector.spans() if span.name == "execute"]
     for span in spans:
         assert attributes(span)["sandglass.execution.outcome"] == "error"
@@ -299,7 +303,11 @@ def test_a_collector_that_never_answers_delays_nobody(tmp_path: Path) -> None:
     # The system takes connections, and nobody reads from them.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        bounded = {"OTEL_BSP_MAX_QUEUE_SIZE": "4", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "2", "OTEL_BSP_SCHEDULE_DELAY": "1"}
+        bounded = {
+            "OTEL_BSP_MAX_QUEUE_SIZE": "4",
+            "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "2",
+            "OTEL_BSP_SCHEDULE_DELAY": "1",
+        }
         variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}", **bounded}
         # An export gives up only after all of the test's patience.
         variables["OTEL_EXPORTER_OTLP_TIMEOUT"] = str(PATIENCE_SECONDS * 2000)
@@ -334,9 +342,8 @@ def test_a_run_of_the_controller_is_one_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize("off", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])
 def test_spans_can_be_turned_off(tmp_path: Path, off: dict[str, str]) -> None:
     collector = Collector()
-    with listening(collector.answered) as to:
-        with Server(tmp_path / "log", OTEL_EXPORTER_OTLP_ENDPOINT=to, **off) as server:
-            server.ask("GET", "/v1/sessions")
+    with listening(collector.answered) as to, Server(tmp_path / "log", OTEL_EXPORTER_OTLP_ENDPOINT=to, **off) as server:
+        server.ask("GET", "/v1/sessions")
     assert collector.requests == []
 
 
@@ -374,11 +381,10 @@ asyncio.run(later(server))
 
 def test_the_client_for_python_names_its_span(tmp_path: Path) -> None:
     collector = Collector()
-    with listening(collector.answered) as to:
-        with Server(tmp_path / "log", OTEL_EXPORTER_OTLP_ENDPOINT=to) as server:
-            env = {**os.environ, "PYTHONPATH": str(ROOT / "pyodide-glue/python")}
-            command = [sys.executable, "-c", CLIENT % server.address]
-            subprocess.run(command, env=env, timeout=PATIENCE_SECONDS, check=True)
+    with listening(collector.answered) as to, Server(tmp_path / "log", OTEL_EXPORTER_OTLP_ENDPOINT=to) as server:
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "pyodide-glue/python")}
+        command = [sys.executable, "-c", CLIENT % server.address]
+        subprocess.run(command, env=env, timeout=PATIENCE_SECONDS, check=True)
     executed = [span for span in collector.spans() if span.name == "execute"]
     parents = [span.parent_span_id.hex() for span in executed]
     assert parents == ["", PARENT, "", PARENT]

@@ -16,7 +16,7 @@ use futures_util::stream::FuturesUnordered;
 use sandglass_host::Sandbox;
 use sandglass_host::kept::{Kept, KeptFacts, Replay, ReplayOptions, ResumeOptions};
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
-use sandglass_host::traces::{self, InTrace, Trace};
+use sandglass_host::traces::{InTrace, Trace};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use tokio::sync::Notify;
@@ -30,6 +30,7 @@ use crate::messages::{
 use crate::methods::Context;
 use crate::notebook::Cells;
 use crate::options::{Bounds, Options};
+use crate::trace;
 
 /// Bytes that wait for the client. Above this number no further requests are taken.
 const MOST_WAITING_BYTES: usize = 64 << 20;
@@ -468,7 +469,7 @@ impl Connection {
                 let blobs = named(params.as_deref());
                 match held {
                     Ok(held) => {
-                        let trace = trace(traceparent.as_deref(), tracestate.as_deref());
+                        let trace = trace::of_request(traceparent.as_deref(), tracestate.as_deref());
                         let requested = self.requested(id, method, params, (blobs, held), trace);
                         requested.await;
                     }
@@ -601,10 +602,4 @@ pub(crate) fn read<P: DeserializeOwned>(params: Option<&RawValue>) -> Result<P, 
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-/// The trace of a request. One that is wrong counts as none, because a client's mistake there shall not cost it the answer.
-fn trace(traceparent: Option<&RawValue>, tracestate: Option<&RawValue>) -> Trace {
-    let text = |json: &RawValue| serde_json::from_str::<String>(json.get()).ok();
-    let parent = traceparent.filter(|_| traces::is_enabled()).and_then(text);
-    traces::of_caller(parent.and_then(|parent| traces::caller(&parent, tracestate.and_then(text).as_deref())))
 }

@@ -25,6 +25,7 @@ mod notebook;
 pub mod options;
 mod sandbox;
 pub mod stdio;
+mod trace;
 
 pub use connection::{Connection, Held, Home, Inner, Keeper, Made, Message, Outbox};
 pub use kept::described;

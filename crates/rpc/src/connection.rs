@@ -17,7 +17,6 @@ use sandglass_host::Sandbox;
 use sandglass_host::kept::{Kept, KeptFacts, Replay, ReplayOptions, ResumeOptions};
 use sandglass_host::sandbox::{ExecuteOptions, Execution, SandboxBuilder};
 use sandglass_host::traces::{InTrace, Trace};
-use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -27,7 +26,7 @@ use crate::client::{Client, JSONRPC};
 use crate::messages::{
     Approving, Cancel, DropBlob, Hello, Id, Incoming, MAX_REQUESTS, Response, RpcError, VERSION, Welcome,
 };
-use crate::methods::Context;
+use crate::methods::{Context, read};
 use crate::notebook::Cells;
 use crate::options::{Bounds, Options};
 use crate::trace;
@@ -592,12 +591,6 @@ impl Connection {
         self.is_greeted = true;
         Ok(self.context.welcome.clone())
     }
-}
-
-/// Reads the parameters of a method.
-pub(crate) fn read<P: DeserializeOwned>(params: Option<&RawValue>) -> Result<P, RpcError> {
-    let text = params.map_or("{}", RawValue::get);
-    serde_json::from_str(text).map_err(|error| RpcError::InvalidParams(format!("params: {error}")))
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -11,12 +11,13 @@ use sandglass_core::session::{Series, ToResult};
 use sandglass_host::sandbox::{Captured, ExecuteOptions, Execution, OnDisplay, OnOutput, Suspended, number_of_copies};
 use sandglass_host::{Value, sanitize_html};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value as Json, json};
 
 use crate::blobs::Named;
 use crate::client::Client;
-use crate::connection::{Home, lock, read};
+use crate::connection::{Home, lock};
 use crate::messages::{
     AddContext, AllCells, AllPersisted, BudgetCounts, CaptureState, CapturedState, Configure, Converse, Counts,
     Created, DeletePersisted, Displayed, Empty, Execute, Executed, Files, FinalAnswer, Fork, Forked, GetVariable,
@@ -584,4 +585,10 @@ impl Watching {
         };
         self.client.notify("display", params);
     }
+}
+
+/// Reads the parameters of a method.
+pub(crate) fn read<P: DeserializeOwned>(params: Option<&RawValue>) -> Result<P, RpcError> {
+    let text = params.map_or("{}", RawValue::get);
+    serde_json::from_str(text).map_err(|error| RpcError::InvalidParams(format!("params: {error}")))
 }

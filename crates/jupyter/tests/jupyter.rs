@@ -371,7 +371,10 @@ async fn variables_can_be_inspected(generation: &str) {
     let running = sandbox.execute("y = 1\nwait()\ny = 2");
     let looking = async {
         calls.recv().await;
-        let while_busy = look(Duration::from_secs(if generation == "6" { 2 } else { 60 })).await;
+        let mut while_busy = look(Duration::from_secs(if generation == "6" { 2 } else { 30 })).await;
+        if matches!(while_busy, Err(Error::Timeout(_))) && generation != "6" {
+            while_busy = look(PATIENCE).await; // ipykernel has lost a message to a new subshell once, on a busy machine
+        }
         match generation {
             "6" => assert!(while_busy.unwrap_err().to_string().contains("no subshells")),
             _ => assert_eq!(while_busy.unwrap().as_deref(), Some("1")),

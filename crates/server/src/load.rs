@@ -180,7 +180,7 @@ pub(super) fn known(app: &App) -> usize {
 }
 
 /// The server that takes new work in place of this one, for this reason, and is none of those that were tried.
-pub(super) fn another(app: &App, why: Reason, tried: &[ServerId]) -> Option<Living> {
+pub(super) fn another(app: &App, (why, is_session): (Reason, bool), tried: &[ServerId]) -> Option<Living> {
     let states = app.suspension.as_ref()?.states();
     let mut others = draining::others(app);
     others.retain(|other| !tried.contains(&other.server));
@@ -194,13 +194,20 @@ pub(super) fn another(app: &App, why: Reason, tried: &[ServerId]) -> Option<Livi
             living,
         }
     };
-    let others = others.into_iter().map(candidate).collect();
+    let others: Vec<_> = others.into_iter().map(candidate).collect();
     let random = |below: usize| {
         let number = usize::try_from(getrandom::u32().unwrap_or_default()).unwrap_or_default();
         number.checked_rem(below).unwrap_or_default()
     };
-    let chosen = choose(&own(app), others, why, random)?;
-    app.loads.sent.note(chosen.server, states.load(chosen.server).as_ref());
+    let own = own(app);
+    let chosen = choose(&own, others.clone(), why, random).or_else(|| {
+        // Not all that was sent has taken a place. A server that has none sends the work back.
+        let asked = others.into_iter().map(|other| Candidate { sent: 0, ..other });
+        (why != Reason::Busy).then(|| choose(&own, asked.collect(), why, random))?
+    })?;
+    if is_session {
+        app.loads.sent.note(chosen.server, states.load(chosen.server).as_ref());
+    }
     app.metrics.place(why.name());
     Some(chosen)
 }

@@ -55,16 +55,19 @@ fn of_machine(text: &str) -> Option<Memory> {
     })
 }
 
-/// The memory of a control group with a limit. Pages of files that are not in use do not count.
+/// The memory of a control group with a limit. Pages of files do not count, because the kernel can take them back.
 fn of_group(folder: &Path) -> Option<Memory> {
     let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let all = read("memory.max")?.trim().parse().ok()?; // or "max"
     let current: u64 = read("memory.current")?.trim().parse().ok()?;
-    let files = read("memory.stat").and_then(|stat| {
-        let line = stat.lines().find_map(|line| line.strip_prefix("inactive_file "))?;
-        line.parse().ok()
-    });
-    let used = current.saturating_sub(files.unwrap_or(0)).min(all);
+    let stat = read("memory.stat").unwrap_or_default();
+    let back = |name: &str| -> u64 {
+        let line = stat.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|bytes| bytes.trim().parse().ok()).unwrap_or(0)
+    };
+    let back = ["inactive_file ", "active_file ", "slab_reclaimable "].map(back);
+    let back = back.into_iter().fold(0, u64::saturating_add);
+    let used = current.saturating_sub(back).min(all);
     Some(Memory { used, all })
 }
 
@@ -137,7 +140,7 @@ mod tests {
         write("memory.max", "1000\n");
         assert_eq!(of_group(folder.path()), Some(Memory { used: 700, all: 1000 }));
         write("memory.stat", "anon 1\ninactive_file 300\nactive_file 2\n");
-        assert_eq!(of_group(folder.path()), Some(Memory { used: 400, all: 1000 }));
+        assert_eq!(of_group(folder.path()), Some(Memory { used: 398, all: 1000 }));
         write("memory.current", "2000\n");
         assert_eq!(of_group(folder.path()), Some(Memory { used: 1000, all: 1000 }));
     }

@@ -33,7 +33,6 @@ pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> R
         .map_or("none", MatchedPath::as_str)
         .to_owned();
     let mut watch = Watch::new(&app, route, method);
-    watch.begin_span(trace_context::caller(request.headers()));
     let origin = app.origins.judge(request.headers(), request.uri());
     let admitted = admit(&app, &origin, &request, &watch.route);
     let mut held = None;
@@ -46,6 +45,8 @@ pub async fn pass(State(app): State<App>, mut request: Request, next: Next) -> R
             response
         }
         Ok((account, share)) => {
+            // Only now: those who are refused are in no quota, and name no trace.
+            watch.begin_span(trace_context::caller(request.headers()));
             let share = held.insert(Arc::new(share));
             request.extensions_mut().insert(Arc::clone(share));
             if let Some(account) = account {

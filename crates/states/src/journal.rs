@@ -187,28 +187,41 @@ impl Tenant {
     pub(crate) fn carry_journal(&self, session: SessionId, from: ServerId, to: ServerId) -> Result<(), StateError> {
         let (from, to) = (Some(from), Some(to));
         self.remove_parts(session, to)?; // of an earlier time
-        let mut journal = None;
-        for (place, number) in self.part_numbers(session, from)?.into_iter().enumerate() {
-            let mut copied = || -> Result<bool, StateError> {
-                let Some(mut part) = self.part(session, from, number)? else {
-                    return Ok(false);
-                };
-                if number as usize != place || *journal.get_or_insert(part.journal) != part.journal {
-                    return Ok(false);
-                }
-                if let Some(body) = &part.body {
-                    let body = self.read_body(from, body)?;
-                    part.body = Some(self.write_body(to, &body, &mut Written::default())?);
-                }
-                self.write_sealed(&Name::Part(self.id(), session, to, number), &write(&part)?)?;
-                Ok(true)
+        let copied = self.copy_parts(session, from, to);
+        match copied {
+            Err(error) if error.is_damage() => self.remove_parts(session, to),
+            copied => copied,
+        }
+    }
+
+    fn copy_parts(&self, session: SessionId, from: Option<ServerId>, to: Option<ServerId>) -> Result<(), StateError> {
+        let Some(first) = self.part(session, from, 0)? else {
+            return Ok(());
+        };
+        let mut next = 0;
+        for number in self.part_numbers(session, from)? {
+            let part = self.part(session, from, number)?;
+            let Some(mut part) = part.filter(|part| part.journal == first.journal) else {
+                continue;
             };
-            match copied() {
-                Ok(true) => {}
-                Ok(false) => break,
-                Err(error) if error.is_damage() => return self.remove_parts(session, to),
-                Err(error) => return Err(error),
+            if number != next {
+                let what = format!("part {next} of the journal of session {session} is missing");
+                return Err(StateError::Damaged(what));
             }
+            if let Some(body) = &part.body {
+                let body = self.read_body(from, body)?;
+                part.body = Some(self.write_body(to, &body, &mut Written::default())?);
+            }
+            self.write_sealed(&Name::Part(self.id(), session, to, number), &write(&part)?)?;
+            next += 1;
+        }
+        Ok(())
+    }
+
+    /// Removes the parts of a session that is gone, whoever wrote them.
+    pub(crate) fn forget_parts(&self, session: SessionId) -> Result<(), StateError> {
+        for (writer, number) in self.parts(session)? {
+            self.store().forget(&Name::Part(self.id(), session, writer, number))?;
         }
         Ok(())
     }
@@ -218,8 +231,8 @@ impl Tenant {
         if self.is_alone() {
             return Ok(Some(None));
         }
-        let owner = self.read_ref(session)?.and_then(|stored| stored.owner);
-        Ok(owner.map(|owner| Some(owner.server)))
+        let stored = self.read_ref(session)?.filter(|stored| stored.journaled);
+        Ok(stored.and_then(|stored| stored.owner).map(|owner| Some(owner.server)))
     }
 
     /// Removes the parts of a session that are this writer's.

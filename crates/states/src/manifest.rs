@@ -124,6 +124,9 @@ pub(crate) struct Ref {
     /// The server that wrote the ref. `None` if an earlier version did.
     #[serde(default)]
     pub(crate) owner: Option<Owner>,
+    /// True if the session may have a journal, in a store that servers share. Others are never asked for one.
+    #[serde(default)]
+    pub(crate) journaled: bool,
     /// True if the session was removed. Its name is never used again.
     #[serde(default)]
     pub(crate) gone: bool,
@@ -143,6 +146,7 @@ impl Ref {
             manifest: Body::default(),
             writer: None,
             owner: Some(owner),
+            journaled: false,
             gone: true,
         }
     }

@@ -308,6 +308,7 @@ impl Tenant {
             server: self.servers.id(),
             hold,
             what: What::State,
+            journaled: hold == Hold::Held,
         };
         self.write_ref(session, next, before)?;
         Ok(written)
@@ -414,14 +415,22 @@ impl Tenant {
                 }
             }
             // Another server may take it up at this moment. Either that or the removal is refused.
-            let gone = self.sealed(&name, &Ref::gone(self.servers.id()))?;
+            let journaled = seen.stored.as_ref().is_some_and(|stored| stored.journaled);
+            let gone = Ref {
+                journaled,
+                ..Ref::gone(self.servers.id())
+            };
+            let gone = self.sealed(&name, &gone)?;
             if self.store.swap(&name, &gone, Some(&seen.version))?.is_none() {
                 return Err(StateError::Taken);
             }
+            if journaled {
+                self.forget_parts(session)?;
+            }
         }
         lock(&self.had).remove(&session);
-        self.remove_parts(session, self.servers.writer())?;
         if self.servers.is_alone() {
+            self.remove_parts(session, None)?;
             return self.store.remove(&name);
         }
         let _ = self.store.remove(&name); // it is gone already, and the next collection removes it

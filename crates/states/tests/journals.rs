@@ -198,6 +198,34 @@ fn an_old_journal_of_the_server_is_gone_when_the_session_comes_back() {
     assert!(open(&a).unwrap().is_empty());
 }
 
+#[test]
+fn a_journal_with_a_gap_is_damaged_also_for_the_next_server() {
+    let (store, hands, a, b) = two(Kind::Memory);
+    keep(&a, 1).unwrap();
+    let journal = JournalId::random().unwrap();
+    for number in 0..4 {
+        write(&a, journal, number).unwrap();
+    }
+    let names = names(&*store, &a.ann, journals);
+    let third = names.iter().find(|name| matches!(name, Name::Part(.., 2))).unwrap();
+    store.remove(third).unwrap();
+    end_lease(&hands, &[&b]);
+    b.ann.take_up(session(1), MOST).unwrap();
+    assert!(matches!(b.ann.journal(session(1), MOST), Err(StateError::Damaged(_))));
+    b.ann.hold(session(1)).unwrap();
+    assert!(parts(&b.ann).is_empty(), "no beginning of it passes for the whole");
+}
+
+#[test]
+fn a_removed_session_leaves_no_parts_of_any_server() {
+    let (store, hands, a, b) = two(Kind::Memory);
+    keep(&a, 1).unwrap();
+    write(&a, JournalId::random().unwrap(), 0).unwrap();
+    end_lease(&hands, &[&b]);
+    b.ann.remove(session(1)).unwrap();
+    assert!(names(&*store, &b.ann, journals).is_empty());
+}
+
 /// Memory in which refs cannot be written while this is true.
 #[derive(Debug)]
 struct Fails(MemoryStore, AtomicBool);

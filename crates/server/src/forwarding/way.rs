@@ -104,7 +104,7 @@ impl Asked {
             (true, _) => Way::Here,
             // What cannot be sent twice is safer here.
             (false, _) if why == Reason::Busy && !self.can_repeat => Way::Here,
-            (false, _) => load::another(app, why, tried)
+            (false, _) => load::another(app, (why, self.what == What::NewSession), tried)
                 .and_then(Elsewhere::of)
                 .map_or(Way::Here, Way::There),
         }

@@ -36,6 +36,9 @@ impl Tenant {
                 continue;
             };
             if stored.gone {
+                if stored.journaled {
+                    self.forget_parts(session)?;
+                }
                 self.store.remove(&listed.name)?; // as its server was about to
                 continue;
             }
@@ -50,7 +53,8 @@ impl Tenant {
                 .owner
                 .filter(|_| !self.servers.is_alone())
                 .map(|owner| owner.server);
-            for (writer, number) in self.parts(session)? {
+            let has_parts = self.servers.is_alone() || stored.journaled;
+            for (writer, number) in has_parts.then(|| self.parts(session)).transpose()?.unwrap_or_default() {
                 if writer != owner {
                     // Another server that lives may be about to take the session over, with these parts.
                     let is_over = writer.is_none_or(|writer| writer == self.servers.id());

@@ -33,6 +33,7 @@ pub(super) struct Next {
     pub(super) server: ServerId,
     pub(super) hold: Hold,
     pub(super) what: What,
+    pub(super) journaled: bool,
 }
 
 /// The thing that is written.
@@ -98,7 +99,7 @@ impl Tenant {
         let (awake, used_ms) = (is_left || stored.head.awake, now_ms());
         if let Some(owner) = stored.owner
             && owner.server != server
-            && !self.servers.is_alone()
+            && stored.journaled
         {
             self.carry_journal(session, owner.server, server)?;
         }
@@ -113,6 +114,7 @@ impl Tenant {
             server,
             hold,
             what: What::Mark,
+            journaled: stored.journaled,
         };
         self.write_ref(session, next, Some(before))?;
         Ok(server)
@@ -203,6 +205,7 @@ impl Tenant {
             manifest: next.manifest,
             writer: next.writer,
             owner: Some(owner),
+            journaled: next.journaled,
             gone: false,
         };
         let sealed = self.sealed(&name, &stored)?;
@@ -221,6 +224,7 @@ impl Tenant {
                     Some(newer) => {
                         stored.manifest = newer.manifest;
                         stored.writer = newer.writer;
+                        stored.journaled = newer.journaled;
                         stored.head = Head {
                             awake: stored.head.awake,
                             used_ms: stored.head.used_ms,

@@ -199,6 +199,16 @@ fn an_old_journal_of_the_server_is_gone_when_the_session_comes_back() {
 }
 
 #[test]
+fn a_server_that_gives_back_what_it_never_had_leaves_the_journal() {
+    let (_, _, a, b) = two(Kind::Memory);
+    keep(&a, 1).unwrap();
+    write(&a, JournalId::random().unwrap(), 0).unwrap();
+    a.ann.release(session(1)).unwrap();
+    b.ann.release(session(1)).unwrap();
+    assert_eq!(open(&a).unwrap(), first(1));
+}
+
+#[test]
 fn a_journal_with_a_gap_is_damaged_also_for_the_next_server() {
     let (store, hands, a, b) = two(Kind::Memory);
     keep(&a, 1).unwrap();

@@ -85,7 +85,7 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, restart, run,
     "keeps cells, outputs and variables over a reload, and runs no cell": async (check) => {
       check("there are four", (await cells()) === 4);
       await run(4, 'kept = "over a reload"; print("printed"); kept');
-      await includes("#saved", "Saved in this browser");
+      await includes("#saved", "Saved in this browser, with the variables");
       await page.reload();
       await state("ready");
       check("they are there again", (await cells()) === 4 && (await sources())[3].startsWith('kept = "over'));

@@ -59,6 +59,8 @@ export class Session extends EventTarget {
   #ended = Promise.resolve();
   /** The reason for which the browser does not keep the variables. */
   unkept = "";
+  /** The number of the execution whose state the browser has kept. @type {number | undefined} */
+  #kept;
 
   /** @param {SandboxOptions} options */
   constructor(options) {
@@ -84,13 +86,30 @@ export class Session extends EventTarget {
   async start(state = "booting") {
     const generation = this.#dismiss();
     this.stage = "assets";
+    this.#kept = undefined;
     this.#become(state);
-    const onProgress = (/** @type {{ stage: string }} */ { stage }) => {
-      const reached = STAGES.find((known) => known === stage);
-      if (reached && generation === this.#generation) this.#progress(reached);
+    /** @type {SandboxOptions["onProgress"]} */
+    const onProgress = (progress) => {
+      if (generation !== this.#generation) return;
+      if (progress.stage === "kept" || progress.stage === "unkept") return this.#keep(progress);
+      const reached = STAGES.find((known) => known === progress.stage);
+      if (reached) this.#progress(reached);
     };
     this.#started = this.#create(generation, onProgress);
     await this.#started.catch(() => {});
+  }
+
+  /** True if the browser has kept the state after the last run. It does so soon after the run. Forks are not kept. */
+  get areVariablesKept() {
+    const [first] = this.#branches;
+    const last = first && this.#runs.get(first.sandbox)?.at(-1);
+    return this.#running === 0 && last !== undefined && last.id === this.#kept && this.#sandbox === first?.sandbox;
+  }
+
+  /** Notes that the browser has kept a state, or could not. @param {{ execution: number, reason?: string }} progress */
+  #keep({ execution, reason }) {
+    this.#kept = reason === undefined ? execution : undefined;
+    this.dispatchEvent(new CustomEvent("kept", { detail: reason }));
   }
 
   /** The branches' names. */

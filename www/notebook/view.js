@@ -74,10 +74,16 @@ export function openNotebook(answer) {
   session.addEventListener("state", () => session.state === "running" && say(""));
   const saved = byId("saved");
   const showSaved = () => {
-    saved.textContent = store.status;
+    saved.textContent = `${store.status}${store.isSaved && session.areVariablesKept ? ", with the variables" : ""}`;
     saved.dataset.state = store.isSaved ? "saved" : "not-saved";
   };
   store.addEventListener("change", showSaved);
+  session.addEventListener("state", showSaved);
+  session.addEventListener("kept", (event) => {
+    showSaved();
+    const { detail: why } = /** @type {CustomEvent<string | undefined>} */ (event);
+    if (why) say(`The browser has not kept the variables: ${why}.`);
+  });
   showSaved();
   branches(session, (runs) => notebook.undone(runs), say);
   const files = new FileMenu(notebook, EXAMPLES, say);

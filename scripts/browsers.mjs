@@ -82,7 +82,8 @@ export async function launch(name, { headless = true, args = [], prefs = {}, env
     protocolTimeout: 3_600_000,
     networkEnabled: network,
     // A browser that was killed may open no page by itself the next time.
-    ...(profile ? { userDataDir: profile, waitForInitialPage: false, timeout: 180_000 } : {}),
+    timeout: 180_000,
+    ...(profile ? { userDataDir: profile, waitForInitialPage: false } : {}),
     env: { ...process.env, ...env },
   };
   if (name === "firefox") {

@@ -306,7 +306,7 @@ async function runSuite({ name, command, count = oneTest, cwd = ".", env, needs 
     ? { ok: false, output: `not run: it needs "${missing}", which has failed` }
     : await run(command, {
         log,
-        timeoutSeconds: long ? 3600 : 1200,
+        timeoutSeconds: long ? 3600 : 2400,
         cwd: join(root, cwd),
         env: { NO_COLOR: "1", CARGO_TERM_COLOR: "never", CHROMEDRIVER: find("chromedriver") ?? "", ...env },
       });

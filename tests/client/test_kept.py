@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -256,6 +257,33 @@ def test_the_sandboxes_of_a_folder_are_listed_also_while_they_are_open(tmp_path:
     assert code_of(Sandbox.list_persisted) == "invalid_option"
 
 
+def test_the_last_result_is_there_in_a_later_program(tmp_path: Path) -> None:
+    code = """class Rich:
+    def _repr_html_(self):
+        return "<b onclick='steal()'>rich</b>"
+print(ask("for"))
+display(Rich())
+FINAL({"a": [1]})"""
+    with kept(tmp_path, str) as sandbox:
+        assert sandbox.last() is None
+        ran = sandbox.execute(code)
+        assert ran.error is None
+        assert sandbox.last() == replace(ran, calls=[])
+    left_waiting(tmp_path, "ask('again')")
+    with kept(tmp_path, str) as sandbox:
+        last = sandbox.last()
+        assert last == replace(ran, calls=[]), "that of the earlier program, also while another one is pending"
+        assert (last.id, last.stdout, last.final) == (ran.id, "for\n", {"a": [1]})
+        assert [display.data for display in last.displays] == ["<b>rich</b>"]
+        assert sandbox.resume().id == ran.id + 1
+
+    async def last_of_all() -> int | None:
+        async with AsyncSandbox(persist=tmp_path, backend="subprocess", host_functions={"ask": str}) as later:
+            return last.id if (last := await later.last()) else None
+
+    assert asyncio.run(last_of_all()) == ran.id + 1
+
+
 def test_an_interrupted_execution_is_not_pending(tmp_path: Path) -> None:
     async def interrupted() -> PendingExecution | None:
         asked = asyncio.Event()
@@ -280,7 +308,7 @@ def test_a_sandbox_without_persist_has_nothing_pending() -> None:
     with Sandbox(**PLAIN) as sandbox:
         assert sandbox.pending() is None
         assert code_of(sandbox.resume) == code_of(sandbox.discard) == "invalid_option"
-        assert code_of(lambda: sandbox.replay(1)) == "invalid_option"
+        assert code_of(lambda: sandbox.replay(1)) == code_of(sandbox.last) == "invalid_option"
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:

@@ -365,8 +365,9 @@ def test_texts_name_options_as_python_does() -> None:
     with Sandbox(host_functions={"wait": lambda: threading.Event().wait(5)}, host_call_timeout=50, **PLAIN) as sandbox:
         assert sandbox.execute("wait()").error == "HostCallError: wait took longer than 50 ms (host_call_timeout)"
         assert "pass on_llm_query," in (sandbox.execute("llm_query('x')").error or "")
-    with Sandbox(on_llm_query=lambda _: "ok", budget={"max_calls": 1}, wall_timeout=300, **PLAIN) as sandbox:
+    with Sandbox(on_llm_query=lambda _: "ok", budget={"max_calls": 1}, **PLAIN) as sandbox:
         assert "(max_calls)" in (sandbox.execute("llm_query('x')\nllm_query('y')").error or "")
+    with Sandbox(wall_timeout=300, **PLAIN) as sandbox:
         assert "(wall_timeout)" in (sandbox.execute("import time\ntime.sleep(9)").error or "")
     with pytest.raises(SandboxError, match=r"^memory_limit: ") as refused:
         Sandbox(memory_limit=1, **PLAIN)
@@ -590,22 +591,30 @@ def test_interrupt_from_another_thread(shared: Sandbox) -> None:
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    run = shared.execute("n = 0\nprint('on', flush=True)\nwhile True: n += 1", on_stdout=lambda _: begun.set())
+    run = shared.execute("n = 1\nprint('on', flush=True)\nwhile True: n += 1", on_stdout=lambda _: begun.set())
     thread.join()
     assert (run.outcome, run.state.status) == ("interrupted", "kept")
     assert shared["n"] > 0
 
 
-def test_ctrl_c_interrupts_the_code_and_keeps_the_state(shared: Sandbox) -> None:
+def test_ctrl_c_interrupts_the_code_and_keeps_the_state(shared: Sandbox, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         shared.execute(
-            "m = 0\nprint('on', flush=True)\nwhile True: m += 1", on_stdout=lambda _: signal.raise_signal(signal.SIGINT)
+            "m = 1\nprint('on', flush=True)\nwhile True: m += 1", on_stdout=lambda _: signal.raise_signal(signal.SIGINT)
         )
     assert shared["m"] > 0
-    timer = threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
-    timer.start()
+    begun, caller = tmp_path / "begun", threading.get_ident()
+
+    def press() -> None:
+        while not begun.exists():
+            time.sleep(0.01)
+        signal.pthread_kill(caller, signal.SIGINT)
+
+    thread = threading.Thread(target=press)
     with pytest.raises(KeyboardInterrupt):
-        shared.execute("k = 1\nwhile True: pass")
+        thread.start()
+        shared.execute(f"k = 1\nopen({str(begun)!r}, 'w').close()\nwhile True: pass")
+    thread.join()
     assert shared["k"] == 1
 
 

@@ -45,10 +45,20 @@ export function asking({ includes, name, page, results }, modelServer) {
   /** Begins a run. @param {string} question */
   async function ask(question) {
     await page.locator("#question").fill(question);
-    await page.click("#ask-run");
-    await page.waitForFunction(
-      () => document.querySelector("#answer[hidden]") && document.querySelector("#ask-run:disabled"),
+    // The page itself looks: the run may be over before a question from here reaches it.
+    const begun = page.evaluate(
+      () =>
+        new Promise((resolve) => {
+          const observer = new MutationObserver(() => {
+            if (!document.querySelector("#answer[hidden]") || !document.querySelector("#ask-run:disabled")) return;
+            observer.disconnect();
+            resolve(undefined);
+          });
+          observer.observe(document.body, { subtree: true, attributes: true });
+        }),
     );
+    await page.click("#ask-run");
+    await begun;
   }
 
   /** Waits for the end of the run. */

@@ -27,6 +27,16 @@ export function readArguments() {
   return { browser: /** @type {"chromium" | "firefox"} */ (values.browser), only, shared, all };
 }
 
+/** Has a page reload again where Firefox reports that a reload was aborted, as it does now and then on a busy machine. @param {import("puppeteer-core").Page} page */
+export function withReloads(page) {
+  const reload = page.reload.bind(page);
+  page.reload = (options) =>
+    reload(options).catch((error) => {
+      if (!String(error).includes("NS_BINDING_ABORTED")) throw error;
+      return reload(options);
+    });
+}
+
 /**
  * Opens a browser and a server of the repository. `page()` opens an empty page that can import `/pyodide-glue/index.js`.
  * `uncaught` holds the uncaught errors of these pages.
@@ -50,14 +60,9 @@ export async function openBrowser(name, { shared, ...options } = {}) {
       page.on("console", (message) => {
         if (process.env.VERBOSE) console.log(`  [console] ${message.text().slice(0, 500)}`);
       });
+      page.setDefaultTimeout(180_000);
       await page.goto(url);
-      const reload = page.reload.bind(page);
-      // On a busy machine Firefox now and then reports that a reload was aborted.
-      page.reload = (options) =>
-        reload(options).catch((error) => {
-          if (!String(error).includes("NS_BINDING_ABORTED")) throw error;
-          return reload(options);
-        });
+      withReloads(page);
       // Listened for in the page itself: the browser's own reports would include frames and workers, which are the guest's.
       await page.exposeFunction("reportUncaught", (/** @type {string} */ text) => uncaught.push(text));
       await page.evaluate(() => {

@@ -242,7 +242,7 @@ async function lifeOnThePage() {
         bootTimeout: 1500,
         onProgress: (/** @type {any} */ { stage }) => stage === "python" && reached(),
       });
-      await python;
+      await Promise.race([python, starting.catch(() => {})]);
       await starting.then(
         (/** @type {any} */ sandbox) => sandbox.destroy(),
         () => {},

@@ -79,7 +79,7 @@ async function leftovers() {
   const count = async () => ({ frames: frames(), workers: await page.countWorkers(), "open ports": meter.ports() });
   const left = async () => Object.entries(await count()).filter(([, number]) => number > 0);
   // A worker that was just started ends only after its start. Each look goes through all processes of the machine.
-  await until(async () => (await left()).length === 0, "nothing is left", 20_000, 50).catch(() => {});
+  await until(async () => (await left()).length === 0, "nothing is left", 90_000, 50).catch(() => {});
   return (await left()).map(([what, number]) => `${number} ${what} are left`);
 }
 

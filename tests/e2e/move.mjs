@@ -156,7 +156,7 @@ try {
       const frail = await start();
       try {
         await frail.pause();
-        await inPage("leave", at(frail), { bootTimeout: 4_000 });
+        await inPage("leave", at(frail), { bootTimeout: 30_000 });
         if (end === "kill") await frail.stop("SIGKILL");
         const { error, result } = await inPage("found");
         assert.match(error, /backend_unavailable|boot_failed/);

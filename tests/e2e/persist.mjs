@@ -39,14 +39,13 @@ const open = (page, persist, options = {}) =>
     page,
     async ({ createSandbox }, [persist, options]) => {
       try {
-        if (options.onLLMQuery) options.onLLMQuery = async () => "an answer";
+        const { onceFree } = await import(/** @type {any} */ ("/tests/e2e/tools.js"));
+        const { isInUse, ...rest } = options;
+        if (rest.onLLMQuery) rest.onLLMQuery = async () => "an answer";
         const seen = /** @type {any[]} */ ([]);
         Object.assign(window, { seen });
-        const sandbox = await createSandbox({
-          persist,
-          onProgress: (/** @type {any} */ it) => seen.push(it),
-          ...options,
-        });
+        const make = () => createSandbox({ persist, onProgress: (/** @type {any} */ it) => seen.push(it), ...rest });
+        const sandbox = await (isInUse ? make() : onceFree(make));
         Object.assign(window, { box: sandbox });
         return undefined;
       } catch (error) {
@@ -166,7 +165,7 @@ try {
     const problems = /** @type {string[]} */ ([]);
     const [first, second] = [await openPage(), await openPage()];
     await open(first, "one");
-    const refused = String(await open(second, "one"));
+    const refused = String(await open(second, "one", { isInUse: true }));
     if (!refused.startsWith("persist_in_use")) problems.push(`the second tab: ${refused}`);
     expect(
       problems,

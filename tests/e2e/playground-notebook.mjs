@@ -135,7 +135,7 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, restart, run,
         await tab.goto(`${site.url}/www/#notebook`);
         await tab.waitForSelector(".cell");
         // A tab in the background has no frames, so a timer looks.
-        const often = { polling: 100, timeout: 60_000 };
+        const often = { polling: 100, timeout: 180_000 };
         const says = async (/** @type {string} */ words) => {
           const has = (/** @type {string} */ words) => document.querySelector("#saved")?.textContent?.includes(words);
           await tab.waitForFunction(has, often, words).catch(async () => {
@@ -417,7 +417,8 @@ Table()`;
       const sandbox = await page.$eval(cell(5, ".display iframe"), (it) => it.getAttribute("sandbox"));
       check(`the table has a frame without rights: ${sandbox}`, sandbox === "");
       const frame = await (await page.$(cell(5, ".display iframe")))?.contentFrame();
-      const colour = await frame?.$eval("#T_t_row0_col0", (it) => getComputedStyle(it).backgroundColor);
+      const first = await frame?.waitForSelector("#T_t_row0_col0");
+      const colour = await first?.evaluate((it) => getComputedStyle(it).backgroundColor);
       check(`and its own colours: ${colour}`, colour === "rgb(144, 238, 144)");
       await page.waitForFunction(
         (img) => /** @type {HTMLImageElement | null} */ (document.querySelector(img))?.naturalWidth === 1,

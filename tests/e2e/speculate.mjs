@@ -16,7 +16,7 @@ const name = /** @type {"chromium" | "firefox"} */ (values.browser);
 // Guests start more slowly in Firefox, so it runs half of the cells. The seed chooses them.
 const settings = { seed: Number(values.seed), rounds: Number(values.rounds ?? (name === "firefox" ? 0.5 : 1)) };
 /** Time for each round after which a test counts as hung. */
-const TEST_MS = 150_000;
+const TEST_MS = 300_000;
 
 const score = new Score(values.only);
 const { page: openPage, uncaught, close } = await openBrowser(name, { shared: values.shared });

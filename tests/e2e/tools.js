@@ -12,7 +12,7 @@ export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
  * @param {number} [every]  milliseconds between two looks: more for a condition that costs much to look at
  * @returns {Promise<NonNullable<T>>} the condition's first true value
  */
-export async function until(condition, what, ms = 30_000, every = 5) {
+export async function until(condition, what, ms = 90_000, every = 5) {
   for (const end = performance.now() + ms; ; await pause(every)) {
     const value = await condition();
     if (value) return value;
@@ -21,11 +21,26 @@ export async function until(condition, what, ms = 30_000, every = 5) {
 }
 
 /** Awaits a promise. Rejects if it takes longer than `ms`. @template T @param {Promise<T>} promise @param {string} what @returns {Promise<T>} */
-export function within(promise, what, ms = 20_000) {
+export function within(promise, what, ms = 90_000) {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(() => reject(new Error(`${what}: it hangs, nothing within ${ms} ms`)), ms);
     promise.then(resolve, reject).finally(() => clearTimeout(timer));
   });
+}
+
+/**
+ * Makes a sandbox of a kept session. A page that has just gone may have the session for another moment.
+ * @template T @param {() => Promise<T>} make @returns {Promise<T>}
+ */
+export async function onceFree(make) {
+  for (const end = performance.now() + 60_000; ;) {
+    try {
+      return await make();
+    } catch (error) {
+      const { code } = /** @type {{ code?: string }} */ (error);
+      if (code !== "persist_in_use" || performance.now() > end) throw error;
+    }
+  }
 }
 
 /** A list with the problem of a value that is not as wanted; empty if it is. @param {unknown} actual @param {unknown} wanted @param {string} what */

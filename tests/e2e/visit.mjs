@@ -1,7 +1,7 @@
 // A visit of the playground in a real browser: its page, its complaints, tasks that block it, and steps taken in order.
 import { mkdir, readFile } from "node:fs/promises";
 import { join } from "node:path";
-import { openBrowser, readArguments, root, Score } from "./harness.mjs";
+import { openBrowser, readArguments, root, Score, withReloads } from "./harness.mjs";
 
 /** @typedef {(check: (what: string, holds: unknown) => void) => Promise<void>} Step */
 
@@ -16,7 +16,8 @@ export async function visit(suite) {
   const score = new Score();
   const { browser, site, close } = await openBrowser(name);
   const page = await browser.newPage();
-  page.setDefaultTimeout(60_000);
+  page.setDefaultTimeout(180_000);
+  withReloads(page);
 
   /** Messages in the visitor's console. @type {string[]} */
   const complaints = [];

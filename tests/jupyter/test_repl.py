@@ -176,7 +176,7 @@ def test_a_large_context_is_not_copied() -> None:
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
-    assert time.perf_counter() - begun < 5
+    assert time.perf_counter() - begun < 60
 
 
 # ---- turns ----
@@ -564,7 +564,7 @@ await anext(generator)
 asyncio.set_event_loop(asyncio.get_running_loop())"""
     begun = time.monotonic()
     ok(repl, code)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 55
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:

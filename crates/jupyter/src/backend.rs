@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use futures_util::stream::{FuturesOrdered, StreamExt};
+use futures_util::stream::{FuturesOrdered, FuturesUnordered, StreamExt};
 use rustix::process::geteuid;
 use sandglass_core::Error;
 use sandglass_host::frame::Frame;
@@ -496,14 +496,14 @@ impl Kernel {
                 .send("execute_request", &request, subshell.map(String::as_str))
                 .await
         };
-        let mut reply = ask().await?;
+        // A subshell of ipykernel may miss a request that comes right after its creation. The next request wakes the subshell.
+        // A kernel that is only slow answers the first request, so that one is still waited for.
+        let mut replies = FuturesUnordered::from_iter([ask().await?]);
         let reply = loop {
-            // A subshell of ipykernel may miss a request that comes right after its creation. The next request wakes the
-            // subshell.
-            match timeout(SUBSHELL_AGAIN, &mut reply).await {
-                Ok(reply) => break reply.map_err(|_| gone())?,
-                Err(_) if subshell.is_some() => reply = ask().await?,
-                Err(_) => break reply.await.map_err(|_| gone())?,
+            match timeout(SUBSHELL_AGAIN, replies.next()).await {
+                Ok(reply) => break reply.and_then(Result::ok).ok_or_else(gone)?,
+                Err(_) if subshell.is_some() => replies.push(ask().await?),
+                Err(_) => {}
             }
         };
         ran(&reply)?;

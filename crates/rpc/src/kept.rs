@@ -1,18 +1,19 @@
-//! Executions that outlive the program: the methods `pending`, `resume`, `discard`, `replay`, `listPersisted` and
+//! Executions that outlive the program: the methods `pending`, `resume`, `discard`, `last`, `replay`, `listPersisted` and
 //! `deletePersisted`.
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
-use sandglass_host::Value;
 use sandglass_host::kept::{Pending, PendingCall, ReplayOptions, ResumeOptions};
+use sandglass_host::{Value, sanitize_html};
+use serde_json::Value as Json;
 use serde_json::value::RawValue;
 
 use crate::blobs::Named;
 use crate::messages::{
-    AllPersisted, DeletePersisted, Empty, Executed, Id, ListPersisted, OfSandbox, Replay, Replayed, Resume, RpcError,
-    Valued,
+    AllPersisted, DeletePersisted, Empty, Executed, Id, Last, ListPersisted, OfSandbox, Replay, Replayed, Resume,
+    RpcError, Valued,
 };
-use crate::methods::{Context, begun};
+use crate::methods::{Context, begun, is_html};
 use crate::options::name_of_kept;
 
 impl Context {
@@ -49,6 +50,28 @@ impl Context {
     pub(crate) async fn discard(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
         self.in_turn(&of.sandbox).await?.kept()?.discard().await?;
         Ok(Empty {})
+    }
+
+    /// The last execution that has ended, also if that was in an earlier program.
+    pub(crate) async fn last(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Last, RpcError> {
+        let sandbox = self.in_turn(&of.sandbox).await?;
+        let kept = sandbox.kept()?;
+        kept.settle().await?; // a resumption may have been cancelled
+        // The host has written it, so it is JSON.
+        let mut execution: Option<Json> = kept.last().and_then(|last| serde_json::from_slice(&last).ok());
+        if sandbox.clean_html {
+            let displays = execution
+                .as_mut()
+                .and_then(|execution| execution.get_mut("displays")?.as_array_mut());
+            for display in displays.into_iter().flatten() {
+                if display["mime"].as_str().is_some_and(is_html)
+                    && let Some(html) = display["data"].as_str()
+                {
+                    display["data"] = sanitize_html(html).into();
+                }
+            }
+        }
+        Ok(Last { execution })
     }
 
     pub(crate) async fn replay(&self, id: &Id, params: Replay, blobs: &mut Named) -> Result<Replayed, RpcError> {

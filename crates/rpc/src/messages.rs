@@ -387,6 +387,14 @@ pub struct FinalAnswer {
     pub value: WireValue,
 }
 
+/// The result of `last`.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Last {
+    /// The fields of the last execution that has ended, as over HTTP. Null if there is none, or if it has more than 1 MiB of JSON.
+    pub execution: Option<Json>,
+}
+
 /// Parameters of `resume`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -21,7 +21,7 @@ use crate::connection::{Home, lock};
 use crate::messages::{
     AddContext, AllCells, AllPersisted, BudgetCounts, CaptureState, CapturedState, Configure, Converse, Counts,
     Created, DeletePersisted, Displayed, Empty, Execute, Executed, Files, FinalAnswer, Fork, Forked, GetVariable,
-    Hello, Hint, Id, Initialize, ListFiles, ListPersisted, OfCell, OfCellFile, OfFile, OfSandbox, OpenState,
+    Hello, Hint, Id, Initialize, Last, ListFiles, ListPersisted, OfCell, OfCellFile, OfFile, OfSandbox, OpenState,
     OpenedState, Output, RanCell, Replay, Replayed, RestoreState, Resume, RpcError, RunCell, SeriesName, SetVariable,
     StateOf, Valued, Variable, Variables, Welcome, WireValue, WriteFile, Written,
 };
@@ -85,6 +85,7 @@ methods! {
     "pending" pending OfSandbox => Valued;
     "resume" resume Resume => Executed;
     "discard" discard OfSandbox => Empty;
+    "last" last OfSandbox => Last;
     "replay" replay Replay => Replayed;
     "listPersisted" list_persisted ListPersisted => AllPersisted;
     "deletePersisted" delete_persisted DeletePersisted => Empty;
@@ -510,7 +511,7 @@ pub(crate) async fn begun<T>(command: impl Future<Output = T>, turn: Turn) -> T 
     }
 }
 
-fn is_html(mime: &str) -> bool {
+pub(crate) fn is_html(mime: &str) -> bool {
     mime.split(';')
         .next()
         .unwrap_or_default()

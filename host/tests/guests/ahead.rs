@@ -8,7 +8,7 @@ use sandglass_core::execution::Outcome;
 use sandglass_core::predictions::{Source, Tally};
 use sandglass_host::{BackendKind, ExecuteOptions, Limits, Sandbox};
 
-use crate::support::{builder, limits, on_both};
+use crate::support::{PATIENCE, builder, limits, on_both};
 
 on_both!(
     a_guest_has_nobody_killed_but_itself,
@@ -49,8 +49,15 @@ pub(crate) async fn finished(sandbox: &Sandbox, source: Source, count: u32) {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
+    let started = async {
+        while tally(sandbox, source).await.started < count {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, started)
+        .await
+        .expect("nothing runs ahead");
     let _ = tokio::time::timeout(Duration::from_secs(5), ended).await;
-    assert!(tally(sandbox, source).await.started >= count, "nothing runs ahead");
 }
 
 pub(crate) async fn prints(sandbox: &Sandbox, code: &str) -> String {

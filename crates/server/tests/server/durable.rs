@@ -16,7 +16,7 @@ const HANGS: &str = "import threading
 class Slow:
     def __init__(self): self.lock = threading.Lock()
     def __getstate__(self):
-        while True: pass
+        threading.Event().wait()
 slow = Slow()
 1";
 /// Keeps the session from being suspended where a state may have 1 MiB.

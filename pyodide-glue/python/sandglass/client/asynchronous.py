@@ -176,6 +176,13 @@ class AsyncSandbox:
         """Gives the pending execution up. The state stays as it was before it."""
         await self._run(self._session.discard())
 
+    async def last(self) -> CodeExecution | None:
+        """The last execution that has ended, in a sandbox with `persist`, also if it ended in an earlier program.
+
+        It has neither `value` nor `calls`, and `final` is made of JSON. None if there is none, or if it was too large.
+        """
+        return await self._run(self._session.last())
+
     async def replay(
         self, execution: int, answers: Mapping[int | str, Any] | None = None, *, ask: bool = False
     ) -> Replay:

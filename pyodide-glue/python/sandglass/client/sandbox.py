@@ -192,6 +192,13 @@ class Sandbox:
         """Gives the pending execution up. The state stays as it was before it."""
         self._run(self._session.discard())
 
+    def last(self) -> CodeExecution | None:
+        """The last execution that has ended, in a sandbox with `persist`, also if it ended in an earlier program.
+
+        It has neither `value` nor `calls`, and `final` is made of JSON. None if there is none, or if it was too large.
+        """
+        return self._run(self._session.last())
+
     def replay(self, execution: int, answers: Mapping[int | str, Any] | None = None, *, ask: bool = False) -> Replay:
         """Runs an ended execution again by its journal, in a sandbox with `persist`. The sandbox stays as it is.
 

@@ -343,6 +343,14 @@ class Session:
     def discard(self) -> Ask[None]:
         return Ask("discard", _nothing)
 
+    def last(self) -> Ask[CodeExecution | None]:
+        def read(message: Message) -> CodeExecution | None:
+            ended = _result(message)["execution"]
+            final = (ended.get("final") or {}).get("value") if ended else None
+            return read_execution(ended, None, final, []) if ended else None
+
+        return Ask("last", read)
+
     def replay(
         self, number: int, answers: Mapping[int | str, Any] | None, ask: bool, execution: Execution
     ) -> Ask[Replay]:

@@ -15,6 +15,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use self::copies::Kin;
 use self::fork::{Forker, Succession};
+pub use self::sweep::Sweep;
 use crate::cgroup::Bounds;
 use crate::frame::{FRAME_SLACK_BYTES, Frame, FrameError, FrameReader, Outbox};
 use futures_util::future::BoxFuture;
@@ -25,6 +26,7 @@ pub(crate) mod memory;
 pub(crate) mod paused;
 pub(crate) mod process;
 mod rlimits;
+pub(crate) mod sweep;
 
 /// The command that starts a guest, as data.
 #[derive(Debug, Clone, PartialEq)]
@@ -138,10 +140,8 @@ pub trait Process: Send + Sync + 'static {
         None
     }
 
-    /// A function that kills all its processes but these, and waits for their end. It blocks, and returns false if some are left. `None`
-    /// if processes of this kind end only together.
-    fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
-        let _ = spared;
+    /// The means to end some of its processes. `None` if processes of this kind end only together.
+    fn sweeper(&self) -> Option<Arc<dyn Sweep>> {
         None
     }
 
@@ -150,9 +150,6 @@ pub trait Process: Send + Sync + 'static {
         Duration::from_secs(5)
     }
 }
-
-/// A function that ends processes; see [`Process::sweeper`].
-pub type Sweeper = Box<dyn FnOnce() -> bool + Send>;
 
 /// A started guest. Dropping it ends the guest.
 pub struct Guest {
@@ -395,9 +392,9 @@ impl GuestProcess {
         self.process.held_bytes()
     }
 
-    /// A function that kills all its processes but these: see [`Process::sweeper`].
-    pub(crate) fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
-        self.process.sweeper(spared)
+    /// The means to end some of its processes: see [`Process::sweeper`].
+    pub(crate) fn sweeper(&self) -> Option<Arc<dyn Sweep>> {
+        self.process.sweeper()
     }
 
     /// The time for the exit to show after the channel has closed.

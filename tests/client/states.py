@@ -1,16 +1,21 @@
 """A user of a sandbox with checkpoints, who knows what every variable should be, at every execution.
 
-The user does things at random: good code, code that ends its guest, undo, restores. Somebody else kills the sandbox's
-processes meanwhile. Whatever becomes of the state, the results have to say so.
+The user does things at random: good code, code that ends its guest, undo, restores, copies. The user also leaves while
+code runs. Somebody else kills the sandbox's processes meanwhile. Whatever becomes of the state, the results have to say
+so.
 """
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
+
+from http_sandbox import HttpSandbox
 
 from sandglass import AsyncSandbox, SandboxError
 from sandglass.client.execution import CodeExecution
@@ -24,9 +29,28 @@ _SHOW = f"""
 print("state", {{
     **{{name: globals()[name] if name != "big" else len(big) for name in {NAMES!r} if name in globals()}},
     **({{"taken": taken.gi_frame.f_locals["number"]}} if "taken" in globals() else {{}}),
+    **({{"count": count.__closure__[0].cell_contents}} if "count" in globals() else {{}}),
+    **({{"seeded": seeded, "random": hash(random.getstate()[1])}} if "seeded" in globals() else {{}}),
+    **({{"left": left}} if "left" in globals() else {{}}),
     **({{"is_same": items is same}} if "items" in globals() and "same" in globals() else {{}}),
 }})"""
+#: What is shown beside variables.
+_NO_NAMES = frozenset(("is_same", "random"))
 _COUNTER = "def counter():\n    number = 0\n    while True:\n        yield number\n        number += 1\n"
+_CLOSURE = """
+if "count" not in globals():
+    def counting():
+        number = 0
+        def count():
+            nonlocal number
+            number += 1
+            return number
+        return count
+    count = counting()
+count()
+pass"""
+#: Code of which nobody hears the end.
+_ENDLESS = "import time\nleft = 0\nwhile True:\n    left += 1\n    time.sleep(0.001)"
 #: Errors that are said and change nothing, and the rest of a message that was cut off.
 ALLOWED = ("no_checkpoint", "not_serializable", "boot_failed", "guest_lost")
 MIB = 1 << 20
@@ -37,13 +61,46 @@ class Wrong(Exception):
     """A sandbox was wrong, or has lost something in silence."""
 
 
+class RpcSandbox(AsyncSandbox):
+    """A sandbox over JSON-RPC whose user may leave."""
+
+    async def leave(self, code: str, seconds: float) -> CodeExecution | None:
+        """Has code run, and stops waiting for it. Returns the result if it came before."""
+        running = asyncio.ensure_future(self.execute(code))
+        done, _ = await asyncio.wait([running], timeout=seconds)
+        if done:
+            return running.result()
+        running.cancel()
+        await asyncio.wait([running])
+        return None if running.cancelled() else running.result()
+
+
+class _AnyNumber:
+    """A number that nobody knows."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is int or isinstance(other, _AnyNumber)
+
+    def __repr__(self) -> str:
+        return "any number"
+
+
 class User:
     """One user with one sandbox."""
 
-    def __init__(self, sandbox: AsyncSandbox, chance: random.Random, counts: Counter[str]) -> None:
+    def __init__(
+        self, sandbox: RpcSandbox | HttpSandbox, chance: random.Random, counts: Counter[str], is_copy: bool = False
+    ) -> None:
         self._sandbox = sandbox
         self._chance = chance
         self._counts = counts
+        self._is_copy = is_copy
+        #: The newest execution.
+        self._newest = 0
+        #: True if nobody heard of its end.
+        self._has_left = False
         #: The states that may be there now: one, until a guest was lost.
         self._states: list[State] = [{}]
         #: The states that an execution may have left.
@@ -60,9 +117,12 @@ class User:
     async def act(self) -> None:
         """Does one thing, and checks what became of it."""
         acts = (
-            *(self._assign, self._append, self._alias, self._take, self._delete, self._grow) * 2,
-            *(self._undo, self._restore, self._go_back_far, self._checkpoint, self._set),
-            *(self._crash, self._hang, self._exhaust, self._hold, self._raise),
+            *(self._assign, self._append, self._alias, self._take, self._count, self._draw) * 2,
+            *(self._delete, self._grow) * 2,
+            *(self._checkpoint, self._set),
+            *(self._crash, self._hang, self._exhaust, self._hold, self._raise, self._leave),
+            # In a copy, the number of the state that it began with is the original's last one, even if that was undone.
+            *(() if self._is_copy else (self._undo, self._restore, self._go_back_far, self._fork, self._fork)),
         )
         act = self._chance.choice(acts)
         name = act.__name__.strip("_")
@@ -92,15 +152,18 @@ class User:
     # ---- executions ----
 
     async def _run(self, code: str, change: Change, timeout: float | None = None) -> CodeExecution:
-        run = await self._sandbox.execute(code + _SHOW, timeout=timeout)
+        return self._check(await self._sandbox.execute(code + _SHOW, timeout=timeout), code, change)
+
+    def _check(self, run: CodeExecution, code: str, change: Change) -> CodeExecution:
+        self._newest = max(self._newest, run.id)
         self._counts[run.outcome] += 1
         self._counts[run.state.status] += 1
+        self._told |= {lost.name for lost in run.state.lost}
         if run.state.status != "kept":
-            self._before |= set(self._states[-1])
-            self._told |= {lost.name for lost in run.state.lost}
+            self._before |= _certain(self._states)
             self._record = self._come_back_to(run)
             self._states = [*self._record]
-        self._set_since = []
+        self._set_since, has_left, self._has_left = [], self._has_left, False
         if run.outcome != "ok":
             if run.outcome == "error" and run.error_type not in ("MemoryError", "ValueError"):
                 raise Wrong(f"{code}: {run.error} {self._recent()}")
@@ -111,20 +174,23 @@ class User:
             return run
         shown = ast.literal_eval(run.stdout.partition("state ")[2])
         fitting = []
-        for state in self._states:
+        # The answer that told of a loss may have come just when the user left.
+        unheard = [state for record in self._history.values() for state in _may_have_left(record)] if has_left else []
+        for state in [*unheard, *self._states]:
             after = dict(state)
             change(after)
+            _complete(after)
             if after == shown:
-                fitting.append((state, after))
+                fitting.append(state)
         if not fitting:
             raise Wrong(f"{code}: it is {shown}, and should be one of {self._states} changed {self._recent()} {run}")
-        came_back, after = fitting[-1]
-        silent = self._before - set(came_back) - self._told - {"is_same"}
+        silent = set() if has_left else self._before - set(fitting[-1]) - self._told - _NO_NAMES
         if silent:
             raise Wrong(f"{code}: {silent} got lost in silence {self._recent()} {run}")
         self._before, self._told = set(), set()
-        self._states = [after]
-        self._history[run.id] = self._record = [after]
+        self._states = [shown]
+        self._history[run.id] = self._record = [shown]
+        self._counts["compared"] += 1
         return run
 
     def _come_back_to(self, run: CodeExecution) -> list[State]:
@@ -133,7 +199,7 @@ class User:
             raise Wrong(f"it says that execution {number} is back, which never was {self._recent()} {run}")
         record = self._history[0 if run.state.status == "lost" else number or 0]
         _may_have(record, self._set_since)
-        return record
+        return _may_have_left(record) if self._has_left else record
 
     def _recent(self) -> str:
         return f"(after {', '.join(self._done)})"
@@ -170,6 +236,20 @@ class User:
         await self._run(
             f"if 'taken' not in globals():\n    exec({_COUNTER!r})\n    taken = counter()\nnext(taken)\npass", change
         )
+
+    async def _count(self) -> None:
+        await self._run(_CLOSURE, lambda state: state.update(count=state.get("count", 0) + 1))
+
+    async def _draw(self) -> None:
+        """Draws from the generator of `random`, which is seeded first."""
+        seed = self._chance.randrange(1000)
+
+        def change(state: State) -> None:
+            first, drawn = state.get("seeded", (seed, 0))
+            state["seeded"] = [first, drawn + 1]
+
+        code = f"if 'seeded' not in globals():\n    seeded = [{seed}, 0]\n    random.seed({seed})\nseeded[1] += 1"
+        await self._run(f"import random\n{code}\nrandom.random()\npass", change)
 
     async def _delete(self) -> None:
         name = self._chance.choice(NAMES)
@@ -210,6 +290,42 @@ class User:
         await self._run("import socket\nheld = socket.socket()", lambda state: None)
         await self._assign()
         await self._run("held = globals().get('held')\nif held: held.close()\ndel held", lambda state: None)
+
+    async def _leave(self) -> None:
+        """Leaves while code runs, which is interrupted then. Nobody knows how far it came."""
+        self._states = _may_have_left(self._states)
+        # Its number, if it began.
+        self._newest += 1
+        self._history[self._newest] = self._record = [*self._states]
+        self._set_since = []
+        run = await self._sandbox.leave(_ENDLESS, self._chance.uniform(0, 0.1))
+        if run is None:
+            self._counts["left alone"] += 1
+            # What the next execution says of the state may be of the time before this one ran.
+            self._has_left = True
+        else:
+            self._check(run, _ENDLESS, lambda state: None)
+
+    # ---- copies ----
+
+    async def _fork(self) -> None:
+        """Uses a copy, which has the variables by value. So it has no generator, and says so."""
+        copy = await self._sandbox.fork()
+        assert isinstance(copy, RpcSandbox | HttpSandbox)
+        try:
+            user = User(copy, self._chance, self._counts, is_copy=True)
+            user._newest, user._has_left, user._done = self._newest, self._has_left, [*self._done]
+            user._history = {number: _without_taken(record) for number, record in self._history.items()}
+            user._states = _without_taken(self._states)
+            user._record = [*user._states]
+            user._before = _certain(self._states) | self._before
+            user._told = set(self._told)
+            await user.look()
+            for _ in range(self._chance.randrange(4)):
+                await user.act()
+            await user.look()
+        finally:
+            await copy.destroy()
 
     # ---- going back ----
 
@@ -257,6 +373,39 @@ def _may_have(record: list[State], values: list[float]) -> None:
     for value in values:
         known = [*record]
         record += [new for state in known if (new := {**state, "a": value}) not in record]
+
+
+def _certain(states: list[State]) -> set[str]:
+    """The variables that are there in any case."""
+    return set.intersection(*map(set, states))
+
+
+def _without_taken(record: list[State]) -> list[State]:
+    without = [
+        {name: value for name, value in state.items() if name != "taken"} for state in record if "taken" in state
+    ]
+    return [*without, *record]
+
+
+def _may_have_left(record: list[State]) -> list[State]:
+    """Adds the states after an execution of which nobody knows how far it came."""
+    known = [state for state in record if not isinstance(state.get("left"), _AnyNumber)]
+    return [*record, *({**state, "left": _AnyNumber()} for state in known)]
+
+
+def _complete(state: State) -> None:
+    """Adds what follows from the variables."""
+    state.pop("random", None)
+    if "seeded" in state:
+        state["random"] = _state_of_random(*state["seeded"])
+
+
+@lru_cache(10_000)
+def _state_of_random(seed: int, drawn: int) -> int:
+    generator = random.Random(seed)
+    for _ in range(drawn):
+        generator.random()
+    return hash(generator.getstate()[1])
 
 
 def _compare(state: State, is_same: bool) -> None:

@@ -1,7 +1,7 @@
 """Sandboxes with checkpoints, while their processes are killed and their connections break at random.
 
-What a sandbox holds must be as its results say, and nothing may be left in the end: processes, control groups, mounts,
-descriptors. SANDGLASS_SOAK_SECONDS=600 for the long form, SANDGLASS_SOAK_SEED to draw the same again.
+Some are used over JSON-RPC and some over HTTP. What a sandbox holds must be as its results say, and nothing may be left
+in the end: processes, control groups, mounts, descriptors, files. SANDGLASS_SOAK_SECONDS=600 for the long form, SANDGLASS_SOAK_SEED to draw the same again.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from typing import Any
 
 import pytest
 from client_host import PROGRAM
+from http_sandbox import HttpSandbox
 from proxy import Proxy
-from states import MEMORY_BYTES, User
+from states import ALLOWED, MEMORY_BYTES, RpcSandbox, User
 
-from sandglass import AsyncSandbox
+from sandglass import SandboxError
 
 KEY = "a-key-for-tests-0123456789"
 #: The backends, each with options of the server. Guests are forked from a zygote, or start cold.
@@ -177,22 +178,74 @@ async def _soak(proxy: Proxy, url: str, until: float, chance: random.Random, cou
 
 
 def _has_all(counts: Counter[str]) -> bool:
-    return all(counts[what] for what in ("ok", "crashed", "restored", "kills", "undo"))
+    whats = (
+        "ok",
+        "crashed",
+        "restored",
+        "kills",
+        "undo",
+        "fork",
+        "left alone",
+        "over HTTP",
+        "over JSON-RPC",
+        "cut short",
+    )
+    return all(counts[what] for what in whats)
 
 
 async def _use(
     proxy: Proxy, url: str, acts: int, chance: random.Random, counts: Counter[str], until: float = float("inf")
 ) -> None:
     """Uses one sandbox."""
-    options: Any = {"checkpoints": chance.choice((2, 4, 8)), "memory_limit": MEMORY_BYTES, "grace_period": 200}
-    async with AsyncSandbox(url=proxy.url, api_key=KEY, **options) as sandbox:
+    bounds: Any = {"checkpoints": chance.choice((2, 4, 8))}
+    sandbox: RpcSandbox | HttpSandbox
+    if is_http := chance.random() < 0.5:
+        # A client that leaves cuts such a connection. There is nothing to take up again.
+        try:
+            sandbox = await HttpSandbox.create(url, KEY, **bounds, memoryLimit=MEMORY_BYTES, gracePeriod=200)
+        except SandboxError as error:
+            assert error.code in ALLOWED, error  # its guest was killed
+            counts[error.code] += 1
+            return
+    else:
+        options = {**bounds, "memory_limit": MEMORY_BYTES, "grace_period": 200}
+        sandbox = RpcSandbox(url=proxy.url, api_key=KEY, **options)
+    try:
+        if isinstance(sandbox, RpcSandbox):
+            await _open(sandbox, counts)
         user = User(sandbox, chance, counts)
         for _ in range(acts):
             if time.monotonic() > until:
                 break
             await user.act()
         await user.look()
-        counts["sandboxes"] += 1
+        if chance.random() < 0.3:
+            await _cut_short(sandbox, chance, counts)
+    finally:
+        await sandbox.destroy()
+    counts["over HTTP" if is_http else "over JSON-RPC"] += 1
+
+
+async def _open(sandbox: RpcSandbox, counts: Counter[str]) -> None:
+    """Opens a sandbox. The client gives up if its first connection breaks, and has to be asked once more."""
+    while True:
+        try:
+            await sandbox.list_variables()
+            return
+        except SandboxError as error:
+            assert error.code in (*ALLOWED, "backend_unavailable"), error
+            counts[error.code] += 1
+
+
+async def _cut_short(sandbox: RpcSandbox | HttpSandbox, chance: random.Random, counts: Counter[str]) -> None:
+    """Ends a sandbox in the middle of an execution, which says so."""
+    running = asyncio.ensure_future(sandbox.execute("while True: pass"))
+    await asyncio.wait([running], timeout=chance.uniform(0, 0.05))
+    await sandbox.destroy()
+    with suppress(SandboxError):
+        run = await asyncio.wait_for(running, PATIENCE_SECONDS)
+        assert run.outcome != "ok", run
+    counts["cut short"] += 1
 
 
 async def _kill(server: int, chance: random.Random, counts: Counter[str], groups: set[str]) -> None:

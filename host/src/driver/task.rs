@@ -289,7 +289,16 @@ impl SandboxTask {
                 }
                 reply => reply,
             };
-            let _ = waiter.answer.send(reply);
+            let is_left = waiter.watch.cancel.is_some_and(|cancel| cancel.is_cancelled());
+            let unheard = match &reply {
+                Ok(Reply::Execution(run, _)) => Some(run.state.clone()),
+                _ => None,
+            };
+            let is_sent = waiter.answer.send(reply).is_ok();
+            // Whoever has cancelled an execution may not look at its result.
+            if let Some(report) = unheard.filter(|_| is_left || !is_sent) {
+                self.session.add_unheard(report);
+            }
         }
     }
 
@@ -352,7 +361,8 @@ impl SandboxTask {
             (Happened::Frame(Ok(Some(frame))), _) => self.frames(slot, frame),
             (Happened::Written(Ok(())), _) => {}
             (_, Slot::Shadow(_)) => self.lost(slot, "it ended"),
-            (Happened::Frame(Ok(None) | Err(FrameError::Io(_))), _) => self.closed(),
+            // A guest that is killed while it writes a frame leaves a part of it. Its exit says why.
+            (Happened::Frame(Ok(None) | Err(FrameError::Io(_) | FrameError::Truncated)), _) => self.closed(),
             (Happened::Frame(Err(error)), _) => {
                 self.tell(Input::Guest(slot, GuestInput::BadMessage(error.to_string())));
             }

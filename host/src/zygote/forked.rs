@@ -1,6 +1,5 @@
 //! The process of a guest that a zygote forked.
 
-use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -11,8 +10,9 @@ use tokio::sync::watch;
 
 use super::{STATUS_TIMEOUT, Zygote, kill, lock};
 use crate::cgroup::Cgroup;
-use crate::guest::process::{GONE_WITHIN, kill_others, process_of};
-use crate::guest::{Exit, Hits, Process, Sweeper};
+use crate::guest::process::process_of;
+use crate::guest::sweep::Family;
+use crate::guest::{Exit, Hits, Process, Sweep};
 
 /// A guest that a zygote forked.
 pub(super) struct ForkedProcess {
@@ -68,15 +68,13 @@ impl Process for ForkedProcess {
         self.group.as_ref()?.held_bytes()
     }
 
-    fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
-        let spared = HashSet::from_iter(spared);
-        let root = self.id();
+    fn sweeper(&self) -> Option<Arc<dyn Sweep>> {
         Some(match &self.group {
-            Some(group) => {
-                let group = Arc::clone(group);
-                Box::new(move || group.kill_others(&spared, GONE_WITHIN))
-            }
-            None => Box::new(move || kill_others(None, root, &spared)),
+            Some(group) => Arc::clone(group) as _,
+            None => Arc::new(Family {
+                mark: None,
+                root: self.id(),
+            }),
         })
     }
 

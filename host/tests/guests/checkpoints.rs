@@ -1,10 +1,13 @@
 //! Checkpoints, which are paused copies of the guest.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sandglass_core::execution::{Killer, Outcome, StateStatus};
 use sandglass_host::launcher::Resources;
 use sandglass_host::{BackendKind, ExecuteOptions, Limits, Sandbox, SandboxBuilder, Value};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use crate::ahead::{LIE, finished, prints};
 use crate::support::{limits, on_both, processes_with, starts_processes, token, until};
@@ -14,6 +17,7 @@ on_both!(
     a_guest_that_does_not_stop_comes_back_soon,
     a_crash_and_want_of_memory_cost_one_execution,
     what_a_killed_guest_left_ends_with_it,
+    a_loss_that_nobody_heard_of_is_told_by_the_next_execution,
     the_state_goes_back_and_forth,
     what_keeps_a_guest_from_being_copied_is_named,
     a_guest_that_ends_its_checkpoints_loses_them,
@@ -136,6 +140,43 @@ async fn a_crash_and_want_of_memory_cost_one_execution(kind: BackendKind) {
             .next(),
         Some("10485760")
     );
+}
+
+async fn a_loss_that_nobody_heard_of_is_told_by_the_next_execution(kind: BackendKind) {
+    let code = "import os
+try:
+    print('it runs', flush=True)
+    while True: pass
+except KeyboardInterrupt:
+    os._exit(1)";
+    for cancels in [false, true] {
+        let sandbox = sandbox(kind).await;
+        prints(&sandbox, "x = 1").await;
+        let runs = Arc::new(Notify::new());
+        let heard = Arc::clone(&runs);
+        let cancel = CancellationToken::new();
+        let options = ExecuteOptions {
+            on_output: Some(Arc::new(move |_, _| heard.notify_one())),
+            cancel: cancels.then(|| cancel.clone()),
+            ..ExecuteOptions::default()
+        };
+        let mut left = Box::pin(sandbox.execute_with(code, options));
+        tokio::select! {
+            ended = &mut left => panic!("{ended:?}"),
+            () = runs.notified() => {}
+        }
+        if cancels {
+            cancel.cancel();
+            assert_eq!(left.await.unwrap().outcome, Outcome::Crashed);
+        } else {
+            drop(left);
+        }
+        let run = sandbox.execute("x").await.unwrap();
+        let told = (run.state.status, run.state.restored_to, run.result.as_deref());
+        assert_eq!(told, (StateStatus::Restored, Some(1), Some("1")), "{:?}", run.run);
+        let run = sandbox.execute("x").await.unwrap();
+        assert_eq!(run.state.status, StateStatus::Kept, "it is told once");
+    }
 }
 
 async fn what_a_killed_guest_left_ends_with_it(kind: BackendKind) {

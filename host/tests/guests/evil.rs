@@ -100,7 +100,7 @@ async fn what_is_no_frame_says_so() {
             "ready(); send([{'type': 'part', 'encoding': 'text'}], [bytes(600_000)]); send([{'type': 'part', 'encoding': 'text'}], [bytes(600_000)])",
             "larger than maxValueSize",
         ),
-        ("channel.sendall(b'x'); channel.close(); sys.exit(3)", "cut short"),
+        ("channel.sendall(b'x'); channel.close(); sys.exit(3)", "status 3"),
         (
             "channel.close(); print('what went wrong', file=sys.stderr); sys.exit(3)",
             "status 3: what went wrong",

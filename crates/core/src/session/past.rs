@@ -94,6 +94,13 @@ impl<B: Body> Session<B> {
         tell_of(lost, &mut interpreter.names, &mut interpreter.untold_loss);
     }
 
+    /// Has the next execution report what became of the state, because nobody heard the report of this one.
+    pub fn add_unheard(&mut self, report: StateReport) {
+        if report.status != StateStatus::Kept || report.lost.is_some() {
+            self.interpreter.tell_later(Some(report));
+        }
+    }
+
     /// Goes on after the past of another session. The driver opens the variables next.
     #[must_use]
     pub fn with_past(mut self, past: Past<B>) -> Self {

@@ -141,7 +141,15 @@ pub(super) async fn way(app: &App, asked: &Asked, tried: &[ServerId]) -> Result<
         Ok((Known::Asleep(asleep), None)) => Some(asleep),
         Err(_) => None,
     };
-    let Some(living) = suspension.elsewhere(&account.owner, id).await? else {
+    let kept = match is_session && asleep.is_none() {
+        true => suspension.kept_elsewhere(&account.owner, id).await?,
+        false => None,
+    };
+    let living = match kept {
+        Some(living) => living,
+        None => suspension.elsewhere(&account.owner, id).await?,
+    };
+    let Some(living) = living else {
         return Ok(match is_stored {
             true => asked.left_to_others(app, Reason::Draining, tried),
             false => Way::Here,
@@ -150,6 +158,7 @@ pub(super) async fn way(app: &App, asked: &Asked, tried: &[ServerId]) -> Result<
     if let Some(asleep) = asleep {
         sharing::let_go(app, &asleep);
     }
+    app.kept.let_go_of(&account.owner, id);
     if asked.is_forwarded {
         return match drains && asked.may_come_back {
             true => Ok(Way::Back),

@@ -36,6 +36,7 @@ mod stage;
 
 use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use sandglass_core::execution::LostVariable;
@@ -55,6 +56,9 @@ pub use crate::driver::journal::bounds::{Garbage, KeptBounds, MOST_BYTES};
 use crate::driver::journal::{JournalPlace, Lease, taken};
 use crate::launcher::BackendKind;
 use crate::sandbox::{Capabilities, ExecuteOptions, Execution, Sandbox, SandboxBuilder};
+
+/// The time for which the end of a sandbox waits until the next one may have its place.
+const FREE_TIME: Duration = Duration::from_secs(2);
 
 /// A sandbox whose executions outlive the process. The [module](self) describes it.
 #[derive(Debug)]
@@ -118,7 +122,9 @@ impl Kept {
         let lease = place.lease()?;
         let works = Works::default();
         let _turn = place.turn().await;
-        let found = works.run(|| Ok(place.journal(lease.clone())), JournalPlace::take).await?;
+        let found = works
+            .run(|| Ok(place.journal(lease.clone())), JournalPlace::take)
+            .await?;
         let profile = builder.its_profile();
         let is_new = found.is_none();
         let (settings, stage, last) = match found {
@@ -371,7 +377,12 @@ impl Kept {
             sandbox.destroy().await;
         }
         self.works.ended().await;
+        let is_free = lease.as_ref().map(|lease| lease.is_free());
         drop(lease); // now the place may be opened again
+        if let Some(is_free) = is_free {
+            // Late answers of a driver may still hold it, and a store that servers share may be slow.
+            let _ = tokio::time::timeout(FREE_TIME, is_free.cancelled()).await;
+        }
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {

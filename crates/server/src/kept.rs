@@ -25,7 +25,7 @@ use super::bodies::off_the_workers;
 use super::errors::ApiError;
 use super::quotas::{Account, Held};
 use super::storage::Fate;
-use super::suspension::{Recipe, Suspension, now_ms, session_id, unreadable};
+use super::suspension::{Recipe, STATE_DAMAGED, Suspension, now_ms, session_id, unreadable};
 pub use shared::Listed;
 
 /// The time for a sandbox to end whose name another client takes over.
@@ -244,7 +244,10 @@ impl KeptSandboxes {
         let store = Store::of(app, &account.owner)?;
         let key = (Arc::clone(&account.owner), store.tenant.session_named(name));
         if !store.tenant.is_alone() {
-            shared::look_up(app, account, &key, "of this name").await?;
+            match shared::look_up(app, account, &key, "of this name").await {
+                Err(error) if error.code == STATE_DAMAGED => {} // whoever opens it is told
+                looked_up => drop(looked_up?),
+            }
         }
         let entry = {
             let mut all = app.kept.lock();

@@ -35,6 +35,8 @@ use super::quotas::{Account, Held};
 use super::settings::{MIB, ServeArgs};
 use look_ups::LookUps;
 
+/// The code of the error for a state that is damaged.
+pub(super) const STATE_DAMAGED: &str = "state_damaged";
 /// Guests that write their states at once, of all owners. Each needs a processor for a moment.
 const AT_ONCE: usize = 4;
 /// The age from which objects are collected that nobody needs.
@@ -357,7 +359,10 @@ impl Suspension {
     /// The store cannot be read.
     pub async fn kept_elsewhere(&self, owner: &str, id: &str) -> Result<Option<Option<Living>>, ApiError> {
         let Ok(session) = session_id(id) else { return Ok(None) };
-        match self.kept_look_up(owner, id, move |tenant| tenant.stored_elsewhere(session)).await? {
+        match self
+            .kept_look_up(owner, id, move |tenant| tenant.stored_elsewhere(session))
+            .await?
+        {
             Err(error) if error.is_damage() => Ok(Some(None)), // whoever uses it is told
             found => found.map_err(|error| unreadable(id, &error)),
         }
@@ -498,7 +503,7 @@ pub(super) fn unreadable(id: &str, error: &StateError) -> ApiError {
         let message = format!(
             "session {id} is suspended, and cannot be woken: {error}. Other sessions are not affected; delete this one (DELETE …)"
         );
-        return ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "state_damaged", message);
+        return ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, STATE_DAMAGED, message);
     }
     if matches!(error, StateError::Taken) {
         return elsewhere(id);

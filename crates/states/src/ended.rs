@@ -142,7 +142,11 @@ impl Tenant {
     }
 
     /// The objects that these executions need. Those of a damaged state are not known: its execution cannot run again anyway.
-    pub(crate) fn objects_of_ended(&self, session: SessionId, ended: &[Ended]) -> Result<Vec<(Option<ServerId>, ObjectId)>, StateError> {
+    pub(crate) fn objects_of_ended(
+        &self,
+        session: SessionId,
+        ended: &[Ended],
+    ) -> Result<Vec<(Option<ServerId>, ObjectId)>, StateError> {
         let mut objects = Vec::new();
         for run in ended.iter().filter_map(|ended| ended.kept.as_ref().ok()) {
             let mut name = |writer, body: &Body| objects.extend(body.pieces.iter().map(|id| (writer, *id)));

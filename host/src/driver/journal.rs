@@ -17,6 +17,7 @@ use serde_json::Value as Json;
 use tokio::runtime::Handle;
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use self::bounds::{KeptBounds, MOST_BYTES};
 use super::Answered;
@@ -143,6 +144,8 @@ pub(crate) struct Leased {
     tenant: Arc<Tenant>,
     session: SessionId,
     open: Option<OwnedMutexGuard<()>>,
+    /// Cancelled when the next sandbox may have the place.
+    is_free: CancellationToken,
 }
 
 impl Leased {
@@ -151,12 +154,19 @@ impl Leased {
             tenant,
             session,
             open: Some(open),
+            is_free: CancellationToken::new(),
         }
+    }
+
+    /// A token that is cancelled when the next sandbox may have the place.
+    pub(crate) fn is_free(&self) -> CancellationToken {
+        self.is_free.clone()
     }
 }
 
 impl Drop for Leased {
     fn drop(&mut self) {
+        let is_free = self.is_free.clone().drop_guard(); // dropped last
         let Some(open) = self.open.take() else { return };
         if self.tenant.held_under(self.session).is_none() {
             return; // also in a store of one server
@@ -168,9 +178,12 @@ impl Drop for Leased {
             match tenant.release(session) {
                 // Whoever has taken it over has it.
                 Ok(()) | Err(StateError::Taken) => {}
-                Err(error) => tracing::warn!(kept = %session, %error, "this server still has a kept sandbox that nobody uses"),
+                Err(error) => {
+                    tracing::warn!(kept = %session, %error, "this server still has a kept sandbox that nobody uses")
+                }
             }
             drop(open); // only now may the next sandbox have it, because that one must not be released
+            drop(is_free);
         });
     }
 }

@@ -38,7 +38,9 @@ pub(super) async fn look_up(
     let suspension = suspension.ok_or_else(|| ApiError::internal("there is no store of states; this is a bug"))?;
     let (own, of, session) = (app.clone(), Arc::clone(account), key.1);
     let looked_up = suspension.kept_look_up(&account.owner, what, move |tenant: &Tenant| {
-        let Some(head) = tenant.head(session)? else { return Ok(None) };
+        let Some(head) = tenant.head(session)? else {
+            return Ok(None);
+        };
         let store = Store::of(&own, &of.owner).map_err(|error| StateError::Key(error.message))?;
         Ok(Some((store.found(&of, session, Ok(head.clone())), head)))
     });

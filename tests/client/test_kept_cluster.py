@@ -17,7 +17,7 @@ from typing import Any
 
 from http_server import KEY, PATIENCE_SECONDS
 from test_cluster import LONG_LEASE, SHORT_LEASE, Server
-from test_kept import BEFORE, CODE, code_of, goes_on
+from test_kept import BEFORE, CODE, begin_client, code_of, goes_on
 from test_kept_server import KILLS, SEED, Client, Model
 
 from sandglass.client import Sandbox, SandboxError
@@ -29,10 +29,10 @@ BETWEEN = {(503, "server_unreachable"), (503, "state_unavailable")}
 
 
 class Member(Server):
-    """A server of the cluster. Its clients are not waited for."""
+    """A server of the cluster, which waits so many seconds for clients that are away."""
 
-    def __init__(self, bucket: str, lease: int = LONG_LEASE, more: tuple[str, ...] = ()) -> None:
-        super().__init__(bucket, lease, ("--reconnect-within", "0", *more))
+    def __init__(self, bucket: str, lease: int = LONG_LEASE, more: tuple[str, ...] = (), within: int = 0) -> None:
+        super().__init__(bucket, lease, ("--reconnect-within", str(within), *more))
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -256,6 +256,17 @@ def test_the_execution_of_a_name_goes_on_at_another_server(bucket: str) -> None:
         first.kill()
         assert isinstance(running.exception(), (SandboxError, OSError, HTTPException))
         end.set()
+        opened(second).destroy()
+        goes_on_at_last(second)
+
+
+def test_a_client_that_was_killed_leaves_its_name_to_one_at_another_server(bucket: str) -> None:
+    with Member(bucket, within=3600) as first, Member(bucket) as second:
+        client = begin_client(first.options())
+        assert code_of(lambda: Sandbox(**second.options())) == "persist_in_use", "its client is there"
+        client.kill()
+        client.communicate()
+        # The first server waits for its client, and gives the name back all the same.
         opened(second).destroy()
         goes_on_at_last(second)
 

@@ -6,6 +6,7 @@
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
 mod expiring;
+mod releasing;
 mod shared;
 
 use std::collections::HashMap;
@@ -26,6 +27,7 @@ use super::errors::ApiError;
 use super::quotas::{Account, Held};
 use super::storage::Fate;
 use super::suspension::{Recipe, STATE_DAMAGED, Suspension, now_ms, session_id, unreadable};
+pub use releasing::release;
 pub use shared::Listed;
 
 /// The time for a sandbox to end whose name another client takes over.

@@ -213,7 +213,9 @@ fn an_ended_execution_runs_again_at_the_next_server() {
                 journal: Ok(format!("the journal of {execution}").into_bytes()),
             };
             let about = (serde_json::Value::Null, Some(&ran));
-            let written = server.ann.write_after(session(1), &state(execution), about, &most, |_| true);
+            let written = server
+                .ann
+                .write_after(session(1), &state(execution), about, &most, |_| true);
             written.map(drop)
         };
         let has = |server: &Server, execution: u32| {

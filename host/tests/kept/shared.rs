@@ -53,7 +53,9 @@ fn end_lease(watching: &Server, seconds: &AtomicU64) {
 }
 
 async fn refusal(server: &Server) -> String {
-    let builder = Sandbox::builder().backend(BackendKind::Subprocess).allow_subprocess(true);
+    let builder = Sandbox::builder()
+        .backend(BackendKind::Subprocess)
+        .allow_subprocess(true);
     in_use(Kept::open(builder, server.place.clone()).await.map(drop))
 }
 
@@ -98,9 +100,15 @@ async fn one_server_at_a_time_has_a_sandbox_and_gives_it_back() {
     assert!(!a.place.is_open(), "the end of the sandbox waits for that");
     let (kept, _) = open(&b.place, BackendKind::Subprocess, all).await;
     let run = kept.execute("x").await.unwrap();
-    assert_eq!((ok(&run).as_str(), run.state.status), ("['answer to one']", StateStatus::Kept));
+    assert_eq!(
+        (ok(&run).as_str(), run.state.status),
+        ("['answer to one']", StateStatus::Kept)
+    );
     // What ended at the other server runs again here.
-    let again = kept.replay(1, sandglass_host::kept::ReplayOptions::default()).await.unwrap();
+    let again = kept
+        .replay(1, sandglass_host::kept::ReplayOptions::default())
+        .await
+        .unwrap();
     assert_eq!((again.execution.id, again.difference), (1, None));
     assert!(refusal(&a).await.contains("another server"));
     kept.destroy().await;
@@ -139,9 +147,16 @@ async fn a_silent_server_makes_no_further_call_and_writes_nothing() {
     let (kept, again) = open(&b.place, BackendKind::Subprocess, all).await;
     assert_eq!(kept.pending().unwrap().calls[0].name, "ask");
     let run = kept.resume(ResumeOptions::default()).await.unwrap();
-    assert_eq!((ok(&run).as_str(), run.unkept), ("['answer to one', 'answer to two']", None));
+    assert_eq!(
+        (ok(&run).as_str(), run.unkept),
+        ("['answer to one', 'answer to two']", None)
+    );
     assert_eq!(questions(&again), ["one", "two"]);
-    assert_eq!(calls.borrow()[0].0, again.borrow()[0].0, "a call that is made again has the same name");
+    assert_eq!(
+        calls.borrow()[0].0,
+        again.borrow()[0].0,
+        "a call that is made again has the same name"
+    );
 
     // The answer comes now. The lease of this server is over, so nobody sees it.
     end.send_replace(true);
@@ -156,7 +171,10 @@ async fn a_silent_server_makes_no_further_call_and_writes_nothing() {
     assert!(!a.place.hold_again().unwrap());
     late.destroy().await;
     let run = kept.execute("x").await.unwrap();
-    assert_eq!((ok(&run).as_str(), run.state.status), ("['answer to one', 'answer to two']", StateStatus::Kept));
+    assert_eq!(
+        (ok(&run).as_str(), run.state.status),
+        ("['answer to one', 'answer to two']", StateStatus::Kept)
+    );
     kept.destroy().await;
 }
 

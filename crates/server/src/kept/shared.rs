@@ -81,24 +81,23 @@ pub(super) async fn find(app: &App, account: &Arc<Account>, id: &str) -> Result<
 }
 
 impl KeptSandboxes {
-    /// The sessions of a key that are kept, open or not, also those of other servers.
-    ///
-    /// # Errors
-    /// 503: they cannot be listed.
-    pub async fn listed(app: &App, account: &Account) -> Result<Vec<Listed>, ApiError> {
-        let suspension = app.suspension.as_ref().filter(|suspension| suspension.is_shared());
-        let Some(suspension) = suspension else {
+    /// The sessions of a key that are kept, open or not, also those of other servers. Without an answer of the store, those that this server
+    /// knows of.
+    pub async fn listed(app: &App, account: &Account) -> Vec<Listed> {
+        let own = || {
             let own = app.kept.sessions(&account.owner).into_iter();
-            return Ok(own.map(|own| (own.id, own.about, own.age)).collect());
+            own.map(|own| (own.id, own.about, own.age)).collect()
         };
+        let suspension = app.suspension.as_ref().filter(|suspension| suspension.is_shared());
+        let Some(suspension) = suspension else { return own() };
         let found = suspension.kept_look_up(&account.owner, "of this key", Tenant::sessions);
+        let Ok(Ok(found)) = found.await else { return own() };
         let listed = |(id, head): Found| {
             let head = head.ok()?;
             let age = Duration::from_millis(now_ms().saturating_sub(head.last_used_ms()));
             Some((id.to_string(), About::deserialize(&head.about).ok()?, age))
         };
-        let found = found.await?.map_err(|error| unreadable("of this key", &error))?;
-        Ok(found.into_iter().filter_map(listed).collect())
+        found.into_iter().filter_map(listed).collect()
     }
 
     /// The states of each owner, and their MiB, that this server counts for all servers.

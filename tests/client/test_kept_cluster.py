@@ -24,6 +24,8 @@ from sandglass.client import Sandbox, SandboxError
 
 #: Two questions, of which the second has no answer until the model goes on.
 WAITS = "x.append(llm_query('first'))\nx.append(llm_query('go on?'))\nx"
+#: The lease of a server that others shall take over, in seconds. It does not run out by itself, on a busy machine either.
+LEASE = 5
 #: The answers while the lease of a killed server runs.
 BETWEEN = {(503, "server_unreachable"), (503, "state_unavailable")}
 
@@ -77,7 +79,7 @@ def opened(server: Member, ask: Any = None) -> Sandbox:
 def test_an_execution_that_waits_at_a_killed_server_goes_on_at_another(bucket: str) -> None:
     model = Model()
     more = tuple(model.options)
-    with ThreadPoolExecutor(1) as pool, Member(bucket, SHORT_LEASE, more) as first, Member(bucket, more=more) as second:
+    with ThreadPoolExecutor(1) as pool, Member(bucket, LEASE, more) as first, Member(bucket, more=more) as second:
         session = first.kept()
         # The other server forwards what is for the session.
         run = second.runs(session, "import random\nx = [random.random()]\nx, context")
@@ -124,9 +126,9 @@ def test_a_server_that_was_silent_makes_no_call_and_writes_nothing(bucket: str) 
     code = "x.append(llm_query('go on?'))\nx.append(llm_query('next'))\nx"
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(1))
-        first = stack.enter_context(Member(bucket, SHORT_LEASE, more))
+        first = stack.enter_context(Member(bucket, LEASE, more))
         # It looks at the other one's lease several times in its own, while it forwards a request.
-        second = stack.enter_context(Member(bucket, 10 * SHORT_LEASE, more))
+        second = stack.enter_context(Member(bucket, 2 * LEASE, more))
         session = first.kept()
         first.runs(session, "x = []")
         running = pool.submit(first.execute, session, code)
@@ -247,7 +249,7 @@ def test_the_execution_of_a_name_goes_on_at_another_server(bucket: str) -> None:
             end.wait()
         return f"answer to {question}"
 
-    with Member(bucket, SHORT_LEASE) as first, Member(bucket) as second, ThreadPoolExecutor(1) as pool:
+    with Member(bucket, LEASE) as first, Member(bucket) as second, ThreadPoolExecutor(1) as pool:
         sandbox = Sandbox(**first.options(), host_functions={"ask": ask})
         assert sandbox.execute(BEFORE).outcome == "ok"
         running = pool.submit(sandbox.execute, CODE)
@@ -284,15 +286,21 @@ def goes_on_at_last(server: Member) -> None:
             time.sleep(0.05)
 
 
+class OfCluster(Client):
+    """A client of servers whose leases are so short that one may run out on a busy machine. Then its execution is pending as well."""
+
+    CUTS = frozenset({"backend_unavailable", "persist_in_use"})
+
+
 def test_no_answer_is_lost_when_servers_of_a_cluster_are_killed(bucket: str) -> None:
     print(f"seed {SEED}")
-    client = Client(random.Random(SEED))
+    client = OfCluster(random.Random(SEED))
     with Member(bucket, SHORT_LEASE):  # it watches the others, and so does each that follows
         for _ in range(KILLS):
             with Member(bucket, SHORT_LEASE) as server:
                 opened(server).destroy()
                 client.visit(server)
-        with Member(bucket, SHORT_LEASE) as server:
+        with Member(bucket) as server:
             opened(server).destroy()
             client.visit(server, kills=False)
     print(f"{KILLS} kills, {client.done} executions, {client.resumed} resumed, {client.again} calls made again")

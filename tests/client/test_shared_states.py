@@ -111,7 +111,7 @@ def test_a_session_goes_on_at_another_server(place: tuple[str, str]) -> None:
 
 
 def test_a_kept_sandbox_goes_on_at_another_server_of_object_storage(place: tuple[str, str]) -> None:
-    with Server(place, lease=SHORT_LEASE) as first, Server(place) as second:
+    with Server(place, lease=5) as first, Server(place) as second:
         sandbox = Sandbox(url=first.address, api_key=KEY, persist="name")
         sandbox.execute("x = 1")
         with pytest.raises(SandboxError, match="another server") as raised:

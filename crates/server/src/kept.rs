@@ -27,7 +27,6 @@ use super::errors::ApiError;
 use super::quotas::{Account, Held};
 use super::storage::Fate;
 use super::suspension::{Recipe, STATE_DAMAGED, Suspension, now_ms, session_id, unreadable};
-pub use releasing::release;
 pub use shared::Listed;
 
 /// The time for a sandbox to end whose name another client takes over.

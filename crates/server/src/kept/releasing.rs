@@ -5,30 +5,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, header};
 
 use super::{KeptSandboxes, Store, TAKE_OVER};
 use crate::App;
 use crate::errors::ApiError;
-use crate::own_session::OwnId;
 use crate::quotas::Account;
 
 /// The time for the other server to answer. It ends a sandbox, and waits until nothing writes for it.
 const ANSWER_TIME: Duration = Duration::from_secs(2 * TAKE_OVER.as_secs());
 
-/// `POST /v1/kept/{id}/release`: ends the named sandbox with this id if its client is away. Otherwise, nothing is done.
-pub async fn release(State(app): State<App>, OwnId(id, account): OwnId) -> StatusCode {
-    if let Ok(id) = id.parse() {
-        let entry = app.kept.lock().get(&(Arc::clone(&account.owner), id)).cloned();
+impl KeptSandboxes {
+    /// Ends the named sandbox with this id if its client is away. Otherwise, nothing is done.
+    pub async fn give_back(app: &App, owner: &Arc<str>, id: &str) {
+        let Ok(id) = id.parse() else { return };
+        let entry = app.kept.lock().get(&(Arc::clone(owner), id)).cloned();
         if let Some(entry) = entry {
-            entry.take_over(&app).await;
+            entry.take_over(app).await;
         }
     }
-    StatusCode::NO_CONTENT
-}
 
-impl KeptSandboxes {
     /// Asks the server that holds a name to give it back, if its client is away. `key` is the client's authorization, which that server
     /// checks. Whether it did so shows when the name is opened.
     ///

@@ -342,13 +342,23 @@ impl Suspension {
         }))
     }
 
-    /// Another living server that has a session, or that made it and has stored nothing of it yet.
+    /// Another living server that has a session, kept or not, or that made it and has stored nothing of it yet.
     ///
     /// # Errors
     /// The store cannot be read.
     pub async fn elsewhere(&self, owner: &str, id: &str) -> Result<Option<Living>, ApiError> {
-        match self.look_up(owner, id, Tenant::elsewhere).await? {
-            Err(error) if error.is_damage() => Ok(None), // whoever uses the session is told
+        match self.look_up(owner, id, Tenant::stored_elsewhere).await? {
+            Ok(Some(stored)) => return Ok(stored),
+            Ok(None) => {}
+            Err(error) if error.is_damage() => return Ok(None), // whoever uses the session is told
+            Err(error) => return Err(unreadable(id, &error)),
+        }
+        // A session that has left its home is elsewhere, so its home comes last.
+        if let Some(kept) = self.kept_elsewhere(owner, id).await? {
+            return Ok(kept);
+        }
+        match self.look_up(owner, id, Tenant::at_home).await? {
+            Err(error) if error.is_damage() => Ok(None),
             found => found.map_err(|error| unreadable(id, &error)),
         }
     }

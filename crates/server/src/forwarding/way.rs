@@ -141,15 +141,7 @@ pub(super) async fn way(app: &App, asked: &Asked, tried: &[ServerId]) -> Result<
         Ok((Known::Asleep(asleep), None)) => Some(asleep),
         Err(_) => None,
     };
-    let kept = match is_session && asleep.is_none() {
-        true => suspension.kept_elsewhere(&account.owner, id).await?,
-        false => None,
-    };
-    let living = match kept {
-        Some(living) => living,
-        None => suspension.elsewhere(&account.owner, id).await?,
-    };
-    let Some(living) = living else {
+    let Some(living) = suspension.elsewhere(&account.owner, id).await? else {
         return Ok(match is_stored {
             true => asked.left_to_others(app, Reason::Draining, tried),
             false => Way::Here,

@@ -278,6 +278,14 @@ impl Tenant {
         }
     }
 
+    /// Another living server that made a session.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn at_home(&self, session: SessionId) -> Result<Option<Living>, StateError> {
+        self.servers.at_home(session.home())
+    }
+
     /// As [`Tenant::elsewhere`], but for a session that has a state only. `None` if it has none.
     ///
     /// # Errors

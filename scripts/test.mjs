@@ -97,7 +97,12 @@ const thousandCuts = () => ({
 /** The suites of a server that is killed a thousand times: while it suspends sessions, and in the middle of calls of kept sandboxes. */
 const thousandKills = () => ({
   name: "a thousand kills",
-  ...pytest(python("python"), "tests/client", "-k", "is_lost_when_the_server_is_killed"),
+  ...pytest(
+    python("python"),
+    "tests/client",
+    "-k",
+    "is_lost_when_the_server_is_killed or is_lost_when_servers_of_a_cluster",
+  ),
   needs: ["rust build"],
   env: { SANDGLASS_KILLS: "1000" },
 });

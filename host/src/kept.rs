@@ -36,6 +36,7 @@ mod stage;
 
 use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use sandglass_core::execution::LostVariable;
@@ -48,13 +49,16 @@ use self::ending::inexact;
 pub use self::listing::{KeptFacts, MOST_LISTED, in_folders, newest};
 pub use self::pending::{Pending, PendingCall, ResumeOptions};
 pub use self::place::KeptPlace;
-use self::place::{Works, read};
+use self::place::Works;
 pub use self::replay::{Replay, ReplayOptions};
 use self::stage::Stage;
 pub use crate::driver::journal::bounds::{Garbage, KeptBounds, MOST_BYTES};
-use crate::driver::journal::{JournalPlace, Lease};
+use crate::driver::journal::{JournalPlace, Lease, taken};
 use crate::launcher::BackendKind;
 use crate::sandbox::{Capabilities, ExecuteOptions, Execution, Sandbox, SandboxBuilder};
+
+/// The time for which the end of a sandbox waits until the next one may have its place.
+const FREE_TIME: Duration = Duration::from_secs(2);
 
 /// A sandbox whose executions outlive the process. The [module](self) describes it.
 #[derive(Debug)]
@@ -69,6 +73,8 @@ pub struct Kept {
     inside: Mutex<Inside>,
     /// The number of states that were written.
     writes: AtomicU32,
+    /// True if the place had no state when it was opened.
+    is_new: bool,
     /// Cancelled when the user ends the sandbox.
     is_ended: CancellationToken,
 }
@@ -102,7 +108,7 @@ impl Kept {
     ///
     /// # Errors
     /// [`Error::InvalidOption`] for options with which executions cannot be recorded: another backend than bubblewrap and plain processes, a
-    /// launcher, a folder of the host, or another profile. [`Error::PersistInUse`] when another sandbox has the place.
+    /// launcher, a folder of the host, or another profile. [`Error::PersistInUse`] when another sandbox has the place, also on another server.
     /// [`Error::PersistFailed`] when the store cannot be read, or its state is damaged. After damage of the journal alone, the next execution
     /// tells that the one under way is lost.
     pub async fn open(builder: SandboxBuilder, place: KeptPlace) -> Result<Self, Error> {
@@ -116,17 +122,21 @@ impl Kept {
         let lease = place.lease()?;
         let works = Works::default();
         let _turn = place.turn().await;
-        let found = works.run(|| Ok(place.journal(lease.clone())), read).await?;
+        let found = works
+            .run(|| Ok(place.journal(lease.clone())), JournalPlace::take)
+            .await?;
         let profile = builder.its_profile();
+        let is_new = found.is_none();
         let (settings, stage, last) = match found {
-            Some((saved, is_left, journal)) => {
-                let last = ending::last_of(&saved);
+            Some(found) => {
+                let (saved, ..) = &found;
+                let last = ending::last_of(saved);
                 let settings = StoredSettings::deserialize(&saved.settings).map_err(failed)?;
                 if settings.profile != profile {
                     let problem = format!("the kept sandbox has the profile \"{}\"", settings.profile.name());
                     return Err(Error::invalid("profile", problem));
                 }
-                (settings, Some(Stage::of(saved, is_left, journal)?), last)
+                (settings, Some(Stage::of(found)?), last)
             }
             None => {
                 let mut seed = [0; 4];
@@ -153,6 +163,7 @@ impl Kept {
             settings,
             turn: tokio::sync::Mutex::default(),
             writes: AtomicU32::new(0),
+            is_new,
             is_ended: CancellationToken::new(),
             inside: Mutex::new(Inside {
                 unkept: matches!(stage, Stage::Open(_)).then(|| "it was not written yet".to_owned()),
@@ -163,6 +174,11 @@ impl Kept {
                 last,
             }),
         })
+    }
+
+    /// Returns true if nothing was kept in the place when it was opened.
+    pub fn is_new(&self) -> bool {
+        self.is_new
     }
 
     /// The facts of the backend. The version of Python is known only once a guest has told it.
@@ -205,12 +221,12 @@ impl Kept {
     /// there has no journal, and cannot be resumed. If its guest is lost, the sandbox is destroyed: ask for the next one then.
     ///
     /// # Errors
-    /// [`Error::ExecutionPending`], or those of the guest's start.
+    /// [`Error::ExecutionPending`], [`Error::PersistInUse`] if another server has taken it over, or those of the guest's start.
     pub async fn sandbox(&self) -> Result<Sandbox, Error> {
         let _turn = self.turn().await?;
         let sandbox = self.opened().await?;
         self.inside().is_shared = true;
-        if let Err(error) = self.work(JournalPlace::mark_awake).await {
+        if let Err(error) = self.marked_awake().await? {
             tracing::warn!(%error, "a later process will not hear that changes of the sandbox were lost");
         }
         Ok(sandbox)
@@ -230,15 +246,22 @@ impl Kept {
     /// # Errors
     /// [`Error::ExecutionPending`], and those of [`Sandbox::execute_with`]. Two leave the execution pending:
     /// [`Error::PersistFailed`] when the store fails in such a way that calls would be made twice later, and [`Error::GuestLost`] when
-    /// somebody else has ended the guest while its code waited for calls.
+    /// somebody else has ended the guest while its code waited for calls. [`Error::PersistInUse`] when another server has taken the sandbox
+    /// over, or may do so; the message tells if code ran.
     pub async fn execute_with(&self, code: impl Into<String>, options: ExecuteOptions) -> Result<Execution, Error> {
         let _turn = self.turn().await?;
         let mut sandbox = self.opened().await?;
-        if self.is_changed() && matches!(self.write(&sandbox, None).await, Ok(false)) {
-            self.lost(&sandbox).await?;
-            sandbox = self.opened().await?;
+        if self.is_changed() {
+            match self.write(&sandbox, None).await {
+                Ok(false) => {
+                    self.lost(&sandbox).await?;
+                    sandbox = self.opened().await?;
+                }
+                Err(taken @ Error::PersistInUse(_)) => return Err(taken),
+                Ok(true) | Err(_) => {}
+            }
         }
-        let marked = self.work(JournalPlace::mark_awake).await;
+        let marked = self.marked_awake().await?;
         let unkept = marked
             .err()
             .map(|error| format!("the store could not be written ({error})"))
@@ -354,7 +377,12 @@ impl Kept {
             sandbox.destroy().await;
         }
         self.works.ended().await;
+        let is_free = lease.as_ref().map(|lease| lease.is_free());
         drop(lease); // now the place may be opened again
+        if let Some(is_free) = is_free {
+            // Late answers of a driver may still hold it, and a store that servers share may be slow.
+            let _ = tokio::time::timeout(FREE_TIME, is_free.cancelled()).await;
+        }
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
@@ -373,6 +401,17 @@ impl Kept {
     fn journal(&self) -> Result<JournalPlace, Error> {
         let lease = self.inside().lease.clone().ok_or(Error::Destroyed)?;
         Ok(self.place.journal(lease))
+    }
+
+    /// Notes that the sandbox goes on from its state. The inner error is that of a store that cannot be written now.
+    ///
+    /// # Errors
+    /// [`Error::PersistInUse`] when another server has the sandbox. Then this one must do nothing more with it.
+    async fn marked_awake(&self) -> Result<Result<(), Error>, Error> {
+        match self.work(JournalPlace::mark_awake).await {
+            Err(taken @ Error::PersistInUse(_)) => Err(taken),
+            marked => Ok(marked),
+        }
     }
 
     fn builder(&self) -> Result<SandboxBuilder, Error> {
@@ -487,9 +526,9 @@ impl Kept {
 
     /// Takes the stage from the store. `is_left`: the next execution tells that a sandbox has gone on from it, and that this is lost.
     async fn read_again(&self, is_left: bool) -> Result<(), Error> {
-        let found = self.work(read).await?;
+        let found = self.work(JournalPlace::take).await?;
         if let Some((saved, _, journal)) = found {
-            self.inside().stage = Stage::of(saved, is_left, journal)?;
+            self.inside().stage = Stage::of((saved, is_left, journal))?;
             return Ok(());
         }
         let sandbox = built(self.builder()?).await?;
@@ -523,6 +562,14 @@ async fn built(builder: SandboxBuilder) -> Result<Sandbox, Error> {
 
 fn nothing_pending(method: &str) -> Error {
     Error::invalid(method, "no execution is pending; nothing was done")
+}
+
+/// The error for work that the store refused.
+fn refused(error: StateError) -> Error {
+    match error {
+        StateError::Taken => taken("nothing was done here"),
+        error => failed(error),
+    }
 }
 
 fn failed(error: impl std::fmt::Display) -> Error {

@@ -292,6 +292,41 @@ class Forgiving(User):
         self.join(2 * PATIENCE_SECONDS)
 
 
+class Keeping(Forgiving):
+    """A user of a session with `persist`. What a cell left is never lost once it was answered, unless the answer said so (`unkept`)."""
+
+    def _new_session(self) -> str:
+        made = self._balancer.ask("POST", "/v1/sessions", {"context": f"context {self._number}", "persist": True})
+        session: str = made["id"]
+        return session
+
+    def _begin(self, seen: list[int]) -> None:
+        super()._begin(seen)
+        self._stored = (0, 0)  # it is stored before it is there
+
+    def _look(self) -> None:
+        """Looks at the session, wherever it is open. It is stored in any case."""
+        self._balancer.ask("GET", f"/v1/sessions/{self._session}", None)
+
+    def _is_refused(self, refused: Unanswered) -> None:
+        if refused.status == 409 and "persist_in_use" not in str(refused):
+            raise refused
+        if refused.status not in (0, 409, 503):
+            super()._is_refused(refused)
+            return
+        self._balancer.count(f"unanswered ({refused.status}) with persist")
+        if "nothing was done" not in str(refused):
+            self._may_have_run()
+        self._stopped.wait(0.2)
+
+    def _compare(self, run: Any) -> None:
+        super()._compare(run)
+        if run.get("unkept") is None:
+            self._stored = (len(self._sure), run["id"])
+        else:
+            self._balancer.count("unkept")
+
+
 def all_go_on(users: list[User], cells: int = 2) -> None:
     """Waits until each user has run so many more cells."""
     goals: list[tuple[Callable[[int], None], int]] = [(user.waits_for, user.cells + cells) for user in users]

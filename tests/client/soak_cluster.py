@@ -5,7 +5,7 @@ Workers are killed, ended, restarted one after the other, stopped beyond their l
 Servers of NATS are killed, stand still as on a disk that stalls, and are cut off from each other. The soak prints what it saw, and ends with
 status 1 if a server was wrong:
 
-- A state that slept is never lost. Anything else is lost only with a server, and the client is told (`restored`, 404).
+- A state that slept is never lost. Nor is one that an answer tells, in a session with `persist`. Anything else is lost only with a server, and the client is told (`restored`, 404).
 - No cell runs twice, and none is answered without having run. Numbers of executions never go back behind a stored state.
 - Of two servers that both believe to have a session, one is refused: a late write would show as variables that no model allows.
 - Each request is answered, or its connection breaks. A refusal says if something may have been done.
@@ -28,11 +28,13 @@ from pathlib import Path
 
 from client_host import PROGRAM, ROOT
 from cluster_nodes import Cluster, NatsServer, Worker
-from cluster_users import Balancer, Forgiving, all_go_on
+from cluster_users import Balancer, Forgiving, Keeping, all_go_on
 from http_server import ENVIRONMENT
 from namespaces import Way, enter
 
 CLIENTS, SESSIONS, WORKERS, SERVERS = 10, 2, 5, 3
+#: One session of so many has `persist`.
+KEPT = 4
 LEASE_SECONDS = 2
 #: The furthest that a clock is ahead or behind.
 CLOCK_SECONDS = 1_000_000
@@ -214,7 +216,8 @@ def soak(minutes: float, seed: int, folder: Path, upgrade: Path) -> list[BaseExc
             ledger = folder / f"user-{number}"
             ledger.touch()
             ledger.chmod(0o666)
-            users.append(Forgiving(balancer, number, ledger))
+            kind = Keeping if number % KEPT == 0 else Forgiving
+            users.append(kind(balancer, number, ledger))
         for user in users:
             user.start()
         troubles += [TroubleOfWorkers(cluster, balancer, seed, upgrade), TroubleOfNats(cluster, balancer, seed)]

@@ -10,55 +10,25 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 from client_host import PROGRAM
 from cluster_users import Balancer, User, all_go_on
+from conftest import PASSWORD
 from http_server import ENVIRONMENT, KEY, PATIENCE_SECONDS, SharingServer
 from proxy import Proxy
 from test_reconnect import CUTS, Client
 
 from sandglass import Sandbox, SandboxError
 
-ROOT = Path(__file__).parents[2]
-STATE_KEY, PASSWORD = "5a" * 32, "a-secret-of-tests"
-NUMBERS = count()
+STATE_KEY = "5a" * 32
 #: The time that the lease of a server lasts that others shall take over, and of one that they shall not, however busy the machine is.
 SHORT_LEASE, LONG_LEASE = 1, 3600
-
-
-@pytest.fixture(scope="module")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server of NATS, which ends with the tests of this module."""
-    # No other process has this address, so the port is free.
-    process = os.getpid()
-    host = f"127.{128 + (process >> 16 & 63)}.{process >> 8 & 255}.{process & 255}"
-    command = [str(ROOT / ".setup/nats/nats-server"), "--jetstream", "--addr", host, "--port", "4222"]
-    command += ["--store_dir", str(tmp_path_factory.mktemp("nats")), "--user", "ann", "--pass", PASSWORD]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as service:
-        until = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                socket.create_connection((host, 4222)).close()
-                break
-            except ConnectionRefusedError:
-                assert service.poll() is None
-                assert time.monotonic() < until
-                time.sleep(0.01)
-        yield f"nats://ann:{PASSWORD}@{host}:4222"
-        service.kill()
-
-
-@pytest.fixture
-def bucket(nats: str) -> str:
-    """The URL of a bucket that no other test uses."""
-    return f"{nats}/test-{next(NUMBERS)}"
 
 
 def environment(bucket: str, log: str = "error") -> dict[str, str]:

@@ -110,10 +110,25 @@ def test_a_session_goes_on_at_another_server(place: tuple[str, str]) -> None:
             assert first.execute(session, "x")[0] == 404
 
 
-def test_a_shared_store_has_no_kept_sandboxes(place: tuple[str, str]) -> None:
-    with Server(place) as server, pytest.raises(SandboxError, match="--state-url") as raised:
-        Sandbox(url=server.address, api_key=KEY, persist="name")
-    assert raised.value.code == "invalid_option"
+def test_a_kept_sandbox_goes_on_at_another_server_of_object_storage(place: tuple[str, str]) -> None:
+    with Server(place, lease=5) as first, Server(place) as second:
+        sandbox = Sandbox(url=first.address, api_key=KEY, persist="name")
+        sandbox.execute("x = 1")
+        with pytest.raises(SandboxError, match="another server") as raised:
+            Sandbox(url=second.address, api_key=KEY, persist="name")
+        assert raised.value.code == "persist_in_use"
+        first.process.kill()
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                again = Sandbox(url=second.address, api_key=KEY, persist="name")
+                break
+            except SandboxError as error:
+                assert error.code == "persist_in_use", error
+                assert time.monotonic() < until, error
+                time.sleep(0.05)
+        with again:
+            assert again["x"] == 1
 
 
 def test_the_sessions_of_a_killed_server_are_taken_over(place: tuple[str, str]) -> None:

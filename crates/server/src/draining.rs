@@ -5,15 +5,17 @@
 //!
 //! Decisions: `docs/internals/server.md`.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sandglass_states::{Living, States};
 
 use super::App;
 use super::errors::ApiError;
+use super::kept::KeptSandboxes;
 use super::quotas::Account;
-use super::sessions::Known;
-use super::{sharing, suspending};
+use super::sessions::{Kind, Known};
+use super::{kept_sessions, sharing, suspending};
 
 /// The interval between two searches for sessions to hand over.
 const SWEEP: Duration = Duration::from_millis(50);
@@ -60,20 +62,23 @@ pub(super) async fn run(app: &App) {
 ///
 /// # Errors
 /// The store cannot be read.
-pub(super) async fn hand_over(app: &App, account: &Account, id: &str) -> Result<bool, ApiError> {
+pub(super) async fn hand_over(app: &App, account: &Arc<Account>, id: &str) -> Result<bool, ApiError> {
     loop {
         match app.sessions.of(&account.owner, id) {
             Ok((_, Some(settled))) => drop(settled.wait().await),
             Ok((Known::Asleep(_), None)) => return Ok(true),
             Ok((Known::Awake(session), None)) if session.idle_for().is_none() => return Ok(false),
             Ok((Known::Awake(session), None)) => {
-                suspending::suspend_unused(app, &session).await;
+                match &session.kind {
+                    Kind::Kept { .. } => kept_sessions::close_unused(app, &session).await,
+                    _ => suspending::suspend_unused(app, &session).await,
+                }
                 if matches!(app.sessions.of(&account.owner, id), Ok((Known::Awake(_), None))) {
                     return Ok(false);
                 }
             }
             Err(_) if sharing::look_up(app, account, id).await? => {}
-            Err(_) => return Ok(false),
+            Err(_) => return Ok(KeptSandboxes::find(app, account, id).await?.is_some()),
         }
     }
 }

@@ -22,12 +22,13 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::App;
 use super::bodies::{self, Taken, sized, take_json};
 use super::errors::ApiError;
+use super::kept::KeptSandboxes;
 use super::kept_sessions::not_kept;
 use super::own_session::{OwnId, OwnSession};
 use super::quotas::{Account, Held};
 use super::sessions::{InUse, Kind, Known, Session};
 use super::sharing;
-use super::suspension::taken_over;
+use super::suspension::{kept_taken_over, taken_over};
 use sandglass_host::kept::ResumeOptions;
 use sandglass_host::sandbox::{ExecuteOptions, Execution};
 use sandglass_host::traces::{self, InTrace, Span, SpanKind};
@@ -236,7 +237,7 @@ pub async fn interrupt(State(app): State<App>, OwnId(id, account): OwnId) -> Res
             }
         }
         Ok(_) => {}
-        Err(error) => drop(app.kept.session(&account.owner, &id).ok_or(error)?),
+        Err(error) => drop(KeptSandboxes::find(&app, &account, &id).await?.ok_or(error)?),
     }
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -382,7 +383,11 @@ impl Running {
             _ => true, // it runs nothing ahead
         };
         if sharing::is_taken(&self.app, &self.session).await {
-            return Err(taken_over(&self.session.id));
+            return Err(match execution {
+                Err(taken @ Error::PersistInUse(_)) => taken.into(), // it tells if the code ran
+                _ if is_kept => kept_taken_over(&self.session.id),
+                _ => taken_over(&self.session.id),
+            });
         }
         match execution {
             Err(Error::Destroyed) if self.app.sessions.are_closed() => Err(match is_kept {

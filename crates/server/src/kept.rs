@@ -1,9 +1,13 @@
 //! Kept sandboxes: those whose executions outlive the server. Clients of JSON-RPC give them names, and over HTTP they are sessions.
 //!
 //! One sandbox at a time has a name. If its client is away, because its WebSocket broke, another client of the key takes the name over.
-//! `kept_sessions` has the sessions.
+//! `kept_sessions` has the sessions. In a store that servers share, what is known here may be out of date: `shared` looks it up.
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
+
+mod expiring;
+mod releasing;
+mod shared;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,7 +26,8 @@ use super::bodies::off_the_workers;
 use super::errors::ApiError;
 use super::quotas::{Account, Held};
 use super::storage::Fate;
-use super::suspension::{Recipe, Suspension, now_ms, session_id, unreadable};
+use super::suspension::{Recipe, STATE_DAMAGED, Suspension, now_ms, session_id, unreadable};
+pub use shared::Listed;
 
 /// The time for a sandbox to end whose name another client takes over.
 const TAKE_OVER: Duration = Duration::from_secs(10);
@@ -57,6 +62,8 @@ struct Entry {
     turn: tokio::sync::Mutex<()>,
     /// True if its facts could not be read when the server started. It may be a session, or have a name.
     is_unread: AtomicBool,
+    /// True once this server has opened it, and counts it for all servers that share the store.
+    is_ours: AtomicBool,
 }
 
 /// The facts of a session over HTTP that its state has in the store.
@@ -122,14 +129,13 @@ impl<'a> Store<'a> {
         let refused = |why: &str| ApiError::option("persist", why);
         let suspension = app.suspension.as_ref();
         let suspension = suspension.ok_or_else(|| {
-            refused("this server keeps nothing: it was started without --state-dir; leave the option out")
-        })?;
-        let kept = suspension.kept(owner);
-        let (tenant, has_garbage) = kept.ok_or_else(|| {
             refused(
-                "this server shares its store with others (--cluster, --state-url), and journals need a store of one server; leave the option out",
+                "this server keeps nothing: it was started without --state-dir, --state-url or --cluster; leave the option out",
             )
         })?;
+        let kept = suspension.kept(owner);
+        let (tenant, has_garbage) =
+            kept.ok_or_else(|| ApiError::internal("the key has no kept sandboxes; this is a bug"))?;
         Ok(Self {
             suspension,
             tenant,
@@ -144,18 +150,15 @@ impl<'a> Store<'a> {
             tracing::error!(kept = %id, owner = %account.owner, %error, "a kept sandbox cannot be read");
         };
         let head = head.inspect_err(told).ok();
-        let journal = self.tenant.journal_bytes(id).inspect_err(told).unwrap_or_default();
+        let has_journal = self.tenant.is_alone() || head.as_ref().is_none_or(|head| head.awake);
+        let journal = has_journal.then(|| self.tenant.journal_bytes(id).inspect_err(told));
+        let journal = journal.and_then(Result::ok).unwrap_or_default();
         let (bytes, ended) = head.as_ref().map_or((0, 0), |head| (head.bytes, head.ended_bytes));
         // A former server may have stored more than this one allows.
-        let held = account.stored(bytes.saturating_add(journal).saturating_add(ended)).ok();
+        let held = account.found_stored(bytes.saturating_add(journal).saturating_add(ended));
         let entry = self.entry(account, id, (bytes, journal, ended), held);
         match head {
-            Some(head) => {
-                entry.used_ms.store(head.last_used_ms(), Ordering::Release);
-                if let Ok(about) = About::deserialize(&head.about) {
-                    entry.is_about(about);
-                }
-            }
+            Some(head) => entry.is_found(&head),
             // It may be readable later. Until then it counts as just used, because nobody knows better.
             None => entry.is_unread.store(true, Ordering::Release),
         }
@@ -198,6 +201,7 @@ impl<'a> Store<'a> {
             about: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             is_unread: AtomicBool::new(false),
+            is_ours: AtomicBool::new(false),
         })
     }
 }
@@ -240,6 +244,12 @@ impl KeptSandboxes {
     pub async fn open(app: &App, account: &Arc<Account>, name: &str) -> Result<Opened, ApiError> {
         let store = Store::of(app, &account.owner)?;
         let key = (Arc::clone(&account.owner), store.tenant.session_named(name));
+        if !store.tenant.is_alone() {
+            match shared::look_up(app, account, &key, "of this name").await {
+                Err(error) if error.code == STATE_DAMAGED => {} // whoever opens it is told
+                looked_up => drop(looked_up?),
+            }
+        }
         let entry = {
             let mut all = app.kept.lock();
             match all.get(&key) {
@@ -251,11 +261,7 @@ impl KeptSandboxes {
                 }
             }
         };
-        let opened = Opened {
-            app: app.clone(),
-            key,
-            entry,
-        };
+        let opened = Opened::new(app, key, entry);
         opened.entry.take_over(app).await;
         opened.entry.place.set_about(json!({ NAME: name }));
         Ok(opened)
@@ -296,15 +302,18 @@ impl KeptSandboxes {
             key: key.clone(),
             entry: Some(Arc::clone(&entry)),
         };
-        let app = app.clone();
-        Ok((Opened { app, key, entry }, unmade))
+        Ok((Opened::new(app, key, entry), unmade))
     }
 
-    /// As [`KeptSandboxes::session`]. One whose facts could not be read when the server started is read again.
+    /// As [`KeptSandboxes::session`]. One whose facts could not be read when the server started is read again, and so is one that is not open
+    /// here, if other servers use the store.
     ///
     /// # Errors
     /// 500 and 503: it is there, and cannot be read.
     pub async fn find(app: &App, account: &Arc<Account>, id: &str) -> Result<Option<KeptSession>, ApiError> {
+        if app.suspension.as_ref().is_some_and(Suspension::is_shared) {
+            return shared::find(app, account, id).await;
+        }
         let Some((key, unread)) = app.kept.unread(account, id) else {
             return Ok(app.kept.session(&account.owner, id));
         };
@@ -375,31 +384,6 @@ impl KeptSandboxes {
         Ok(removed?)
     }
 
-    /// Removes those that nobody has opened for so long.
-    pub async fn forget_old(app: &App, most: Duration) {
-        let all: Vec<_> = app.kept.lock().keys().cloned().collect();
-        for key in all {
-            let entry = app.kept.lock().get(&key).cloned();
-            let Some(entry) = entry else { continue };
-            let is_old = || entry.age() >= most;
-            if is_old() && entry.place.is_open() {
-                entry.is_used();
-            }
-            // Whoever has the turn opens or removes it, which may take long.
-            if is_old()
-                && let Ok(_turn) = entry.turn.try_lock()
-                && is_old()
-            {
-                let (owner, id) = &key;
-                match entry.remove().await {
-                    Ok(()) => tracing::info!(kept = %id, %owner, "a kept sandbox has expired"),
-                    Err(error) => tracing::error!(kept = %id, %owner, %error, "a kept sandbox is not removed"),
-                }
-            }
-            app.kept.forget_empty(&key);
-        }
-    }
-
     /// The number of kept sandboxes, open or not.
     pub fn count(&self) -> usize {
         self.lock().len()
@@ -453,11 +437,8 @@ impl KeptSession {
     /// Opens the place of the session.
     pub async fn open(&self, app: &App, owner: &Arc<str>) -> Result<Opened, ApiError> {
         let _ = tokio::time::timeout(TAKE_OVER, self.entry.place.freed()).await; // otherwise it is in use
-        Ok(Opened {
-            app: app.clone(),
-            key: (Arc::clone(owner), session_id(&self.id)?),
-            entry: Arc::clone(&self.entry),
-        })
+        let key = (Arc::clone(owner), session_id(&self.id)?);
+        Ok(Opened::new(app, key, Arc::clone(&self.entry)))
     }
 
     /// Removes what is kept of the session, once it is not open any more.
@@ -489,6 +470,15 @@ impl Entry {
         self.place.remove().await?;
         self.is_unread.store(false, Ordering::Release);
         Ok(())
+    }
+
+    /// Notes the facts that the store has.
+    fn is_found(&self, head: &Head) {
+        self.used_ms.store(head.last_used_ms(), Ordering::Release);
+        self.is_unread.store(false, Ordering::Release);
+        if let Ok(about) = About::deserialize(&head.about) {
+            self.is_about(about);
+        }
     }
 
     fn is_about(&self, about: About) {
@@ -523,6 +513,15 @@ impl Entry {
 }
 
 impl Opened {
+    fn new(app: &App, key: Key, entry: Arc<Entry>) -> Self {
+        entry.is_ours.store(true, Ordering::Release);
+        Self {
+            app: app.clone(),
+            key,
+            entry,
+        }
+    }
+
     /// The place.
     pub fn place(&self) -> KeptPlace {
         self.entry.place.clone()

@@ -21,7 +21,7 @@ use super::kept::{About, KeptSandboxes, KeptSession, Opened};
 use super::quotas::{Account, Held};
 use super::sessions::{Kind, Known, Session, Sessions};
 use super::storage::{Fate, new_id};
-use super::suspension::Recipe;
+use super::suspension::{Recipe, Suspension, elsewhere};
 
 /// The longest settings of a session, in bytes of JSON. Each state has them in its small file.
 const MOST_RECIPE_BYTES: usize = 64 << 10;
@@ -126,7 +126,17 @@ pub(super) async fn reopen(app: &App, account: &Arc<Account>, id: &str) -> Resul
         })?;
     let opened = closed.open(app, &account.owner).await?;
     let settings = (id.to_owned(), &options, recipe);
-    let (session, _) = session(app, account, settings, opened, place).await?;
+    let (session, kept) = session(app, account, settings, opened, place)
+        .await
+        .map_err(|error| match error {
+            // Another server was quicker. If it tells its address, the next attempt is forwarded there.
+            Error::PersistInUse(_) if is_shared(app) => elsewhere(id),
+            error => error.into(),
+        })?;
+    if kept.is_new() {
+        session.destroy(Fate::Removed).await; // another server has removed it just now
+        return Ok(false);
+    }
     app.sessions.add(session).await?;
     app.metrics.wake("ok", began.elapsed());
     tracing::info!(session = id, owner = %account.owner, "opened");
@@ -137,6 +147,16 @@ pub(super) async fn reopen(app: &App, account: &Arc<Account>, id: &str) -> Resul
 pub(super) async fn close_idle(app: &App, idle: Duration) {
     let idle_ones = app.sessions.may_close(idle);
     join_all(idle_ones.iter().map(|session| close(app, &session.id, idle))).await;
+}
+
+fn is_shared(app: &App) -> bool {
+    app.suspension.as_ref().is_some_and(Suspension::is_shared)
+}
+
+/// Closes a session now if nobody uses it, so that any server may have it. This goes on if nobody waits for it any more.
+pub(super) async fn close_unused(app: &App, session: &Session) {
+    let (app, id) = (app.clone(), session.id.clone());
+    let _ = tokio::spawn(async move { close(&app, &id, Duration::ZERO).await }).await;
 }
 
 /// Closes a session, unless it is used again.
@@ -151,6 +171,9 @@ async fn close(app: &App, id: &str, idle: Duration) {
     match saved {
         Ok(()) => {
             session.destroy(Fate::Kept).await;
+            if let Kind::Kept { opened, .. } = &session.kind {
+                opened.freed().await;
+            }
             app.metrics.suspension("ok");
             tracing::info!(session = id, owner = %session.owner, "closed");
             moving.end(None, Ok(()));

@@ -24,7 +24,7 @@
 //! | `create` | the making of sessions |
 //! | `new_session`, `listing`, `own_session`, `execute`, `pending`, `variables`, `files` | the routes of a session |
 //! | `channel`, `relayed`, `pieces`, `exchanges`, `checkpoints` | the WebSocket relay between a page's supervisor and a guest |
-//! | `rpc` | JSON-RPC on a WebSocket |
+//! | `rpc`, `releasing` | JSON-RPC on a WebSocket; names that other servers want |
 //! | `sockets` | WebSockets, and conversations that outlive them, also those that another server holds |
 //! | `stateless` | runs that leave nothing behind |
 //! | `storage` | the folders of sessions on disk |
@@ -65,6 +65,7 @@ mod placement;
 mod places;
 pub mod quotas;
 mod relayed;
+mod releasing;
 mod replaying;
 pub mod routes;
 mod rpc;

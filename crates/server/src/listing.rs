@@ -12,7 +12,7 @@ use super::App;
 use super::bodies;
 use super::create::capabilities;
 use super::errors::ApiError;
-use super::kept::{KeptSandboxes, KeptSession};
+use super::kept::{KeptSandboxes, Listed};
 use super::kept_sessions;
 use super::own_session::OwnId;
 use super::quotas::Account;
@@ -39,12 +39,12 @@ fn told(known: &Known) -> Json {
     }
 }
 
-fn told_closed(closed: &KeptSession) -> Json {
+fn told_closed((id, about, age): &Listed) -> Json {
     json!({
-        "id": closed.id,
-        "backend": closed.about.backend,
-        "idleSeconds": closed.age.as_secs_f64(),
-        "capabilities": closed.about.capabilities,
+        "id": id,
+        "backend": about.backend,
+        "idleSeconds": age.as_secs_f64(),
+        "capabilities": about.capabilities,
         "suspended": true,
     })
 }
@@ -52,8 +52,8 @@ fn told_closed(closed: &KeptSession) -> Json {
 /// `GET /v1/sessions`.
 pub async fn list(State(app): State<App>, Extension(account): Extension<Arc<Account>>) -> Result<Response, ApiError> {
     let mut sessions: Vec<_> = app.sessions.all_of(&account.owner).iter().map(told).collect();
-    let mut closed = app.kept.sessions(&account.owner);
-    closed.retain(|closed| sessions.iter().all(|session| session["id"] != closed.id));
+    let mut closed = KeptSandboxes::listed(&app, &account).await;
+    closed.retain(|(id, ..)| sessions.iter().all(|session| session["id"] != *id));
     sessions.extend(closed.iter().map(told_closed));
     bodies::json(StatusCode::OK, sessions.len() * 200, json!({ "sessions": sessions })).await
 }
@@ -63,7 +63,10 @@ pub async fn show(State(app): State<App>, OwnId(id, account): OwnId) -> Result<R
     sharing::look_up(&app, &account, &id).await?;
     let told = match app.sessions.of(&account.owner, &id) {
         Ok((known, _)) => told(&known),
-        Err(error) => told_closed(&KeptSandboxes::find(&app, &account, &id).await?.ok_or(error)?),
+        Err(error) => {
+            let closed = KeptSandboxes::find(&app, &account, &id).await?.ok_or(error)?;
+            told_closed(&(closed.id, closed.about, closed.age))
+        }
     };
     bodies::json(StatusCode::OK, 0, told).await
 }
@@ -79,12 +82,15 @@ pub async fn destroy(State(app): State<App>, OwnId(id, account): OwnId) -> Resul
 }
 
 async fn remove(app: App, account: Arc<Account>, id: String) -> Result<(), ApiError> {
-    if let Some(closed) = app.kept.session(&account.owner, &id) {
+    let kept = KeptSandboxes::find(&app, &account, &id).await;
+    if let Ok(Some(closed)) = kept {
         return kept_sessions::remove(&app, &account, closed).await;
     }
+    // One that cannot be read can be removed.
     if KeptSandboxes::delete_unread(&app, &account, &id).await? {
         return Ok(());
     }
+    kept?;
     sharing::look_up(&app, &account, &id).await?;
     let mut found = app.sessions.of(&account.owner, &id)?;
     loop {

@@ -86,6 +86,12 @@ fn used(app: &App) -> BTreeMap<Arc<str>, Used> {
             used.stored_mib += stored_mib(stored.head.bytes) as u64;
         }
     }
+    for (owner, (states, mib)) in app.kept.counted() {
+        if let Some(used) = used.get_mut(&owner) {
+            used.stored += states;
+            used.stored_mib += mib;
+        }
+    }
     used
 }
 

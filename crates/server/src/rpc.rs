@@ -11,7 +11,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{Message as Frame, WebSocketUpgrade, close_code};
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
@@ -24,6 +24,7 @@ use sandglass_rpc::{Connection, Held, Home, Inner, Keeper, Made, Message, Outbox
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::App;
+use super::access;
 use super::connections::ConnectionPermit;
 use super::create;
 use super::errors::ApiError;
@@ -54,6 +55,11 @@ pub async fn rpc(
     };
     let (upgrade, form) = sockets::negotiate(&app, upgrade, SUBPROTOCOL)?;
     let onward = forwarding::of_conversation(&app, &headers);
+    let key = access::presented_key(&headers).and_then(|key| {
+        let mut value = HeaderValue::from_bytes(&[b"Bearer ", &key[..]].concat()).ok()?;
+        value.set_sensitive(true);
+        Some(value)
+    });
     let permits = Permits {
         connection,
         request: held,
@@ -68,12 +74,12 @@ pub async fn rpc(
     Ok(upgrade.on_upgrade(async move |socket| {
         let socket = Opened { socket, form, onward };
         if let Some(socket) = sockets::open(&app, &account, PLACE, most_bytes, socket, permits).await {
-            serve(app, account, socket).await;
+            serve(app, account, key, socket).await;
         }
     }))
 }
 
-async fn serve(app: App, account: Arc<Account>, socket: Socket) {
+async fn serve(app: App, account: Arc<Account>, key: Option<HeaderValue>, socket: Socket) {
     let Socket {
         incoming,
         mut outgoing,
@@ -86,6 +92,7 @@ async fn serve(app: App, account: Arc<Account>, socket: Socket) {
         bounds: create::bounds(&app),
         app,
         account,
+        key,
         is_linked,
     }));
     let (outbox, broken) = (connection.outbox(), connection.broken());
@@ -174,6 +181,8 @@ fn messages(
 struct OfKey {
     app: App,
     account: Arc<Account>,
+    /// The client's authorization, for a server that holds a name which this client wants.
+    key: Option<HeaderValue>,
     bounds: Bounds,
     /// False while the client is away, and may come back.
     is_linked: Arc<AtomicBool>,
@@ -188,6 +197,9 @@ impl OfKey {
         place: quotas::Held,
         client: Box<dyn FnOnce(SandboxBuilder) -> SandboxBuilder + Send>,
     ) -> Result<Made, RpcError> {
+        KeptSandboxes::ask_for(&self.app, &self.account, name, self.key.as_ref())
+            .await
+            .map_err(told)?;
         let opened = KeptSandboxes::open(&self.app, &self.account, name)
             .await
             .map_err(told)?;
@@ -257,6 +269,9 @@ impl Home for OfKey {
 
     fn delete_persisted(&self, name: String) -> BoxFuture<'_, Result<(), RpcError>> {
         async move {
+            KeptSandboxes::ask_for(&self.app, &self.account, &name, self.key.as_ref())
+                .await
+                .map_err(told)?;
             let deleted = KeptSandboxes::delete(&self.app, &self.account, &name).await;
             deleted.map_err(told)
         }

@@ -310,7 +310,10 @@ impl Session {
 
     /// The id of this server under which the store may have a state of the session. `None` if no other server can know of it.
     pub fn lease(&self) -> Option<ServerId> {
-        *lock(&self.lease)
+        match &self.kind {
+            Kind::Kept { opened, .. } => opened.held_under(),
+            _ => *lock(&self.lease),
+        }
     }
 
     /// Notes that this server has the session under this id.
@@ -479,7 +482,7 @@ impl Sessions {
     pub fn are_to_move(&self) -> bool {
         lock(&self.all).values().any(|place| match place {
             Place::Awake(session) => {
-                session.recipe().is_some() && (session.idle_for().is_none() || session.may_sleep(Duration::ZERO))
+                session.settings().is_some() && (session.idle_for().is_none() || session.is_due(Duration::ZERO))
             }
             Place::Moving(..) => true,
             Place::Asleep(_) => false,

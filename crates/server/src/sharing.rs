@@ -13,8 +13,9 @@ use tokio::sync::oneshot;
 
 use super::App;
 use super::errors::ApiError;
+use super::kept::KeptSandboxes;
 use super::quotas::Account;
-use super::sessions::{Known, Session, Sessions};
+use super::sessions::{Kind, Known, Session, Sessions};
 use super::storage::Fate;
 use super::suspension::{Asleep, Suspension};
 
@@ -74,6 +75,9 @@ async fn let_go_of_all(app: &App) {
     let mut problem = Problem::default();
     loop {
         tokio::time::sleep(LOOK).await;
+        if let Some(suspension) = &app.suspension {
+            KeptSandboxes::let_go_of_taken(app, suspension).await;
+        }
         let mut owners: HashMap<Arc<str>, Vec<Arc<Asleep>>> = HashMap::new();
         for asleep in app.sessions.asleep() {
             owners.entry(Arc::clone(&asleep.owner)).or_default().push(asleep);
@@ -187,6 +191,9 @@ pub(super) async fn settle(app: &App, id: &str) -> Result<(), ApiError> {
 /// # Errors
 /// The store cannot be read or written.
 pub(super) async fn take_again(app: &App, session: &Session) -> Result<bool, ApiError> {
+    if let Kind::Kept { opened, .. } = &session.kind {
+        return opened.hold_again().await;
+    }
     let (Some(suspension), Some(under)) = (&app.suspension, session.lease()) else {
         return Ok(true); // no server knows of it but this one
     };
@@ -220,6 +227,9 @@ pub(super) async fn end(session: &Session) {
     session.destroy(Fate::Removed).await;
     if let Some(asleep) = session.stored() {
         asleep.leave();
+    }
+    if let Kind::Kept { opened, .. } = &session.kind {
+        opened.let_go().await;
     }
 }
 

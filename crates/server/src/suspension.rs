@@ -4,7 +4,7 @@
 //! |---|---|
 //! | this one | knows what is in the store |
 //! | `look_ups` | bounds the requests that ask the store at once |
-//! | `kept` | knows the kept sandboxes of JSON-RPC |
+//! | `kept` | knows the kept sandboxes |
 //! | `places` | opens the store that the settings name |
 //! | `sharing` | keeps this server's lease on a store that others use, too |
 //! | `stored` | turns a session's state into what the store has, and back |
@@ -35,6 +35,8 @@ use super::quotas::{Account, Held};
 use super::settings::{MIB, ServeArgs};
 use look_ups::LookUps;
 
+/// The code of the error for a state that is damaged.
+pub(super) const STATE_DAMAGED: &str = "state_damaged";
 /// Guests that write their states at once, of all owners. Each needs a processor for a moment.
 const AT_ONCE: usize = 4;
 /// The age from which objects are collected that nobody needs.
@@ -146,8 +148,7 @@ pub struct Suspension {
     states: States,
     place: Opened,
     tenants: HashMap<Arc<str>, Owned>,
-    /// The kept sandboxes of each owner. They are tenants of their own, so no session has the id of one. Empty in a store that other servers
-    /// use, too: journals need a store of one server.
+    /// The kept sandboxes of each owner. They are tenants of their own, so no session that sleeps has the id of one.
     kept: HashMap<Arc<str>, Owned>,
     /// The time of the last collection in a store that others use, too.
     collected: Mutex<Instant>,
@@ -212,10 +213,7 @@ impl Suspension {
         let tenants = of_sessions.collect::<Result<_, String>>()?;
         // Names of owners have no slash.
         let of_kept = owners.iter().map(|owner| owned(owner, &format!("{owner}/persist")));
-        let kept = match place {
-            Opened::Shared => HashMap::new(),
-            Opened::Folder(_) => of_kept.collect::<Result<_, String>>()?,
-        };
+        let kept = of_kept.collect::<Result<_, String>>()?;
         Ok(Some(Self {
             states,
             place,
@@ -265,7 +263,8 @@ impl Suspension {
             .ok_or_else(|| ApiError::internal("the key has no stored states; this is a bug"))
     }
 
-    /// The kept sandboxes of an owner, and the flag that some of their objects may not be needed any more. `None` if this store can have none.
+    /// The kept sandboxes of an owner, and the flag that some of their objects may not be needed any more. `None` if the server does
+    /// not know the owner.
     pub fn kept(&self, owner: &str) -> Option<(Arc<Tenant>, Arc<AtomicBool>)> {
         let owned = self.kept.get(owner)?;
         Some((Arc::clone(&owned.tenant), Arc::clone(&owned.has_garbage)))
@@ -343,15 +342,56 @@ impl Suspension {
         }))
     }
 
-    /// Another living server that has a session, or that made it and has stored nothing of it yet.
+    /// Another living server that has a session, kept or not, or that made it and has stored nothing of it yet.
     ///
     /// # Errors
     /// The store cannot be read.
     pub async fn elsewhere(&self, owner: &str, id: &str) -> Result<Option<Living>, ApiError> {
-        match self.look_up(owner, id, Tenant::elsewhere).await? {
-            Err(error) if error.is_damage() => Ok(None), // whoever uses the session is told
+        match self.look_up(owner, id, Tenant::stored_elsewhere).await? {
+            Ok(Some(stored)) => return Ok(stored),
+            Ok(None) => {}
+            Err(error) if error.is_damage() => return Ok(None), // whoever uses the session is told
+            Err(error) => return Err(unreadable(id, &error)),
+        }
+        // A session that has left its home is elsewhere, so its home comes last.
+        if let Some(kept) = self.kept_elsewhere(owner, id).await? {
+            return Ok(kept);
+        }
+        match self.look_up(owner, id, Tenant::at_home).await? {
+            Err(error) if error.is_damage() => Ok(None),
             found => found.map_err(|error| unreadable(id, &error)),
         }
+    }
+
+    /// As [`Suspension::elsewhere`], but for a kept sandbox. `None` if there is none with this id.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub async fn kept_elsewhere(&self, owner: &str, id: &str) -> Result<Option<Option<Living>>, ApiError> {
+        let Ok(session) = session_id(id) else { return Ok(None) };
+        match self
+            .kept_look_up(owner, id, move |tenant| tenant.stored_elsewhere(session))
+            .await?
+        {
+            Err(error) if error.is_damage() => Ok(Some(None)), // whoever uses it is told
+            found => found.map_err(|error| unreadable(id, &error)),
+        }
+    }
+
+    /// Looks something up among the kept sandboxes of an owner. `what` names it in errors.
+    ///
+    /// # Errors
+    /// 503 when too many look-ups are under way. The inner error is the store's.
+    pub async fn kept_look_up<T: Send + 'static>(
+        &self,
+        owner: &str,
+        what: &str,
+        find: impl FnOnce(&Tenant) -> Result<T, StateError> + Send + 'static,
+    ) -> Result<Result<T, StateError>, ApiError> {
+        let owned = self.kept.get(owner);
+        let owned = owned.ok_or_else(|| ApiError::internal("the key has no kept sandboxes; this is a bug"))?;
+        let tenant = Arc::clone(&owned.tenant);
+        owned.look_ups.run(what, move || find(&tenant)).await
     }
 
     /// The server that holds the conversation with this token. `None` if the store does not tell now.
@@ -429,7 +469,9 @@ impl Suspension {
                 return;
             }
             *collected = Instant::now();
-            self.tenants.keys().for_each(|owner| self.has_garbage(owner));
+            for owned in self.tenants.values().chain(self.kept.values()) {
+                owned.has_garbage.store(true, Ordering::Release);
+            }
         }
         for (owner, owned) in self.tenants.iter().chain(&self.kept) {
             if !owned.has_garbage.swap(false, Ordering::AcqRel) {
@@ -471,7 +513,7 @@ pub(super) fn unreadable(id: &str, error: &StateError) -> ApiError {
         let message = format!(
             "session {id} is suspended, and cannot be woken: {error}. Other sessions are not affected; delete this one (DELETE …)"
         );
-        return ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "state_damaged", message);
+        return ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, STATE_DAMAGED, message);
     }
     if matches!(error, StateError::Taken) {
         return elsewhere(id);
@@ -495,6 +537,16 @@ pub(super) fn taken_over(id: &str) -> ApiError {
         "the code ran, but another server that uses the same store took session {id} over meanwhile, because this one was silent for too long: \
          what the code did to variables and files is lost. The state of the session's last sleep goes on there; look at it before you run the \
          code again"
+    );
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "state_unavailable", message)
+}
+
+/// The same error for a session with `persist`.
+pub(super) fn kept_taken_over(id: &str) -> ApiError {
+    let message = format!(
+        "the code ran, but another server that uses the same store took session {id} over meanwhile, because this one was silent for too long: \
+         what the code did to variables and files after the last state in the store is lost. Look at `pending` and `last` of the session \
+         before you run the code again"
     );
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "state_unavailable", message)
 }

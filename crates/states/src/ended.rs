@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::error::StateError;
 use crate::manifest::{Body, Ended, KeptRun, Manifest, Ref, Saved, bytes_of_ended};
-use crate::names::{ObjectId, SessionId};
+use crate::names::{ObjectId, ServerId, SessionId};
 use crate::seal::MOST_CONTENT;
 use crate::states::{Hold, Tenant, Written};
 
@@ -51,8 +51,7 @@ pub struct MostEnded {
 /// All these functions block as long as the store does.
 impl Tenant {
     /// As [`Tenant::write_about`]. The state that the store has, and the journal of the execution after it, stay with the new state, so that
-    /// [`Tenant::rerun`] finds them. So do earlier ones. What cannot be kept of them never costs the new state. A store that servers share
-    /// keeps none. `room` tells if they may take so many bytes together; if not, the oldest make room.
+    /// [`Tenant::rerun`] finds them. So do earlier ones. What cannot be kept of them never costs the new state. `room` tells if they may take so many bytes together; if not, the oldest make room.
     ///
     /// # Errors
     /// As [`Tenant::write_about`].
@@ -65,7 +64,6 @@ impl Tenant {
         mut room: impl FnMut(u64) -> bool,
     ) -> Result<Written, StateError> {
         let ended = |before: Option<&Ref>, written: &mut Written| {
-            let before = before.filter(|_| self.is_alone());
             let mut ended = before.map_or_else(Vec::new, |before| self.ended_after(session, before, ran, written));
             most.keep(&mut ended);
             while let Some(oldest) = ended.iter().position(|ended| ended.kept.is_ok()) {
@@ -86,12 +84,12 @@ impl Tenant {
     /// # Errors
     /// [`StateError`], but damage is a reason.
     pub fn rerun(&self, session: SessionId, execution: u32, most: u64) -> Result<Result<Rerun, String>, StateError> {
-        let KeptRun { manifest, journal, .. } = match self.kept_run(session, execution)? {
+        let run = match self.kept_run(session, execution)? {
             Ok(kept) => kept,
             Err(why) => return Ok(Err(why)),
         };
-        let journal = self.read_body(None, &journal);
-        let state = self.read_state(session, None, &manifest, most);
+        let journal = self.read_body(run.journal_writer, &run.journal);
+        let state = self.read_state(session, run.writer, &run.manifest, most);
         match (journal, state) {
             (Ok(journal), Ok(state)) => Ok(Ok(Rerun { state, journal })),
             (Err(error), _) if error.is_damage() => Ok(Err(format!("its journal cannot be read: {error}"))),
@@ -101,7 +99,7 @@ impl Tenant {
     }
 
     fn kept_run(&self, session: SessionId, execution: u32) -> Result<Result<KeptRun, String>, StateError> {
-        let stored = self.read_ref(session)?.filter(|_| self.is_alone());
+        let stored = self.read_ref(session)?;
         let manifest = stored.map(|stored| self.read_manifest(session, stored.writer, &stored.manifest));
         let ended = manifest.transpose()?.map(|manifest| manifest.ended).unwrap_or_default();
         let found = ended.into_iter().find(|ended| ended.execution == execution);
@@ -123,13 +121,16 @@ impl Tenant {
         let kept = journal.clone().and_then(|journal| {
             let state = state?;
             let last = ended.iter().rev().find_map(|ended| ended.kept.as_ref().ok());
-            let earlier = last.and_then(|last| self.read_manifest(session, None, &last.manifest).ok());
-            let journal = self.write_body(None, &journal, written);
+            let earlier = last.and_then(|last| self.read_manifest(session, last.writer, &last.manifest).ok());
+            let journal_writer = self.servers().writer();
+            let journal = self.write_body(journal_writer, &journal, written);
             Ok(KeptRun {
                 manifest: before.manifest.clone(),
                 bytes: state.all().map(|body| body.bytes).fold(0, u64::saturating_add),
                 added: added(&state, earlier.as_ref()),
                 journal: journal.map_err(|error| format!("its journal could not be written ({error})"))?,
+                writer: before.writer,
+                journal_writer,
             })
         });
         ended.retain(|ended| ended.execution != *execution);
@@ -141,13 +142,18 @@ impl Tenant {
     }
 
     /// The objects that these executions need. Those of a damaged state are not known: its execution cannot run again anyway.
-    pub(crate) fn objects_of_ended(&self, session: SessionId, ended: &[Ended]) -> Result<Vec<ObjectId>, StateError> {
+    pub(crate) fn objects_of_ended(
+        &self,
+        session: SessionId,
+        ended: &[Ended],
+    ) -> Result<Vec<(Option<ServerId>, ObjectId)>, StateError> {
         let mut objects = Vec::new();
-        for KeptRun { manifest, journal, .. } in ended.iter().filter_map(|ended| ended.kept.as_ref().ok()) {
-            objects.extend_from_slice(&journal.pieces);
-            objects.extend_from_slice(&manifest.pieces);
-            match self.read_manifest(session, None, manifest) {
-                Ok(state) => objects.extend(state.all().flat_map(|body| &body.pieces)),
+        for run in ended.iter().filter_map(|ended| ended.kept.as_ref().ok()) {
+            let mut name = |writer, body: &Body| objects.extend(body.pieces.iter().map(|id| (writer, *id)));
+            name(run.journal_writer, &run.journal);
+            name(run.writer, &run.manifest);
+            match self.read_manifest(session, run.writer, &run.manifest) {
+                Ok(state) => state.all().for_each(|body| name(run.writer, body)),
                 Err(error) if error.is_damage() => {}
                 Err(error) => return Err(error),
             }
@@ -157,6 +163,7 @@ impl Tenant {
 }
 
 /// The bytes of a state's pieces that an earlier state lacks. A piece counts as much as it may have at most.
+/// Another server's copy of a piece counts as the same one, although both are there until the older state goes.
 fn added(state: &Manifest, earlier: Option<&Manifest>) -> u64 {
     let known = earlier.into_iter().flat_map(Manifest::all);
     let known: HashSet<&ObjectId> = known.flat_map(|body| &body.pieces).collect();

@@ -197,6 +197,12 @@ pub(crate) struct KeptRun {
     /// The bytes of its pieces that the state before the execution before it lacks, or a little more.
     pub(crate) added: u64,
     pub(crate) journal: Body,
+    /// The server among whose objects the state is. `None` in a store of one server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) writer: Option<ServerId>,
+    /// The same of the journal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) journal_writer: Option<ServerId>,
 }
 
 /// The bytes that these executions take. The oldest state counts as a whole, and each later one what it adds.

@@ -459,7 +459,7 @@ impl Tenant {
     }
 
     /// Returns true if no other server uses the store.
-    pub(crate) fn is_alone(&self) -> bool {
+    pub fn is_alone(&self) -> bool {
         self.servers.is_alone()
     }
 

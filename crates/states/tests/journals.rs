@@ -198,6 +198,69 @@ fn an_old_journal_of_the_server_is_gone_when_the_session_comes_back() {
     assert!(open(&a).unwrap().is_empty());
 }
 
+/// Its state is among the objects of one server, and its journal among those of another.
+#[test]
+fn an_ended_execution_runs_again_at_the_next_server() {
+    for kind in KINDS {
+        let (_, hands, a, b) = two(kind);
+        let most = MostEnded {
+            executions: 2,
+            ..NONE_ENDED
+        };
+        let ends = |server: &Server, execution: u32| {
+            let ran = Ran {
+                execution,
+                journal: Ok(format!("the journal of {execution}").into_bytes()),
+            };
+            let about = (serde_json::Value::Null, Some(&ran));
+            let written = server
+                .ann
+                .write_after(session(1), &state(execution), about, &most, |_| true);
+            written.map(drop)
+        };
+        let has = |server: &Server, execution: u32| {
+            let rerun = server.ann.rerun(session(1), execution, MOST).unwrap().unwrap();
+            assert_eq!(rerun.state, state(execution - 1), "{kind:?}");
+            assert_eq!(rerun.journal, format!("the journal of {execution}"), "{kind:?}");
+        };
+        keep(&a, 1).unwrap();
+        ends(&a, 2).unwrap();
+        has(&a, 2);
+        end_lease(&hands, &[&b]);
+        open(&b).unwrap();
+        ends(&b, 3).unwrap();
+        for server in [&b, &a] {
+            server.ann.collect(Duration::ZERO).unwrap();
+            has(server, 2);
+            has(server, 3);
+        }
+        // What is no longer named goes, whoever wrote it.
+        ends(&b, 4).unwrap();
+        b.ann.collect(Duration::ZERO).unwrap();
+        assert!(b.ann.rerun(session(1), 2, MOST).unwrap().is_err());
+        has(&b, 3);
+        has(&b, 4);
+        assert!(matches!(ends(&a, 3), Err(StateError::Taken)));
+    }
+}
+
+#[test]
+fn a_server_knows_what_it_holds_and_where_the_rest_is() {
+    let (_, _, a, b) = two(Kind::Memory);
+    assert_eq!(a.ann.stored_elsewhere(session(1)).unwrap(), None);
+    keep(&a, 1).unwrap();
+    assert_eq!(a.ann.held_under(session(1)), Some(a.ann.server()));
+    assert_eq!(b.ann.held_under(session(1)), None);
+    let elsewhere = b.ann.stored_elsewhere(session(1)).unwrap();
+    assert_eq!(elsewhere.unwrap().unwrap().server, a.ann.server());
+    assert_eq!(a.ann.stored_elsewhere(session(1)).unwrap(), Some(None));
+    a.ann.release(session(1)).unwrap();
+    assert_eq!(a.ann.held_under(session(1)), None);
+    assert_eq!(b.ann.stored_elsewhere(session(1)).unwrap(), Some(None));
+    b.ann.remove(session(1)).unwrap();
+    assert_eq!(a.ann.stored_elsewhere(session(1)).unwrap(), None);
+}
+
 #[test]
 fn a_server_that_gives_back_what_it_never_had_leaves_the_journal() {
     let (_, _, a, b) = two(Kind::Memory);

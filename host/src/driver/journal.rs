@@ -14,7 +14,10 @@ use sandglass_core::session::{Beginning, Effect, Entry, GuestEffect, HostEffect,
 use sandglass_states::{JournalId, MostEnded, Part, Ran, Rerun, Saved, SessionId, StateError, Tenant, part_bytes};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
+use tokio::runtime::Handle;
+use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use self::bounds::{KeptBounds, MOST_BYTES};
 use super::Answered;
@@ -26,6 +29,9 @@ const MOST_ENDED: MostEnded = MostEnded {
     journal_bytes: 128 << 20,
     state_bytes: 1 << 30,
 };
+
+/// The most bytes of a journal. The core bounds its calls and answers to 64 MiB, and its notes to 3 MiB.
+const MOST_JOURNAL_BYTES: u64 = 128 << 20;
 
 /// The place of a session's journal and state in a store. What is written here keeps to the bounds.
 #[derive(Debug, Clone)]
@@ -65,6 +71,24 @@ impl JournalPlace {
         self.tenant.rerun(self.session, execution, MOST_BYTES)
     }
 
+    /// The state, whether a sandbox went on from it, and the journal; `None` if there is no state. A damaged journal leaves the state as it is.
+    /// In a store that servers share, the session is this server's from now on.
+    pub(crate) fn take(&self) -> Result<Option<Found>, StateError> {
+        let (tenant, session) = (&self.tenant, self.session);
+        let Some((head, saved)) = tenant.take_up(session, MOST_BYTES)? else {
+            return Ok(None);
+        };
+        let journal = match tenant.journal(session, MOST_JOURNAL_BYTES) {
+            Err(StateError::Damaged(what)) => Some(Err(format!("its journal is damaged: {what}"))),
+            Err(error) if error.is_damage() => Some(Err(format!("its journal cannot be read: {error}"))),
+            journal => journal?.map(Ok),
+        };
+        if !tenant.is_alone() {
+            tenant.hold(session)?;
+        }
+        Ok(Some((saved, head.awake, journal)))
+    }
+
     /// Notes that the session goes on from its state.
     pub(crate) fn mark_awake(&self) -> Result<(), StateError> {
         self.tenant.mark_awake(self.session).map(drop)
@@ -76,9 +100,9 @@ impl JournalPlace {
         self.bound(KeptBounds::end_journal)
     }
 
-    /// Removes the state and the journal.
-    pub(crate) fn remove(&self) -> Result<(), StateError> {
-        self.tenant.remove(self.session)?;
+    /// Removes the state and the journal, unless the session was used after this time, in milliseconds since 1970.
+    pub(crate) fn remove(&self, used_ms: u64) -> Result<(), StateError> {
+        self.tenant.remove_unused(self.session, used_ms)?;
         self.bound(|bounds| bounds.end_journal().and_then(|()| bounds.end_state(0, 0)))
     }
 
@@ -108,8 +132,69 @@ impl JournalPlace {
     }
 }
 
-/// The right to use a place.
-pub(crate) type Lease = Arc<tokio::sync::OwnedMutexGuard<()>>;
+/// A stored state, whether a sandbox went on from it, and its journal or the damage for which that cannot be read.
+pub(crate) type Found = (Saved, bool, Option<Result<(JournalId, Vec<Part>), String>>);
+
+/// The right to use a place. All who may write there have a part of it.
+pub(crate) type Lease = Arc<Leased>;
+
+/// A place that a sandbox has. In a store that servers share, any server may have the session when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Leased {
+    tenant: Arc<Tenant>,
+    session: SessionId,
+    open: Option<OwnedMutexGuard<()>>,
+    /// Cancelled when the next sandbox may have the place.
+    is_free: CancellationToken,
+}
+
+impl Leased {
+    pub(crate) fn new(tenant: Arc<Tenant>, session: SessionId, open: OwnedMutexGuard<()>) -> Self {
+        Self {
+            tenant,
+            session,
+            open: Some(open),
+            is_free: CancellationToken::new(),
+        }
+    }
+
+    /// A token that is cancelled when the next sandbox may have the place.
+    pub(crate) fn is_free(&self) -> CancellationToken {
+        self.is_free.clone()
+    }
+}
+
+impl Drop for Leased {
+    fn drop(&mut self) {
+        let is_free = self.is_free.clone().drop_guard(); // dropped last
+        let Some(open) = self.open.take() else { return };
+        if self.tenant.held_under(self.session).is_none() {
+            return; // also in a store of one server
+        }
+        // Without a runtime the process ends, and the lease of its server with it.
+        let Ok(runtime) = Handle::try_current() else { return };
+        let (tenant, session) = (Arc::clone(&self.tenant), self.session);
+        runtime.spawn_blocking(move || {
+            match tenant.release(session) {
+                // Whoever has taken it over has it.
+                Ok(()) | Err(StateError::Taken) => {}
+                Err(error) => {
+                    tracing::warn!(kept = %session, %error, "this server still has a kept sandbox that nobody uses")
+                }
+            }
+            drop(open); // only now may the next sandbox have it, because that one must not be released
+            drop(is_free);
+        });
+    }
+}
+
+/// The error for a sandbox that another server has, or may have by now.
+pub(crate) fn taken(what: &str) -> Error {
+    Error::PersistInUse(format!(
+        "another server that shares the store has the kept sandbox, or may have taken it over: {what}. Ask that server, or open the sandbox \
+         again once that server has given it back or has been silent for the time of its lease"
+    ))
+}
 
 /// The text of a part.
 #[derive(Debug, Serialize, Deserialize)]
@@ -315,6 +400,15 @@ impl Journal {
         };
         let problem = match written {
             Ok(Ok(())) => None,
+            // Another server may go on with the execution by now. With this part it does or without it, and this guest must not.
+            Ok(Err(StateError::Taken)) => {
+                self.waiting.clear();
+                self.place = None;
+                self.leave(taken(
+                    "the guest was ended. No call was made that the journal does not have; the execution is pending for whoever opens it next",
+                ));
+                return;
+            }
             Ok(Err(error)) => Some(error.to_string()),
             Err(error) => Some(error.to_string()),
         };

@@ -9,12 +9,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use sandglass_core::Error;
 use sandglass_core::execution::{LostVariable, StateReport, StateStatus};
-use sandglass_states::Saved;
+use sandglass_states::{Saved, StateError};
 use serde_json::json;
 
 use super::replay::ran;
 use super::stage::Stage;
-use super::{JournalPlace, Kept};
+use super::{JournalPlace, Kept, taken};
 use crate::driver::EndedRecord;
 use crate::sandbox::{Execution, Sandbox};
 
@@ -52,7 +52,11 @@ impl Kept {
             let collects = self.place.collects && writes.is_multiple_of(COLLECTED_AFTER);
             let write = move |place: &JournalPlace| {
                 place.write(&saved, ended.map(ran).as_ref())?;
-                place.remove_journal()?;
+                match place.remove_journal() {
+                    // The state is written. Whoever takes it over passes the journal by, because its execution is not the next one.
+                    Err(StateError::Taken) => {}
+                    removed => removed?,
+                }
                 if collects && let Err(error) = place.tenant.collect(COLLECTED_AGE) {
                     tracing::warn!(%error, "objects that no kept sandbox needs were not removed");
                 }
@@ -78,7 +82,13 @@ impl Kept {
         if !was_lost {
             let ended = sandbox.ended_record().await;
             let ended = ended.filter(|(_, record)| record.execution() == execution.id);
-            if !matches!(self.write(sandbox, ended).await, Ok(false)) {
+            let written = self.write(sandbox, ended).await;
+            if let Err(Error::PersistInUse(_)) = written {
+                self.leave(sandbox).await;
+                let what = "the code ran here, and what it did to variables and files is lost. Its execution is pending there, or has gone on";
+                return Err(taken(what));
+            }
+            if !matches!(written, Ok(false)) {
                 execution.unkept = self.inside().unkept.clone();
                 if execution.unkept.is_some() {
                     self.inside().last = described(&execution);

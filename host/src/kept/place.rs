@@ -8,14 +8,12 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, watch};
 use sandglass_core::Error;
 use serde_json::Value as Json;
 
-use sandglass_states::{FolderStore, JournalId, MasterKey, Part, Saved, SessionId, StateError, States, Tenant};
+use sandglass_states::{FolderStore, MasterKey, ServerId, SessionId, StateError, States, Tenant};
 
-use super::failed;
+use super::{failed, refused};
 use crate::driver::journal::bounds::{KeptBounds, MOST_BYTES};
-use crate::driver::journal::{JournalPlace, Lease};
+use crate::driver::journal::{JournalPlace, Lease, Leased};
 
-/// The most bytes of a journal. The core bounds its calls and answers to 64 MiB, and its notes to 3 MiB.
-const MOST_JOURNAL_BYTES: u64 = 128 << 20;
 /// The name of the key's file in a folder.
 pub(super) const KEY_FILE: &str = "key";
 
@@ -83,11 +81,38 @@ impl KeptPlace {
     /// Removes what is kept here: the state, and the journal.
     ///
     /// # Errors
-    /// [`Error::PersistInUse`] while a sandbox is open here; [`Error::PersistFailed`] when it cannot be removed.
+    /// [`Error::PersistInUse`] while a sandbox is open here, or another server has it; [`Error::PersistFailed`] when it cannot be removed.
     pub async fn remove(&self) -> Result<(), Error> {
+        self.remove_unused(u64::MAX).await
+    }
+
+    /// As [`KeptPlace::remove`], unless another server has used the sandbox after this time, in milliseconds since 1970. Then it is
+    /// [`Error::PersistInUse`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn remove_unused(&self, used_ms: u64) -> Result<(), Error> {
         let place = self.journal(self.lease()?);
-        let removed = tokio::task::spawn_blocking(move || place.remove()).await;
-        removed.map_err(failed)?.map_err(failed)
+        let removed = tokio::task::spawn_blocking(move || place.remove(used_ms)).await;
+        removed.map_err(failed)?.map_err(refused)
+    }
+
+    /// The id of this server under which it has the sandbox, in a store that servers share; `None` if it has nothing there.
+    pub fn held_under(&self) -> Option<ServerId> {
+        self.tenant.held_under(self.session)
+    }
+
+    /// Takes the sandbox for this server again, under its present lease. Returns false if another server has it, or had it since. Blocks as
+    /// long as the store does.
+    ///
+    /// # Errors
+    /// The store cannot be read or written.
+    pub fn hold_again(&self) -> Result<bool, StateError> {
+        match self.tenant.hold(self.session) {
+            Ok(_) => Ok(true),
+            Err(StateError::Taken) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Waits until no sandbox is open here, and none writes any more.
@@ -115,8 +140,8 @@ impl KeptPlace {
         let lease = Arc::clone(&self.open).try_lock_owned();
         let in_use =
             |_| Error::PersistInUse("the kept sandbox is open already: call destroy() of that one first".to_owned());
-        let lease = lease.map_err(in_use)?;
-        Ok(Arc::new(lease))
+        let open = lease.map_err(in_use)?;
+        Ok(Arc::new(Leased::new(Arc::clone(&self.tenant), self.session, open)))
     }
 
     /// The place of the journal.
@@ -168,27 +193,11 @@ impl Works {
             drop((working, place, turn));
             worked
         });
-        worked.await.map_err(failed)?.map_err(failed)
+        worked.await.map_err(failed)?.map_err(refused)
     }
 
     /// Waits until no work is under way.
     pub(super) async fn ended(&self) {
         let _ = self.is_working.subscribe().wait_for(|is_working| !is_working).await;
     }
-}
-
-/// A journal as it is stored, or the damage for which it cannot be read.
-pub(super) type Parts = Result<(JournalId, Vec<Part>), String>;
-
-/// Reads the state of a session, whether a sandbox went on from it, and its journal. A damaged journal leaves the state as it is.
-pub(super) fn read(place: &JournalPlace) -> Result<Option<(Saved, bool, Option<Parts>)>, StateError> {
-    let (tenant, session) = (&place.tenant, place.session);
-    let saved = tenant.read(session, MOST_BYTES)?;
-    let is_left = tenant.head(session)?.is_some_and(|head| head.awake);
-    let journal = match tenant.journal(session, MOST_JOURNAL_BYTES) {
-        Err(StateError::Damaged(what)) => Some(Err(format!("its journal is damaged: {what}"))),
-        Err(error) if error.is_damage() => Some(Err(format!("its journal cannot be read: {error}"))),
-        journal => journal?.map(Ok),
-    };
-    Ok(saved.map(|saved| (saved, is_left, journal)))
 }

@@ -2,11 +2,9 @@
 
 use sandglass_core::Error;
 use sandglass_core::execution::LostVariable;
-use sandglass_states::Saved;
 
 use super::failed;
-use super::place::Parts;
-use crate::driver::journal::Written;
+use crate::driver::journal::{Found, Written};
 use crate::sandbox::{Sandbox, Spent, Suspended};
 
 #[derive(Debug)]
@@ -23,7 +21,7 @@ pub(super) enum Stage {
 
 impl Stage {
     /// The stage of a stored state. `is_left`: a sandbox went on from the state, and its effects are lost unless they are in the journal.
-    pub(super) fn of(saved: Saved, is_left: bool, journal: Option<Parts>) -> Result<Self, Error> {
+    pub(super) fn of((saved, is_left, journal): Found) -> Result<Self, Error> {
         let journal = journal.map(|parts| parts.and_then(|(id, parts)| Written::read(id, parts)));
         let next = saved.execution.saturating_add(1);
         let suspended = Suspended::from_saved(saved, Spent::default()).map_err(failed)?;

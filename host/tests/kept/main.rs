@@ -19,6 +19,7 @@ mod apart;
 mod faults;
 mod lost;
 mod replays;
+mod shared;
 
 const BACKENDS: [BackendKind; 2] = [BackendKind::Bubblewrap, BackendKind::Subprocess];
 /// The environment variables of a child: the folder, the backend and the code.

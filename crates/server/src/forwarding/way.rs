@@ -150,6 +150,7 @@ pub(super) async fn way(app: &App, asked: &Asked, tried: &[ServerId]) -> Result<
     if let Some(asleep) = asleep {
         sharing::let_go(app, &asleep);
     }
+    app.kept.let_go_of(&account.owner, id);
     if asked.is_forwarded {
         return match drains && asked.may_come_back {
             true => Ok(Way::Back),

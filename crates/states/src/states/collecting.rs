@@ -24,6 +24,20 @@ impl Tenant {
     /// # Errors
     /// As there.
     pub fn collect_while(&self, least_age: Duration, goes_on: impl Fn() -> bool) -> Result<Collected, StateError> {
+        self.collect_aged(least_age, least_age, goes_on)
+    }
+
+    /// As [`Tenant::collect_while`], with an age of its own for the objects of this server. That one has to be longer than this server's
+    /// slowest write.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn collect_aged(
+        &self,
+        own_age: Duration,
+        least_age: Duration,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<Collected, StateError> {
         let _alone = self.writing.write().unwrap_or_else(PoisonError::into_inner);
         let mut named: HashSet<(Option<ServerId>, ObjectId)> = HashSet::new();
         let mut collected = Collected::default();
@@ -45,10 +59,7 @@ impl Tenant {
             let bodies = self.read_manifest(session, stored.writer, &stored.manifest)?;
             let pieces = bodies.all().flat_map(|body| &body.pieces);
             named.extend(pieces.chain(&stored.manifest.pieces).map(|id| (stored.writer, *id)));
-            if self.servers.is_alone() {
-                let ended = self.objects_of_ended(session, &bodies.ended)?; // only there are they kept
-                named.extend(ended.into_iter().map(|id| (None, id)));
-            }
+            named.extend(self.objects_of_ended(session, &bodies.ended)?);
             let owner = stored
                 .owner
                 .filter(|_| !self.servers.is_alone())
@@ -85,9 +96,14 @@ impl Tenant {
                 },
                 _ => true,
             };
+            let least = if writer == self.servers.writer() {
+                own_age
+            } else {
+                least_age
+            };
             if named.contains(&(writer, id)) || !may_remove {
                 collected.kept += 1;
-            } else if listed.age < least_age {
+            } else if listed.age < least {
                 collected.too_young += 1;
             } else {
                 self.store.forget(&listed.name)?; // one that comes back is collected again

@@ -63,12 +63,25 @@ impl Tenant {
         self.mark(session, Hold::Held, false)
     }
 
-    /// Gives a session back that this server holds: any server may have it. The state stays as it is.
+    /// Gives a session back that this server holds: any server may have it. The state stays as it is. A session that this server does not
+    /// hold, or held under a lease that is over, is left as it is: others may have it anyway.
     ///
     /// # Errors
     /// As [`Tenant::mark_awake`].
     pub fn release(&self, session: SessionId) -> Result<(), StateError> {
-        self.mark(session, Hold::Free, false).map(drop)
+        match self.held_under(session) == self.servers.writer() {
+            true => self.mark(session, Hold::Free, false).map(drop),
+            false => Ok(()),
+        }
+    }
+
+    /// The id of this server under which it holds a session, also of a lease that is over. `None` if it does not hold the session, and in a
+    /// store that no other server uses.
+    pub fn held_under(&self, session: SessionId) -> Option<ServerId> {
+        self.servers.writer()?;
+        let had = lock(&self.had);
+        let owner = had.get(&session)?.stored.as_ref()?.owner?;
+        owner.holds.then_some(owner.server)
     }
 
     /// Notes that a session goes on from its state here, from now on. The state stays. Returns the id of this server that has it now.
@@ -134,10 +147,7 @@ impl Tenant {
         let Some(server) = self.servers.writer() else {
             return Ok(None);
         };
-        let owner = lock(&self.had)
-            .get(&session)
-            .and_then(|seen| seen.stored.as_ref()?.owner);
-        if owner.is_none_or(|owner| owner.server != server || !owner.holds) {
+        if self.held_under(session) != Some(server) {
             return Err(StateError::Taken);
         }
         self.still_holds(Some(server))?;
@@ -265,6 +275,28 @@ impl Tenant {
                 Some(owner) if owner.holds && !stored.gone => self.servers.living(owner.server),
                 _ => Ok(None),
             },
+        }
+    }
+
+    /// Another living server that made a session.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn at_home(&self, session: SessionId) -> Result<Option<Living>, StateError> {
+        self.servers.at_home(session.home())
+    }
+
+    /// As [`Tenant::elsewhere`], but for a session that has a state only. `None` if it has none.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn stored_elsewhere(&self, session: SessionId) -> Result<Option<Option<Living>>, StateError> {
+        let Some(stored) = self.read_ref(session)? else {
+            return Ok(None);
+        };
+        match stored.owner {
+            Some(owner) if owner.holds => self.servers.living(owner.server).map(Some),
+            _ => Ok(Some(None)),
         }
     }
 

@@ -12,6 +12,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// The most bytes of a kept sandbox's variables, contexts and files.
 pub const MOST_BYTES: u64 = 256 << 20;
 
+/// The age of objects in a store that servers share, after which no late request of this server, or of one that has ended, names them.
+const LATE: Duration = Duration::from_secs(60);
+const LATE_OF_OTHERS: Duration = Duration::from_secs(3600);
+
 /// Takes room for so many bytes, in place of what it took before. Refuses with the reason, and then what it took before stays taken.
 type Resize = Box<dyn Fn(u64) -> Result<(), String> + Send + Sync>;
 /// Returns true if the sandbox may take so many bytes with executions that can run again, in place of what it took before.
@@ -48,9 +52,14 @@ impl Garbage {
         let is_first = self
             .written
             .compare_exchange(written, 0, Ordering::AcqRel, Ordering::Acquire);
-        // No age is needed: writes of this tenant wait meanwhile, and only its own server writes.
+        // No age is needed in a store of one server: writes of this tenant wait meanwhile, and nobody else writes. Elsewhere, a request that
+        // was given up may still arrive.
+        let (own, others) = match tenant.is_alone() {
+            true => (Duration::ZERO, Duration::ZERO),
+            false => (LATE, LATE_OF_OTHERS),
+        };
         if is_first.is_ok()
-            && let Err(error) = tenant.collect(Duration::ZERO)
+            && let Err(error) = tenant.collect_aged(own, others, || true)
         {
             tracing::error!(%error, "earlier states of kept sandboxes were not removed");
         }
@@ -127,7 +136,7 @@ impl KeptBounds {
         self
     }
 
-    /// Has the sandbox collect earlier states as soon as its tenant has written much, in a store that no other server uses. The caller
+    /// Has the sandbox collect earlier states as soon as its tenant has written much. The caller
     /// collects from time to time as well.
     #[must_use]
     pub fn collecting(mut self, garbage: Arc<Garbage>) -> Self {
@@ -147,6 +156,16 @@ impl KeptBounds {
         if let Some(garbage) = &self.garbage {
             garbage.collect(tenant);
         }
+    }
+
+    /// Notes what was found in the store anew, because another server may have written it.
+    pub fn is_as(&self, found: &Self) {
+        let found = found.taken();
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if found.sum() != taken.sum() {
+            let _ = (self.resize)(found.sum()); // another server may have stored more than this one allows
+        }
+        *taken = found;
     }
 
     /// The bytes that the sandbox takes in the store.

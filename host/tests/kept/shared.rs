@@ -1,0 +1,205 @@
+//! Kept sandboxes in a store that servers share: one server at a time has one, and a late one does nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use sandglass_host::kept::{Kept, KeptPlace, ResumeOptions};
+use sandglass_host::{BackendKind, Error, Sandbox, StateStatus, Value};
+use sandglass_states::{Clock, MasterKey, MemoryStore, States, Store};
+use tokio::sync::watch;
+
+use super::{Calls, all, ok, open, questions};
+
+const LASTS: u64 = 30;
+
+/// A server of the store.
+struct Server {
+    states: States,
+    place: KeptPlace,
+}
+
+impl Server {
+    fn beat(&self) {
+        self.states.renew().unwrap();
+        self.states.watch().unwrap();
+    }
+}
+
+/// Two servers, and the seconds of their clock.
+fn two() -> (Server, Server, Arc<AtomicU64>) {
+    let (store, seconds) = (Arc::new(MemoryStore::default()), Arc::new(AtomicU64::new(0)));
+    let server = || {
+        let (key, seconds) = (MasterKey::parse(&"5a".repeat(32)).unwrap(), Arc::clone(&seconds));
+        let clock = Clock::new(move || Duration::from_secs(seconds.load(Ordering::SeqCst)));
+        let store = Arc::clone(&store) as Arc<dyn Store>;
+        let states = States::shared(store, key, Duration::from_secs(LASTS), clock, None).unwrap();
+        let tenant = Arc::new(states.tenant("ann").unwrap());
+        let place = KeptPlace::new(tenant, "01".repeat(16).parse().unwrap());
+        Server { states, place }
+    };
+    let [a, b] = [(), ()].map(|()| server());
+    a.beat();
+    b.beat();
+    (a, b, seconds)
+}
+
+/// The lease of the other server runs out, as this one sees it.
+fn end_lease(watching: &Server, seconds: &AtomicU64) {
+    for _ in 0..4 {
+        seconds.fetch_add(LASTS / 2, Ordering::SeqCst);
+        watching.beat();
+    }
+}
+
+async fn refusal(server: &Server) -> String {
+    let builder = Sandbox::builder()
+        .backend(BackendKind::Subprocess)
+        .allow_subprocess(true);
+    in_use(Kept::open(builder, server.place.clone()).await.map(drop))
+}
+
+/// The message of the error for a sandbox that another server has.
+fn in_use<T>(done: Result<T, Error>) -> String {
+    match done {
+        Err(Error::PersistInUse(why)) => why,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("another server has it"),
+    }
+}
+
+/// A sandbox whose calls of `ask` wait until they may end.
+async fn waiting(server: &Server) -> (Kept, Calls, watch::Sender<bool>) {
+    let calls: Calls = Arc::new(watch::Sender::new(Vec::new()));
+    let (end, ends) = watch::channel(false);
+    let noted = Arc::clone(&calls);
+    let builder = Sandbox::builder()
+        .backend(BackendKind::Subprocess)
+        .allow_subprocess(true)
+        .without_context()
+        .host_function("ask", move |call| {
+            let (noted, mut ends) = (Arc::clone(&noted), ends.clone());
+            async move {
+                let question = call.text(0)?.to_owned();
+                noted.send_modify(|calls| calls.push((call.id.clone(), question.clone())));
+                let _ = ends.wait_for(|ends| *ends).await;
+                Ok(Value::Str(format!("late answer to {question}")))
+            }
+        });
+    (Kept::open(builder, server.place.clone()).await.unwrap(), calls, end)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_server_at_a_time_has_a_sandbox_and_gives_it_back() {
+    let (a, b, _) = two();
+    let (kept, _) = open(&a.place, BackendKind::Subprocess, all).await;
+    ok(&kept.execute("x = [ask('one')]").await.unwrap());
+    assert!(refusal(&b).await.contains("another server"));
+    assert!(in_use(b.place.remove().await).contains("another server"));
+    kept.destroy().await;
+    assert!(!a.place.is_open(), "the end of the sandbox waits for that");
+    let (kept, _) = open(&b.place, BackendKind::Subprocess, all).await;
+    let run = kept.execute("x").await.unwrap();
+    assert_eq!(
+        (ok(&run).as_str(), run.state.status),
+        ("['answer to one']", StateStatus::Kept)
+    );
+    // What ended at the other server runs again here.
+    let again = kept
+        .replay(1, sandglass_host::kept::ReplayOptions::default())
+        .await
+        .unwrap();
+    assert_eq!((again.execution.id, again.difference), (1, None));
+    assert!(refusal(&a).await.contains("another server"));
+    kept.destroy().await;
+    a.place.remove().await.unwrap();
+    assert!(open(&b.place, BackendKind::Subprocess, all).await.0.is_new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_new_ones_the_first_execution_decides() {
+    let (a, b, _) = two();
+    let (first, _) = open(&a.place, BackendKind::Subprocess, all).await;
+    let (second, calls) = open(&b.place, BackendKind::Subprocess, all).await;
+    assert!(first.is_new() && second.is_new());
+    ok(&first.execute("x = 1").await.unwrap());
+    let why = in_use(second.execute("ask('nothing')").await);
+    assert!(why.contains("nothing was done here"), "{why}");
+    in_use(second.sandbox().await);
+    assert!(questions(&calls).is_empty());
+    second.destroy().await;
+    assert_eq!(ok(&first.execute("x").await.unwrap()), "1");
+    first.destroy().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_server_makes_no_further_call_and_writes_nothing() {
+    let (a, b, seconds) = two();
+    let (late, calls, end) = waiting(&a).await;
+    ok(&late.execute("x = []").await.unwrap());
+    let late = Arc::new(late);
+    let running = tokio::spawn({
+        let late = Arc::clone(&late);
+        async move { late.execute("x.append(ask('one'))\nx.append(ask('two'))\nx").await }
+    });
+    super::is_asked(&calls).await;
+    end_lease(&b, &seconds);
+    let (kept, again) = open(&b.place, BackendKind::Subprocess, all).await;
+    assert_eq!(kept.pending().unwrap().calls[0].name, "ask");
+    let run = kept.resume(ResumeOptions::default()).await.unwrap();
+    assert_eq!(
+        (ok(&run).as_str(), run.unkept),
+        ("['answer to one', 'answer to two']", None)
+    );
+    assert_eq!(questions(&again), ["one", "two"]);
+    assert_eq!(
+        calls.borrow()[0].0,
+        again.borrow()[0].0,
+        "a call that is made again has the same name"
+    );
+
+    // The answer comes now. The lease of this server is over, so nobody sees it.
+    end.send_replace(true);
+    let why = in_use(running.await.unwrap());
+    assert!(why.contains("the guest was ended"), "{why}");
+    assert_eq!(questions(&calls), ["one"]);
+    // Neither under the old lease nor under a new one may it do anything.
+    in_use(late.execute("x = 'late'").await);
+    a.beat();
+    in_use(late.execute("x = 'late'").await);
+    in_use(late.sandbox().await);
+    assert!(!a.place.hold_again().unwrap());
+    late.destroy().await;
+    let run = kept.execute("x").await.unwrap();
+    assert_eq!(
+        (ok(&run).as_str(), run.state.status),
+        ("['answer to one', 'answer to two']", StateStatus::Kept)
+    );
+    kept.destroy().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_server_goes_on_if_nobody_took_the_sandbox_over() {
+    let (a, b, seconds) = two();
+    let (kept, calls, end) = waiting(&a).await;
+    ok(&kept.execute("x = []").await.unwrap());
+    let kept = Arc::new(kept);
+    let running = tokio::spawn({
+        let kept = Arc::clone(&kept);
+        async move { kept.execute("x.append(ask('one'))\nx").await }
+    });
+    super::is_asked(&calls).await;
+    end_lease(&b, &seconds);
+    end.send_replace(true);
+    in_use(running.await.unwrap());
+    a.beat();
+    assert!(a.place.hold_again().unwrap());
+    kept.settle().await.unwrap();
+    let pending = kept.pending().unwrap();
+    assert_eq!((pending.execution, pending.calls.len()), (2, 1));
+    let run = kept.resume(ResumeOptions::default()).await.unwrap();
+    assert_eq!(ok(&run), "['late answer to one']");
+    let [first, second] = [0, 1].map(|place| calls.borrow()[place].0.clone());
+    assert_eq!(first, second, "a call that is made again has the same name");
+    kept.destroy().await;
+}

@@ -39,6 +39,10 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 /// The time for a client whose connection broke to fetch a result again. Results can be large.
 const RESUMED_WITHIN: Duration = Duration::from_secs(15);
 
+/// The headers that pages of allowed origins may send.
+const ALLOWED_HEADERS: &str =
+    "Authorization, Content-Type, Accept, Mcp-Session-Id, Mcp-Protocol-Version, Last-Event-ID, traceparent, tracestate";
+
 type Service = StreamableHttpService<Server, LocalSessionManager>;
 
 /// The state of all requests.
@@ -194,10 +198,7 @@ fn add_headers(response: &mut Response, origin: &Origin) {
     };
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, fixed("GET, POST, DELETE"));
-    headers.insert(
-        header::ACCESS_CONTROL_ALLOW_HEADERS,
-        fixed("Authorization, Content-Type, Accept, Mcp-Session-Id, Mcp-Protocol-Version, Last-Event-ID"),
-    );
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, fixed(ALLOWED_HEADERS));
     headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, fixed("Mcp-Session-Id"));
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, fixed("600"));
     // Browsers also ask for this header before a public page calls a local address.

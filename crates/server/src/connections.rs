@@ -6,12 +6,13 @@ use std::convert::Infallible;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::Request;
+use axum::http::{HeaderName, Request};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -28,13 +29,16 @@ use super::metrics::{Gauge, Up};
 use super::quotas::Held;
 use super::write_timeout::WriteTimeout;
 
+/// Marks a request that another server of the cluster has forwarded. Clients can make the mark up, and it gives no right to anything.
+pub(super) const FORWARDED: HeaderName = HeaderName::from_static("sandglass-forwarded");
 /// The largest head of a request, in bytes.
 const MOST_HEAD_BYTES: usize = 64 << 10;
 /// Most headers of a request.
 const MOST_HEADERS: usize = 64;
 /// The pause after `accept` failed, for example because no file descriptors are left.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
-/// The time for the first request of a connection that was made just before the end.
+/// The time for the first request of a connection that was made just before the end, and for the next one of a connection that another
+/// server of the cluster keeps.
 const FIRST_REQUEST: Duration = Duration::from_millis(500);
 /// The interval at which the system probes a silent client.
 const ASKING: Duration = Duration::from_secs(15);
@@ -92,8 +96,10 @@ struct Activity {
     give_way: Arc<Notify>,
     /// The connection's number among the idle ones, while it is idle.
     number: Mutex<Option<u64>>,
-    /// Cancelled by the first request.
-    begun: CancellationToken,
+    /// True until the first request, and from the first one on that another server has forwarded.
+    is_awaited: AtomicBool,
+    /// Told by each request.
+    begun: Notify,
 }
 
 impl Activity {
@@ -102,7 +108,8 @@ impl Activity {
             idle: Arc::clone(idle),
             give_way: Arc::default(),
             number: Mutex::new(None),
-            begun: CancellationToken::new(),
+            is_awaited: AtomicBool::new(true),
+            begun: Notify::new(),
         };
         activity.rest();
         Arc::new(activity)
@@ -126,10 +133,20 @@ impl Activity {
     }
 
     /// Notes that a request began. The request ends when the returned guard is dropped.
-    fn request(self: &Arc<Self>) -> Busy {
+    fn request(self: &Arc<Self>, is_forwarded: bool) -> Busy {
         self.stop_resting();
-        self.begun.cancel();
+        self.is_awaited.store(is_forwarded, Ordering::Release);
+        self.begun.notify_waiters();
         Busy(Arc::clone(self))
+    }
+
+    /// Waits for a request that may be on its way already, when the server ends.
+    async fn last_request(&self) {
+        let begun = self.begun.notified();
+        let rests = self.number.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        if rests && self.is_awaited.load(Ordering::Acquire) {
+            let _ = tokio::time::timeout(FIRST_REQUEST, begun).await;
+        }
     }
 }
 
@@ -218,9 +235,9 @@ async fn serve(
 ) {
     prepare(&stream, deadlines.write);
     let peer = connection.peer;
-    let (give_way, begun) = (Arc::clone(&activity.give_way), activity.begun.clone());
+    let (give_way, own) = (Arc::clone(&activity.give_way), Arc::clone(&activity));
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-        let busy = activity.request();
+        let busy = activity.request(request.headers().contains_key(FORWARDED));
         request.extensions_mut().insert(Arc::clone(&connection));
         let answer = router.clone().oneshot(request.map(Body::new));
         async move {
@@ -250,10 +267,9 @@ async fn serve(
             return;
         }
         () = ending.cancelled() => {
-            let first = tokio::time::timeout(FIRST_REQUEST, begun.cancelled());
             tokio::select! {
                 ended = connection.as_mut() => ended,
-                _ = first => {
+                () = own.last_request() => {
                     connection.as_mut().graceful_shutdown();
                     connection.await
                 }

@@ -7,6 +7,7 @@
 //!
 //! Decisions: `docs/internals/server.md`.
 
+mod remembered;
 mod way;
 
 use std::io;
@@ -29,16 +30,18 @@ use sandglass_states::ServerId;
 
 use super::App;
 use super::bodies;
-use super::connections::ConnectionPermit;
+use super::connections::{ConnectionPermit, FORWARDED};
 use super::errors::{ApiError, Ours, UNTOUCHED};
 use super::quotas::Held;
 use super::sharing;
+use super::suspension::Suspension;
+use remembered::Remembered;
 use way::{Asked, Elsewhere, Way, What, way};
 
-/// Marks a request that a server has forwarded.
-const FORWARDED: HeaderName = HeaderName::from_static("sandglass-forwarded");
 /// The value of the mark if the request comes back when nothing was done.
 const MAY_COME_BACK: &str = "may-come-back";
+/// The value of the mark if the request comes back unless its session is awake at the other server.
+const IF_AWAKE: &str = "if-awake";
 /// The most attempts to forward a request, and the pause before the second attempt at one server.
 const MOST_TRIES: usize = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -62,33 +65,61 @@ const CONNECT_TIME: Duration = Duration::from_secs(3);
 /// The interval at which the system asks a machine that says nothing, and the time after which the machine counts as gone.
 const ASKING: Duration = Duration::from_secs(10);
 const GONE: Duration = Duration::from_secs(30);
+/// The longest time for which a connection to another server is kept without a request. That server closes it later by itself.
+const KEPT: Duration = Duration::from_secs(4);
+/// The most connections to one server that are kept without a request.
+const MOST_KEPT: usize = 32;
 
-/// The connections to other servers.
+/// The ways to other servers.
 #[derive(Debug)]
-pub(super) struct Forwarding(Client);
+pub(super) struct Forwarding {
+    /// Keeps connections for later requests.
+    kept: Client,
+    /// Makes a connection for each request.
+    fresh: Client,
+    remembered: Remembered,
+}
 
 impl Forwarding {
     /// # Errors
     /// The client cannot be made.
-    pub(super) fn new() -> Result<Self, String> {
-        let client = Client::builder()
-            .no_proxy()
-            .redirect(redirect::Policy::none())
-            .http1_only()
-            .connect_timeout(CONNECT_TIME)
-            // A server that ends may close a kept connection while a request is on its way. Nobody could tell then what was done.
-            .pool_max_idle_per_host(0)
-            .tcp_keepalive(ASKING)
-            .tcp_keepalive_interval(ASKING)
-            .tcp_user_timeout(GONE)
-            .build();
-        client
-            .map(Self)
-            .map_err(|error| format!("requests cannot be forwarded: {error}"))
+    pub(super) fn new(head_timeout: Duration) -> Result<Self, String> {
+        let client = |most_kept| {
+            let client = Client::builder()
+                .no_proxy()
+                .redirect(redirect::Policy::none())
+                .http1_only()
+                .connect_timeout(CONNECT_TIME)
+                .pool_max_idle_per_host(most_kept)
+                .pool_idle_timeout(KEPT.min(head_timeout / 3))
+                .tcp_nodelay(true)
+                .tcp_keepalive(ASKING)
+                .tcp_keepalive_interval(ASKING)
+                .tcp_user_timeout(GONE)
+                .build();
+            client.map_err(|error| format!("requests cannot be forwarded: {error}"))
+        };
+        Ok(Self {
+            kept: client(MOST_KEPT)?,
+            fresh: client(0)?,
+            remembered: Remembered::default(),
+        })
     }
 
+    /// The client that makes a connection for each request, as one that lasts needs it.
     pub(super) fn client(&self) -> &Client {
-        &self.0
+        &self.fresh
+    }
+
+    /// The client for a request to this server. A server that ends closes kept connections, and a request that is on its way then would fail
+    /// without an answer. So requests to it get new ones.
+    fn client_for(&self, app: &App, server: ServerId, is_upgrade: bool) -> &Client {
+        let states = app.suspension.as_ref().map(Suspension::states);
+        let load = states.and_then(|states| states.load(server));
+        match is_upgrade || load.is_some_and(|load| load.load.is_draining) {
+            true => &self.fresh,
+            false => &self.kept,
+        }
     }
 }
 
@@ -115,7 +146,13 @@ pub(super) async fn forward(State(app): State<App>, mut request: Request, next: 
     let (Some(forwarding), Some(asked)) = (&app.forwarding, Asked::of(&mut request).await) else {
         return next.run(request).await;
     };
-    let first = match way(&app, &asked, &[]).await {
+    let guess = forwarding.guess(&app, &asked);
+    let is_guess = guess.is_some();
+    let found = match guess {
+        Some(elsewhere) => Ok(Way::There(elsewhere)),
+        None => way(&app, &asked, &[]).await,
+    };
+    let first = match found {
         Ok(Way::Here) => return next.run(request).await,
         Ok(Way::Back) => return ApiError::shutting_down().into_response(),
         Ok(Way::There(elsewhere)) => elsewhere,
@@ -125,7 +162,7 @@ pub(super) async fn forward(State(app): State<App>, mut request: Request, next: 
         Ok(request) => request,
         Err(error) => return error.into_response(),
     };
-    let answer = send_on(&app, &forwarding.0, &asked, &mut request, first).await;
+    let answer = send_on(&app, forwarding, &asked, &mut request, (first, is_guess)).await;
     match answer {
         Ok(Some(response)) => response,
         Ok(None) => next.run(request.into_request()).await,
@@ -136,19 +173,35 @@ pub(super) async fn forward(State(app): State<App>, mut request: Request, next: 
 /// Sends a request to other servers until one takes it. `None` if this server is to answer.
 async fn send_on(
     app: &App,
-    client: &Client,
+    forwarding: &Forwarding,
     asked: &Asked,
     request: &mut Onward,
-    mut elsewhere: Elsewhere,
+    (mut elsewhere, mut is_guess): (Elsewhere, bool),
 ) -> Result<Option<Response>, ApiError> {
     let mut tried = Vec::new();
     let mut pause = FIRST_PAUSE;
     loop {
         let is_last = tried.len() + 1 == MOST_TRIES;
-        let why = match send(app, client, asked, &elsewhere, request, is_last).await? {
+        let mark = match (is_guess, is_last || request.copy.is_none()) {
+            (true, _) => IF_AWAKE,
+            (false, true) => "1",
+            (false, false) => MAY_COME_BACK,
+        };
+        let why = match send(app, forwarding, asked, &elsewhere, request, mark).await? {
             Sent::Answered(response) => return Ok(Some(response)),
             Sent::Untouched(why) => why,
         };
+        if is_guess {
+            // It was wrong. The store tells where the session is, which may be the same server.
+            forwarding.remembered.forget(&asked.account.owner, asked.id());
+            is_guess = false;
+            elsewhere = match way(app, asked, &tried).await? {
+                Way::Here => return Ok(None),
+                Way::Back => return Err(why),
+                Way::There(found) => found,
+            };
+            continue;
+        }
         tried.push(elsewhere.server);
         if is_last || request.copy.is_none() {
             return Err(why);
@@ -220,11 +273,11 @@ impl Onward {
 
 async fn send(
     app: &App,
-    client: &Client,
+    forwarding: &Forwarding,
     asked: &Asked,
     elsewhere: &Elsewhere,
     request: &mut Onward,
-    is_last: bool,
+    mark: &'static str,
 ) -> Result<Sent, ApiError> {
     let Elsewhere { server, address } = elsewhere;
     let uri = &request.parts.uri;
@@ -233,15 +286,12 @@ async fn send(
         let problem = "a path must not have \"\\\", or a part \".\" or \"..\"";
         return Err(ApiError::invalid(problem));
     }
-    let mark = if is_last || request.copy.is_none() {
-        "1"
-    } else {
-        MAY_COME_BACK
-    };
     let hop = Span::begin("forward", SpanKind::Client);
     let mut headers = onward(&request.parts.headers, mark);
     traces::inject(&hop.context(), &mut headers);
-    let mut forwarded = client
+    let is_upgrade = headers.contains_key(header::UPGRADE);
+    let mut forwarded = forwarding
+        .client_for(app, *server, is_upgrade)
         .request(request.parts.method.clone(), format!("{address}{path}"))
         .headers(headers);
     let body = request.take_body();
@@ -269,11 +319,19 @@ async fn send(
     };
     hop.set("http.response.status_code", i64::from(answer.status().as_u16()));
     tracing::debug!(session = asked.id(), %address, status = answer.status().as_u16(), "forwarded");
-    if answer.headers().contains_key(UNTOUCHED) {
+    let (owner, is_guess) = (&asked.account.owner, mark == IF_AWAKE);
+    // Servers of earlier releases do not know this mark, and answer so if the session has moved on.
+    let has_moved = is_guess && answer.status() == StatusCode::LOOP_DETECTED;
+    if has_moved || answer.headers().contains_key(UNTOUCHED) {
         app.metrics.forward("refused");
         return Ok(Sent::Untouched(is_ending()));
     }
     app.metrics.forward("answered");
+    match asked.what {
+        What::Session(_) if answer.status() == StatusCode::NOT_FOUND => forwarding.remembered.forget(owner, asked.id()),
+        What::Session(_) if !is_guess => forwarding.remembered.note(owner, asked.id(), elsewhere),
+        _ => {}
+    }
     let (status, headers) = (answer.status(), backward(answer.headers(), answer.status()));
     let body = if status == StatusCode::SWITCHING_PROTOCOLS {
         tokio::spawn(relay(app.clone(), parts_of(&mut request.parts), answer, over));

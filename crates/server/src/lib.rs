@@ -205,7 +205,8 @@ impl Server {
             storage.check(&args, &warm).await?;
         }
         let home = suspension.as_ref().and_then(|suspension| suspension.states().home());
-        let forwarding = home.map(|_| forwarding::Forwarding::new()).transpose()?;
+        let head_timeout = Duration::from_secs_f64(args.head_timeout_seconds);
+        let forwarding = home.map(|_| forwarding::Forwarding::new(head_timeout)).transpose()?;
         let quotas = Quotas::new(owners.iter().cloned(), args.bounds());
         let (sessions, kept) = (
             Sessions::default(),

@@ -3,10 +3,10 @@
     python3 scripts/bench/cluster/simulate.py [--costs FILE] [--sessions 100000] [--workers 100] [--seed 1]
 
 Each session has bursts of cells, and long pauses in which it sleeps. A load balancer sends each request to a random
-worker. That worker wakes the session on one of two random workers, the one with fewer sessions by the loads that it
-knows (`--placement random`: on itself). Loads are as old as the last gossip. Workers die, and their sessions go on at
-others. Simulated is what happens, and where. What each event takes is a sum of measured costs: no queue, no network and
-no noise. So the simulation says what cannot work, and not what will.
+worker. That worker wakes the session on itself, as the program does (`--placement two`: on one of two random workers,
+the one with fewer sessions by the loads that it knows, which are as old as the last gossip). Workers die, and their
+sessions go on at others. Simulated is what happens, and where. What each event takes is a sum of measured costs: no
+queue, no network and no noise. So the simulation says what cannot work, and not what will.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Settings:
     sessions: int
     workers: int
     seed: int = 1
-    placement: str = "two"
+    #: The program wakes a session at the worker that was asked, so `random`.
+    placement: str = "random"
     gossip_seconds: float = 5
     lease_seconds: float = 30
     suspend_seconds: float = 300

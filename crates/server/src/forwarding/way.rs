@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use sandglass_core::resumable::SUFFIX;
 use sandglass_states::{Living, ServerId};
 
-use super::{FORWARDED, MAY_COME_BACK, is_small};
+use super::{FORWARDED, Forwarding, IF_AWAKE, MAY_COME_BACK, is_small};
 use crate::errors::ApiError;
 use crate::placement::Reason;
 use crate::quotas::Account;
@@ -18,6 +18,7 @@ use crate::sessions::Known;
 use crate::{App, draining, load, sharing};
 
 /// Another server, which gets a request.
+#[derive(Debug, Clone)]
 pub(super) struct Elsewhere {
     pub(super) server: ServerId,
     pub(super) address: String,
@@ -42,6 +43,8 @@ pub(super) struct Asked {
     pub(super) can_repeat: bool,
     /// True if the server that forwarded it can try another way.
     pub(super) may_come_back: bool,
+    /// True if that server only guesses that the session is here.
+    pub(super) is_guess: bool,
 }
 
 /// The thing that a request is for.
@@ -86,7 +89,8 @@ impl Asked {
             account: Arc::clone(request.extensions().get::<Arc<Account>>()?),
             is_forwarded: forwarded.is_some(),
             can_repeat: is_small(request),
-            may_come_back: forwarded.is_some_and(|value| value == MAY_COME_BACK),
+            may_come_back: forwarded.is_some_and(|value| value == MAY_COME_BACK || value == IF_AWAKE),
+            is_guess: forwarded.is_some_and(|value| value == IF_AWAKE),
         })
     }
 
@@ -120,6 +124,23 @@ impl Elsewhere {
     }
 }
 
+impl Forwarding {
+    /// The server that answered last for the session of a request, if the request can be sent again in case the session has moved.
+    pub(super) fn guess(&self, app: &App, asked: &Asked) -> Option<Elsewhere> {
+        let What::Session(id) = &asked.what else { return None };
+        if asked.is_forwarded || !asked.can_repeat || app.sessions.of(&asked.account.owner, id).is_ok() {
+            return None;
+        }
+        let elsewhere = self.remembered.of(&asked.account.owner, id)?;
+        let states = app.suspension.as_ref()?.states();
+        if states.seems_to_live(elsewhere.server) {
+            return Some(elsewhere);
+        }
+        self.remembered.forget(&asked.account.owner, id);
+        None
+    }
+}
+
 /// The way of a request. These servers have done nothing with it.
 pub(super) async fn way(app: &App, asked: &Asked, tried: &[ServerId]) -> Result<Way, ApiError> {
     let drains = app.draining.is_cancelled();
@@ -141,6 +162,9 @@ pub(super) async fn way(app: &App, asked: &Asked, tried: &[ServerId]) -> Result<
         Ok((Known::Asleep(asleep), None)) => Some(asleep),
         Err(_) => None,
     };
+    if asked.is_guess {
+        return Ok(Way::Back);
+    }
     let Some(living) = suspension.elsewhere(&account.owner, id).await? else {
         return Ok(match is_stored {
             true => asked.left_to_others(app, Reason::Draining, tried),

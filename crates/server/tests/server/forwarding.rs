@@ -124,6 +124,36 @@ async fn streams_and_web_sockets_are_forwarded() {
     }
 }
 
+/// A server remembers who answered for a session. The memory is wrong once the session has moved, and then the store tells.
+#[tokio::test]
+async fn a_session_that_moved_is_found_by_a_server_that_remembers_its_former_place() {
+    let bucket = bucket();
+    let a = server(&bucket, &["--suspend-after", "0.2"]).await;
+    let (b, c) = (server(&bucket, &[]).await, server(&bucket, &[]).await);
+    let id = a.session(json!({})).await;
+    // The second one goes by what the first one has shown.
+    for expected in ["1", "2"] {
+        let code = "x = globals().get('x', 0) + 1\nx";
+        assert_eq!(b.execute(&id, code).await["result"], expected);
+    }
+    let sleeps = async || answer(a.get("/v1/sessions")).await.1["sessions"][0]["suspended"] == true;
+    eventually("the session is suspended", sleeps).await;
+    assert_eq!(c.execute(&id, "x += 1\nx").await["result"], "3");
+    // It is no longer where the second server remembers it.
+    assert_eq!(b.execute(&id, "x += 1\nx").await["result"], "4");
+    let metrics = b.get("/metrics").send().await.unwrap().text().await.unwrap();
+    assert!(
+        metrics.contains("sandglass_forwards_total{result=\"refused\"} 1"),
+        "{metrics}"
+    );
+    // The third server has it, and ends. The second one has a kept connection to it, and goes on with the session.
+    c.stop().await;
+    assert_eq!(b.execute(&id, "x += 1\nx").await["result"], "5");
+    for server in [a, b] {
+        server.stop().await;
+    }
+}
+
 #[tokio::test]
 async fn a_request_is_forwarded_once() {
     let bucket = bucket();

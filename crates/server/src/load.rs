@@ -169,7 +169,7 @@ pub(super) async fn run(app: App) {
                 if is_due {
                     let all = bytes.saturating_mul(u32::try_from(servers.len()).unwrap_or(u32::MAX));
                     pause = INTERVAL.max(Duration::from_secs(1) * all / BYTES_PER_SECOND);
-                    told = Some((load, servers, Instant::now()));
+                    told = Some((load, servers.clone(), Instant::now()));
                 }
             }
             Some(Err(error)) => problem.tell(&error, "the load of this server is not told to others"),

@@ -51,13 +51,14 @@ impl Sweep for Cgroup {
         self.closed(|is_closed| {
             let mut ending = HashSet::new();
             // Whoever has begun to start a process may finish that. Nobody begins.
-            while is_closed {
+            let mut find = || -> Vec<u32> {
                 let others = self.others(spared).into_iter();
-                let new: Vec<u32> = others.filter(|pid| ending.insert(*pid)).collect();
-                if new.is_empty() {
-                    break;
-                }
+                others.filter(|pid| ending.insert(*pid)).collect()
+            };
+            let mut new = if is_closed { find() } else { Vec::new() };
+            while !new.is_empty() {
                 kill_each(&new);
+                new = find();
             }
             // While memory is short, the next guest would be killed for want of it.
             match is_closed && self.has_room() {

@@ -63,7 +63,6 @@ pub struct Usage {
 #[derive(Debug)]
 pub struct Cgroup {
     path: CgroupPath,
-    memory_bytes: u64,
     /// Gone before the group of the supervisor.
     home: Arc<Home>,
 }
@@ -101,11 +100,7 @@ impl Cgroup {
                 return Err(error);
             }
         }
-        let group = Self {
-            path,
-            memory_bytes: bounds.memory_bytes,
-            home,
-        };
+        let group = Self { path, home };
         for setting in group.path.settings(bounds) {
             match write(&setting.file, &setting.value) {
                 Err(error) if setting.optional && error.kind() == ErrorKind::NotFound => {}
@@ -168,31 +163,33 @@ impl Cgroup {
         kill_all(&self.path.pids);
     }
 
-    /// The processes in the group but these.
-    pub(crate) fn others(&self, spared: &HashSet<u32>) -> Vec<u32> {
-        let members = fs::read_to_string(self.path.pids.join("cgroup.procs")).unwrap_or_default();
-        let others = members.lines().filter_map(|line| line.parse::<u32>().ok());
-        others.filter(|pid| !spared.contains(pid)).collect()
-    }
-
-    /// Does something while nothing can be started in the group. `None` if the group cannot be opened again.
-    pub(crate) fn closed<T>(&self, what: impl FnOnce(bool) -> T) -> Option<T> {
+    /// Kills all processes in the group but these, and waits for their end. Meanwhile nothing can be started in the group. Returns false if
+    /// others are left.
+    pub(crate) fn kill_others(&self, spared: &HashSet<u32>, within: Duration) -> bool {
         let most = self.path.pids.join("pids.max");
         let before = fs::read_to_string(&most);
         let is_closed = write(&most, "0").is_ok();
-        let done = what(is_closed);
+        let end = Instant::now() + within;
+        let are_gone = loop {
+            let members = fs::read_to_string(self.path.pids.join("cgroup.procs")).unwrap_or_default();
+            let others = members.lines().filter_map(|line| line.parse::<u32>().ok());
+            let others: Vec<u32> = others.filter(|pid| !spared.contains(pid)).collect();
+            if others.is_empty() {
+                break true;
+            }
+            if Instant::now() > end {
+                break false;
+            }
+            for pid in others.into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            thread::sleep(Duration::from_micros(300));
+        };
         let is_open = match before {
             Ok(most_pids) if is_closed => write(&most, most_pids.trim()).is_ok(),
             _ => true,
         };
-        is_open.then_some(done)
-    }
-
-    /// Returns true if memory is not short, also for a guest more.
-    pub(crate) fn has_room(&self) -> bool {
-        let used = fs::read_to_string(self.path.memory_usage().0).ok();
-        let used = used.and_then(|text| text.trim().parse::<u64>().ok());
-        used.is_some_and(|used| used <= self.memory_bytes / 2)
+        are_gone && is_open
     }
 
     /// The group's folder, of the controller of processes where there are several.

@@ -15,7 +15,6 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use self::copies::Kin;
 use self::fork::{Forker, Succession};
-pub use self::sweep::Sweep;
 use crate::cgroup::Bounds;
 use crate::frame::{FRAME_SLACK_BYTES, Frame, FrameError, FrameReader, Outbox};
 use futures_util::future::BoxFuture;
@@ -26,7 +25,6 @@ pub(crate) mod memory;
 pub(crate) mod paused;
 pub(crate) mod process;
 mod rlimits;
-pub(crate) mod sweep;
 
 /// The command that starts a guest, as data.
 #[derive(Debug, Clone, PartialEq)]
@@ -140,8 +138,10 @@ pub trait Process: Send + Sync + 'static {
         None
     }
 
-    /// The means to end some of its processes. `None` if processes of this kind end only together.
-    fn sweeper(&self) -> Option<Arc<dyn Sweep>> {
+    /// A function that kills all its processes but these, and waits for their end. It blocks, and returns false if some are left. `None`
+    /// if processes of this kind end only together.
+    fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
+        let _ = spared;
         None
     }
 
@@ -150,6 +150,9 @@ pub trait Process: Send + Sync + 'static {
         Duration::from_secs(5)
     }
 }
+
+/// A function that ends processes; see [`Process::sweeper`].
+pub type Sweeper = Box<dyn FnOnce() -> bool + Send>;
 
 /// A started guest. Dropping it ends the guest.
 pub struct Guest {
@@ -392,9 +395,9 @@ impl GuestProcess {
         self.process.held_bytes()
     }
 
-    /// The means to end some of its processes: see [`Process::sweeper`].
-    pub(crate) fn sweeper(&self) -> Option<Arc<dyn Sweep>> {
-        self.process.sweeper()
+    /// A function that kills all its processes but these: see [`Process::sweeper`].
+    pub(crate) fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
+        self.process.sweeper(spared)
     }
 
     /// The time for the exit to show after the channel has closed.

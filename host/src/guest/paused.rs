@@ -8,7 +8,6 @@
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
-use std::collections::HashSet;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,7 +19,7 @@ use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
 use super::fork::{CopyProcess, Forked, Forker, Order, channel, parent_of};
-use super::{Guest, GuestProcess, Process, Sweep, epoch};
+use super::{Guest, GuestProcess, Process, epoch};
 
 /// The time for a guest to start and to make its first copy.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -147,59 +146,7 @@ struct Processes {
     /// The process that the host started.
     root: Option<GuestProcess>,
     /// The end of the last guest's other processes.
-    sweeping: Option<Sweeping>,
-}
-
-/// The end of all processes of a guest but some.
-struct Sweeping {
-    sweep: Arc<dyn Sweep>,
-    spared: HashSet<u32>,
-    /// The first step, which makes `ending`.
-    strike: Option<JoinHandle<Option<HashSet<u32>>>>,
-    /// Processes that are killed, and free their memory.
-    ending: HashSet<u32>,
-}
-
-impl Sweeping {
-    /// Begins to kill all but `spared`.
-    fn begin(sweep: Arc<dyn Sweep>, spared: HashSet<u32>) -> Self {
-        let strike = {
-            let (sweep, spared) = (Arc::clone(&sweep), spared.clone());
-            tokio::task::spawn_blocking(move || sweep.strike(&spared))
-        };
-        Self {
-            sweep,
-            spared,
-            strike: Some(strike),
-            ending: HashSet::new(),
-        }
-    }
-
-    /// Waits until no process runs any more. Returns false if some do.
-    async fn struck(&mut self) -> bool {
-        let Some(strike) = &mut self.strike else { return true };
-        let ending = strike.await.ok().flatten();
-        self.strike = None;
-        ending.map(|ending| self.ending = ending).is_some()
-    }
-
-    /// Waits until all processes are gone but those that were spared, and `new`. Returns false if others are found.
-    async fn cleared(&self, new: Option<u32>) -> bool {
-        if self.ending.is_empty() {
-            return true;
-        }
-        let (sweep, ending) = (Arc::clone(&self.sweep), self.ending.clone());
-        let spared = self.spared.iter().copied().chain(new).collect();
-        let cleared = tokio::task::spawn_blocking(move || sweep.clear(&spared, &ending));
-        cleared.await.unwrap_or(false)
-    }
-
-    /// Ends all processes but those that were spared. Returns false if some are left.
-    async fn swept(&self) -> bool {
-        let (sweep, spared) = (Arc::clone(&self.sweep), self.spared.clone());
-        let swept = tokio::task::spawn_blocking(move || sweep.sweep(&spared));
-        swept.await.unwrap_or(false)
-    }
+    sweep: Option<JoinHandle<bool>>,
 }
 
 /// Starts a guest's paused copies: makes the first one, before the guest gets any message. If the guest makes no copies, it stays as it is.
@@ -250,12 +197,12 @@ impl Boundary {
     pub(crate) fn end_guest(&self, root: GuestProcess, paused: impl Iterator<Item = u32>) -> Option<GuestProcess> {
         let standing = self.standing.iter().copied();
         let spared = standing.chain(self.beginning.id()).chain(paused).collect();
-        let Some(sweep) = root.sweeper() else {
+        let Some(sweep) = root.sweeper(spared) else {
             return Some(root);
         };
         let mut rest = self.rest.lock();
         rest.root = Some(root);
-        rest.sweeping = Some(Sweeping::begin(sweep, spared));
+        rest.sweep = Some(tokio::task::spawn_blocking(sweep));
         None
     }
 
@@ -264,25 +211,16 @@ impl Boundary {
         self.rest.lock().root.take()
     }
 
-    /// Makes a guest of a paused copy. The last guest frees its memory meanwhile, and is gone before this one gets any message.
-    ///
-    /// Whoever could continue a copy that `stop_all` stops is killed before, or the guest is made once more.
+    /// Makes a guest of a paused copy, once the last guest is gone. Then nobody is left who could continue a copy that `stop_all` stops.
     pub(crate) async fn revive(
         self: &Arc<Self>,
         copy: &PausedGuest,
         paused: &[u32],
         stop_all: impl Fn(),
     ) -> Result<Guest, Error> {
-        let mut lent = self.rest.struck().await?;
+        let mut lent = self.rest.emptied().await?;
         stop_all();
-        let mut revived = copy.revive(paused).await?;
-        if !lent.is_cleared(revived.own.id()).await {
-            drop(revived);
-            lent.swept().await?;
-            stop_all();
-            revived = copy.revive(paused).await?;
-        }
-        lent.processes.sweeping = None;
+        let revived = copy.revive(paused).await?;
         let gone = || Error::GuestLost("its processes are gone".to_owned());
         let root = lent.processes.root.take().ok_or_else(gone)?;
         Ok(Guest::revived(revived, root, Arc::clone(self)))
@@ -294,18 +232,23 @@ impl Rest {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the last guest runs no code any more.
-    async fn struck(&self) -> Result<Lent<'_>, Error> {
+    /// Waits until the last guest is gone.
+    async fn emptied(&self) -> Result<Lent<'_>, Error> {
         let processes = std::mem::take(&mut *self.lock());
         let mut lent = Lent { rest: self, processes };
-        let is_struck = match &mut lent.processes.sweeping {
-            Some(sweeping) => sweeping.struck().await,
-            None => true,
-        };
-        match is_struck {
-            true => Ok(lent),
-            false => Err(lent.give_up()),
+        if let Some(sweep) = &mut lent.processes.sweep {
+            let are_gone = sweep.await.unwrap_or(false);
+            lent.processes.sweep = None;
+            if !are_gone {
+                if let Some(root) = &mut lent.processes.root {
+                    root.kill();
+                }
+                return Err(Error::GuestLost(
+                    "processes of the guest before it did not end".to_owned(),
+                ));
+            }
         }
+        Ok(lent)
     }
 }
 
@@ -315,39 +258,12 @@ struct Lent<'a> {
     processes: Processes,
 }
 
-impl Lent<'_> {
-    /// Waits until the last guest is gone. Returns false if a process is found that is no part of it, nor spared, nor `new`.
-    async fn is_cleared(&self, new: Option<u32>) -> bool {
-        match &self.processes.sweeping {
-            Some(sweeping) => sweeping.cleared(new).await,
-            None => true,
-        }
-    }
-
-    /// Waits until the last guest is gone, with all that nobody knows.
-    async fn swept(&mut self) -> Result<(), Error> {
-        match &self.processes.sweeping {
-            Some(sweeping) if !sweeping.swept().await => Err(self.give_up()),
-            _ => Ok(()),
-        }
-    }
-
-    /// Ends the boundary, in which the last guest does not end.
-    fn give_up(&mut self) -> Error {
-        self.processes.sweeping = None;
-        if let Some(root) = &mut self.processes.root {
-            root.kill();
-        }
-        Error::GuestLost("processes of the guest before it did not end".to_owned())
-    }
-}
-
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        let Processes { root, sweeping } = std::mem::take(&mut self.processes);
+        let Processes { root, sweep } = std::mem::take(&mut self.processes);
         let mut rest = self.rest.lock();
         rest.root = rest.root.take().or(root);
-        rest.sweeping = rest.sweeping.take().or(sweeping);
+        rest.sweep = rest.sweep.take().or(sweep);
     }
 }
 
@@ -365,66 +281,40 @@ fn line_above(own: u32, root: u32) -> Option<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc;
 
     use futures_util::FutureExt;
 
     use super::*;
 
-    /// Waits for words before it ends anything, and finds these processes.
-    struct Slow {
-        waits: Mutex<mpsc::Receiver<Option<HashSet<u32>>>>,
-        found: HashSet<u32>,
-    }
-
-    impl Sweep for Slow {
-        fn sweep(&self, _: &HashSet<u32>) -> bool {
-            true
-        }
-
-        fn strike(&self, _: &HashSet<u32>) -> Option<HashSet<u32>> {
-            self.waits.lock().unwrap().recv().unwrap()
-        }
-
-        fn clear(&self, spared: &HashSet<u32>, _: &HashSet<u32>) -> bool {
-            self.found.is_subset(spared)
-        }
-    }
-
-    fn slow(found: &[u32]) -> (Rest, mpsc::Sender<Option<HashSet<u32>>>) {
-        let (rest, (go_on, waits)) = (Rest::default(), mpsc::channel());
-        let (waits, found) = (Mutex::new(waits), found.iter().copied().collect());
-        let sweep = Arc::new(Slow { waits, found });
-        rest.lock().sweeping = Some(Sweeping::begin(sweep, HashSet::new()));
-        (rest, go_on)
-    }
-
     #[tokio::test]
     async fn who_comes_after_a_cancelled_revival_waits_for_the_last_guest_as_well() {
-        let (rest, go_on) = slow(&[]);
-        assert!(rest.struck().now_or_never().is_none(), "it is given up while it waits");
-        assert!(rest.struck().now_or_never().is_none(), "who comes after waits as well");
-        go_on.send(Some(HashSet::from([7]))).unwrap();
-        drop(rest.struck().await.unwrap());
-        let lent = rest.struck().await.unwrap();
-        assert_eq!(lent.processes.sweeping.as_ref().unwrap().ending, HashSet::from([7]));
+        let (rest, is_gone) = (Rest::default(), Arc::new(AtomicBool::new(false)));
+        let (go_on, waits) = mpsc::channel();
+        let sweep = {
+            let is_gone = Arc::clone(&is_gone);
+            move || {
+                waits.recv().unwrap();
+                is_gone.store(true, Ordering::SeqCst);
+                true
+            }
+        };
+        rest.lock().sweep = Some(tokio::task::spawn_blocking(sweep));
+        assert!(rest.emptied().now_or_never().is_none(), "it is given up while it waits");
+        go_on.send(()).unwrap();
+        assert!(rest.emptied().await.is_ok());
+        assert!(
+            is_gone.load(Ordering::SeqCst),
+            "nobody came before the last guest was gone"
+        );
     }
 
     #[tokio::test]
     async fn nobody_comes_after_a_guest_that_did_not_end() {
-        let (rest, go_on) = slow(&[]);
-        go_on.send(None).unwrap();
-        assert_eq!(rest.struck().await.err().map(|error| error.code()), Some("guest_lost"));
-    }
-
-    #[tokio::test]
-    async fn a_guest_does_not_begin_beside_a_process_that_nobody_knows() {
-        for (found, is_cleared) in [(&[8][..], true), (&[8, 9], false)] {
-            let (rest, go_on) = slow(found);
-            go_on.send(Some(HashSet::from([7]))).unwrap();
-            let lent = rest.struck().await.unwrap();
-            assert_eq!(lent.is_cleared(Some(8)).await, is_cleared);
-        }
+        let rest = Rest::default();
+        rest.lock().sweep = Some(tokio::task::spawn_blocking(|| false));
+        assert_eq!(rest.emptied().await.err().map(|error| error.code()), Some("guest_lost"));
     }
 
     #[test]

@@ -27,9 +27,8 @@ use tokio::task::JoinHandle;
 
 use super::fork::{Forker, parent_of};
 use super::rlimits::Rlimits;
-use super::sweep::Family;
 use super::{
-    CHANNEL_FD, CONTROL_FD, Exit, FILTER_FD, GATE_FD, Guest, Hits, INFO_FD, MAPPED_FD, Plan, Process, Sweep, epoch,
+    CHANNEL_FD, CONTROL_FD, Exit, FILTER_FD, GATE_FD, Guest, Hits, INFO_FD, MAPPED_FD, Plan, Process, Sweeper, epoch,
 };
 use crate::cgroup::Cgroup;
 use futures_util::future::BoxFuture;
@@ -328,7 +327,7 @@ fn kill_marked(mark: &OsString) {
 
 /// Kills all processes but these that are marked, or come from the process `root`. Inside of bubblewrap they have no mark, and all come
 /// from `root`, because its namespace has an init process of its own. Returns true once none is left.
-pub(super) fn kill_others(mark: Option<&OsString>, root: Option<u32>, spared: &HashSet<u32>) -> bool {
+pub(crate) fn kill_others(mark: Option<&OsString>, root: Option<u32>, spared: &HashSet<u32>) -> bool {
     let end = Instant::now() + GONE_WITHIN;
     loop {
         let family = root.map(descendants).unwrap_or_default();
@@ -380,7 +379,7 @@ fn has_died(pid: u32) -> bool {
     state.is_none_or(|state| state == "Z" || state == "X")
 }
 
-pub(super) fn kill_each(pids: &[u32]) {
+fn kill_each(pids: &[u32]) {
     for pid in pids.iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
         let _ = kill_process(pid, Signal::KILL);
     }
@@ -466,13 +465,15 @@ impl Process for Native {
         self.started.cgroup.as_ref()?.held_bytes()
     }
 
-    fn sweeper(&self) -> Option<Arc<dyn Sweep>> {
+    fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
+        let spared = HashSet::from_iter(spared);
+        let (mark, root) = (self.started.mark.clone(), self.id());
         Some(match &self.started.cgroup {
-            Some(cgroup) => Arc::clone(cgroup) as _,
-            None => Arc::new(Family {
-                mark: Some(self.started.mark.clone()),
-                root: self.id(),
-            }),
+            Some(cgroup) => {
+                let cgroup = Arc::clone(cgroup);
+                Box::new(move || cgroup.kill_others(&spared, GONE_WITHIN))
+            }
+            None => Box::new(move || kill_others(Some(&mark), root, &spared)),
         })
     }
 }

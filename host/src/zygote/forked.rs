@@ -1,5 +1,6 @@
 //! The process of a guest that a zygote forked.
 
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -10,9 +11,8 @@ use tokio::sync::watch;
 
 use super::{STATUS_TIMEOUT, Zygote, kill, lock};
 use crate::cgroup::Cgroup;
-use crate::guest::process::process_of;
-use crate::guest::sweep::Family;
-use crate::guest::{Exit, Hits, Process, Sweep};
+use crate::guest::process::{GONE_WITHIN, kill_others, process_of};
+use crate::guest::{Exit, Hits, Process, Sweeper};
 
 /// A guest that a zygote forked.
 pub(super) struct ForkedProcess {
@@ -68,13 +68,15 @@ impl Process for ForkedProcess {
         self.group.as_ref()?.held_bytes()
     }
 
-    fn sweeper(&self) -> Option<Arc<dyn Sweep>> {
+    fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
+        let spared = HashSet::from_iter(spared);
+        let root = self.id();
         Some(match &self.group {
-            Some(group) => Arc::clone(group) as _,
-            None => Arc::new(Family {
-                mark: None,
-                root: self.id(),
-            }),
+            Some(group) => {
+                let group = Arc::clone(group);
+                Box::new(move || group.kill_others(&spared, GONE_WITHIN))
+            }
+            None => Box::new(move || kill_others(None, root, &spared)),
         })
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Decisions: `docs/internals/server.md`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,8 @@ pub(super) const INTERVAL: Duration = Duration::from_secs(1);
 const UNCHANGED: Duration = Duration::from_secs(3);
 /// The intervals after which a load that was told is stale.
 const STALE: u32 = 10;
+/// The time without a load, beside the time of a lease, after which a server counts as unheard.
+const UNHEARD: Duration = Duration::from_secs(30);
 /// The bytes of loads that each server gets in a second. With more servers or larger loads, the interval is longer.
 const BYTES_PER_SECOND: u32 = 256 << 10;
 /// Changes of memory below this part of the whole are not told.
@@ -45,6 +47,37 @@ impl Loads {
     pub(super) fn memory_used(&self) -> f64 {
         let (memory, _) = self.slow();
         memory.used as f64 / memory.all.max(1) as f64
+    }
+}
+
+/// The servers of which no load was ever heard.
+#[derive(Debug, Default)]
+struct Unheard {
+    /// The time at which each server was first seen; `None` once its load was heard.
+    seen: HashMap<ServerId, Option<Instant>>,
+    is_told: bool,
+}
+
+impl Unheard {
+    /// Returns true, once in all, if a living server has told no load for so long. `servers` are those that live.
+    fn is_new(
+        &mut self,
+        servers: &[ServerId],
+        is_heard: impl Fn(ServerId) -> bool,
+        least: Duration,
+        now: Instant,
+    ) -> bool {
+        self.seen.retain(|server, _| servers.contains(server));
+        for server in servers {
+            let seen = self.seen.entry(*server).or_insert(Some(now));
+            if is_heard(*server) {
+                *seen = None;
+            }
+        }
+        let is_unheard = |seen: &Option<Instant>| seen.is_some_and(|seen| now.saturating_duration_since(seen) >= least);
+        let is_new = !self.is_told && self.seen.values().any(is_unheard);
+        self.is_told |= is_new;
+        is_new
     }
 }
 
@@ -100,6 +133,8 @@ pub(super) async fn run(app: App) {
     let mut problem = Problem::default();
     let mut told: Option<(Load, Vec<ServerId>, Instant)> = None;
     let mut pause = INTERVAL;
+    let mut unheard = Unheard::default();
+    let least = UNHEARD + Duration::from_secs_f64(2.0 * app.args.suspend.state_lease_seconds);
     loop {
         let was_draining = app.draining.is_cancelled();
         let memory = tokio::task::spawn_blocking(Memory::now).await.unwrap_or_default();
@@ -128,11 +163,21 @@ pub(super) async fn run(app: App) {
                 if is_due {
                     let all = bytes.saturating_mul(u32::try_from(servers.len()).unwrap_or(u32::MAX));
                     pause = INTERVAL.max(Duration::from_secs(1) * all / BYTES_PER_SECOND);
-                    told = Some((load, servers, Instant::now()));
+                    told = Some((load, servers.clone(), Instant::now()));
                 }
             }
             Some(Err(error)) => problem.tell(&error, "the load of this server is not told to others"),
             None => {}
+        }
+        let is_heard = |server| {
+            let states = app.suspension.as_ref().map(Suspension::states);
+            states.is_some_and(|states| states.load(server).is_some())
+        };
+        if unheard.is_new(&servers, is_heard, least, Instant::now()) {
+            tracing::warn!(
+                "another server lives, and its load was never heard. With NATS, the logins of all servers need the right to publish and \
+                 subscribe to sandglass.told.>; otherwise that server may be of an earlier release"
+            );
         }
         app.loads.sent.keep(|server| {
             let states = app.suspension.as_ref().map(Suspension::states);
@@ -210,4 +255,25 @@ pub(super) fn another(app: &App, (why, is_session): (Reason, bool), tried: &[Ser
     }
     app.metrics.place(why.name());
     Some(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_never_heard_is_told_once() {
+        let [a, b]: [ServerId; 2] = [
+            "00112233445566778899aabbccddeeff".parse().unwrap(),
+            "10112233445566778899aabbccddeeff".parse().unwrap(),
+        ];
+        let (begin, second) = (Instant::now(), Duration::from_secs(1));
+        let mut unheard = Unheard::default();
+        assert!(!unheard.is_new(&[a, b], |server| server == a, second, begin));
+        // The first one is silent only now, as a server that was killed.
+        assert!(!unheard.is_new(&[a], |_| false, second, begin + 2 * second));
+        assert!(!unheard.is_new(&[a, b], |_| false, second, begin + 2 * second));
+        assert!(unheard.is_new(&[a, b], |_| false, second, begin + 3 * second));
+        assert!(!unheard.is_new(&[a, b], |_| false, second, begin + 9 * second));
+    }
 }

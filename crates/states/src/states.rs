@@ -404,6 +404,7 @@ impl Tenant {
     /// As there.
     pub fn remove_unused(&self, session: SessionId, used_ms: u64) -> Result<(), StateError> {
         let name = Name::Ref(self.keys.id, session);
+        let _writing = self.writers(); // a collection of this server would remove it, too
         if !self.servers.is_alone() {
             let Some(seen) = self.see(session)? else {
                 return Ok(());

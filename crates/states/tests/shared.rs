@@ -353,6 +353,51 @@ impl Store for Forgetful {
     }
 }
 
+/// A name that was removed may be used again at once. So its ref is removed only by the server that wrote there that the session is gone.
+#[test]
+fn a_collection_leaves_what_another_server_is_about_to_remove() {
+    let forgetful = Arc::new(Forgetful(Kind::LibrarysMemory.store(), AtomicBool::new(false)));
+    let (store, hands) = (Arc::clone(&forgetful) as Arc<dyn Store>, Hands::default());
+    let [a, b] = [(), ()].map(|()| Server::new(&store, &hands));
+    let refs = || store.list(Place::Refs(a.ann.id())).unwrap().len();
+    let begin_removal = |number| {
+        a.sleep(number, 1).unwrap();
+        forgetful.1.store(true, Ordering::Relaxed);
+        assert!(a.ann.remove(session(number)).is_err());
+        assert_eq!(refs(), 1, "which says that it is gone");
+    };
+    begin_removal(1);
+    b.ann.collect(Duration::ZERO).unwrap();
+    assert_eq!(refs(), 1);
+    a.ann.collect(Duration::ZERO).unwrap();
+    assert_eq!(refs(), 0);
+    begin_removal(2);
+    b.beat();
+    hands.pass(40);
+    b.ann.collect(Duration::from_secs(3600)).unwrap();
+    assert_eq!(refs(), 1, "it may be slow");
+    b.ann.collect(Duration::ZERO).unwrap();
+    assert_eq!(refs(), 0);
+}
+
+#[test]
+fn a_name_can_be_used_again_after_another_server_took_it_over_and_removed_it() {
+    for kind in KINDS {
+        let (_, hands, a, b) = two(kind);
+        a.sleep(1, 1).unwrap();
+        a.ann.take_up(session(1), MOST).unwrap().unwrap();
+        a.ann.hold(session(1)).unwrap();
+        b.beat();
+        hands.pass(40);
+        assert_eq!(b.wake(1).unwrap(), 1);
+        b.ann.remove(session(1)).unwrap();
+        assert_eq!((a.beat(), a.beat()), (Beat::Lost, Beat::Renewed));
+        a.ann.release(session(1)).unwrap();
+        a.sleep(1, 7).unwrap();
+        assert_eq!(b.wake(1).unwrap(), 7);
+    }
+}
+
 /// The epoch tells a server's own late write from another server's.
 #[test]
 fn a_server_whose_answer_was_lost_goes_on() {

@@ -168,8 +168,8 @@ impl Drop for Leased {
     fn drop(&mut self) {
         let is_free = self.is_free.clone().drop_guard(); // dropped last
         let Some(open) = self.open.take() else { return };
-        if self.tenant.held_under(self.session).is_none() {
-            return; // also in a store of one server
+        if self.tenant.is_alone() {
+            return;
         }
         // Without a runtime the process ends, and the lease of its server with it.
         let Ok(runtime) = Handle::try_current() else { return };

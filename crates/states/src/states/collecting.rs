@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use super::{Collected, Tenant};
 use crate::error::StateError;
-use crate::names::{Name, ObjectId, Place, ServerId};
+use crate::manifest::Ref;
+use crate::names::{Name, ObjectId, Place, ServerId, SessionId};
+use crate::store::Version;
 
 /// All these functions block as long as the store does.
 impl Tenant {
@@ -46,14 +48,11 @@ impl Tenant {
             if !goes_on() {
                 return Ok(collected);
             }
-            let Some((stored, _)) = self.read_any_ref(session)? else {
+            let Some((stored, version)) = self.read_any_ref(session)? else {
                 continue;
             };
             if stored.gone {
-                if stored.journaled {
-                    self.forget_parts(session)?;
-                }
-                self.store.remove(&listed.name)?; // as its server was about to
+                self.remove_gone(session, &stored, &version, listed.age >= least_age)?;
                 continue;
             }
             let bodies = self.read_manifest(session, stored.writer, &stored.manifest)?;
@@ -111,5 +110,34 @@ impl Tenant {
             }
         }
         Ok(collected)
+    }
+
+    /// Removes a ref that says that its session is gone, with what is left of the journal.
+    ///
+    /// Only the server that wrote it may do so, or another one if that server's lease is over. Whoever removed it later, or twice, could
+    /// remove the ref of a new session of the same name.
+    fn remove_gone(&self, session: SessionId, stored: &Ref, version: &Version, is_old: bool) -> Result<(), StateError> {
+        let name = Name::Ref(self.keys.id, session);
+        let of_another = stored.owner.map(|owner| owner.server);
+        if let Some(other) = of_another.filter(|server| !self.servers.is_alone() && *server != self.servers.id()) {
+            if !is_old || !self.servers.is_over(other)? {
+                return Ok(());
+            }
+            let mine = Ref {
+                journaled: stored.journaled,
+                ..Ref::gone(self.servers.id())
+            };
+            if self
+                .store
+                .swap(&name, &self.sealed(&name, &mine)?, Some(version))?
+                .is_none()
+            {
+                return Ok(());
+            }
+        }
+        if stored.journaled {
+            self.forget_parts(session)?;
+        }
+        self.store.remove(&name)
     }
 }

@@ -69,10 +69,14 @@ impl Tenant {
     /// # Errors
     /// As [`Tenant::mark_awake`].
     pub fn release(&self, session: SessionId) -> Result<(), StateError> {
-        match self.held_under(session) == self.servers.writer() {
+        let released = match self.held_under(session) == self.servers.writer() {
             true => self.mark(session, Hold::Free, false).map(drop),
             false => Ok(()),
+        };
+        if matches!(released, Ok(()) | Err(StateError::Taken)) {
+            lock(&self.had).remove(&session); // others may change it from here on
         }
+        released
     }
 
     /// The id of this server under which it holds a session, also of a lease that is over. `None` if it does not hold the session, and in a

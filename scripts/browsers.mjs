@@ -81,8 +81,8 @@ export async function launch(name, { headless = true, args = [], prefs = {}, env
     defaultViewport: { width: 1280, height: 800 },
     protocolTimeout: 3_600_000,
     networkEnabled: network,
-    // A browser that was killed may open no page by itself the next time.
     timeout: 180_000,
+    // A browser that was killed may open no page by itself the next time.
     ...(profile ? { userDataDir: profile, waitForInitialPage: false } : {}),
     env: { ...process.env, ...env },
   };

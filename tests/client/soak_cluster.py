@@ -5,7 +5,8 @@ Workers are killed, ended, restarted one after the other, stopped beyond their l
 Servers of NATS are killed, stand still as on a disk that stalls, and are cut off from each other. The soak prints what it saw, and ends with
 status 1 if a server was wrong:
 
-- A state that slept is never lost. Nor is one that an answer tells, in a session with `persist`. Anything else is lost only with a server, and the client is told (`restored`, 404).
+- A state that slept is never lost. In a session with `persist`, no state after an answer is lost. Anything else is lost only with a server,
+  and the client is told (`restored`, 404).
 - No cell runs twice, and none is answered without having run. Numbers of executions never go back behind a stored state.
 - Of two servers that both believe to have a session, one is refused: a late write would show as variables that no model allows.
 - Each request is answered, or its connection breaks. A refusal says if something may have been done.

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from http.client import HTTPException
-from threading import Barrier, Event
+from threading import Barrier
 from typing import Any
 
 from http_server import KEY, PATIENCE_SECONDS
 from test_cluster import LONG_LEASE, SHORT_LEASE, Server
-from test_kept import BEFORE, CODE, begin_client, code_of, goes_on
+from test_kept import BEFORE, CODE, Waiting, begin_client, code_of, goes_on
 from test_kept_server import KILLS, SEED, Client, Model
 
 from sandglass.client import Sandbox, SandboxError
@@ -241,23 +241,16 @@ def test_of_two_servers_that_open_a_name_one_has_it(bucket: str) -> None:
 
 
 def test_the_execution_of_a_name_goes_on_at_another_server(bucket: str) -> None:
-    waits, end = Event(), Event()
-
-    def ask(question: str) -> str:
-        if question.endswith("?"):
-            waits.set()
-            end.wait()
-        return f"answer to {question}"
-
+    ask = Waiting()
     with Member(bucket, LEASE) as first, Member(bucket) as second, ThreadPoolExecutor(1) as pool:
         sandbox = Sandbox(**first.options(), host_functions={"ask": ask})
         assert sandbox.execute(BEFORE).outcome == "ok"
         running = pool.submit(sandbox.execute, CODE)
-        waits.wait()
+        ask.waits.wait()
         assert code_of(lambda: Sandbox(**second.options())) == "persist_in_use"
         first.kill()
         assert isinstance(running.exception(), (SandboxError, OSError, HTTPException))
-        end.set()
+        ask.end.set()
         opened(second).destroy()
         goes_on_at_last(second)
 

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import pytest
 from client_host import PROGRAM
 from http_server import ENVIRONMENT, KEY, PATIENCE_SECONDS, HttpServer
-from test_kept import BEFORE, CODE, begin_client, code_of, goes_on
+from test_kept import BEFORE, CODE, Waiting, begin_client, code_of, goes_on
 
 from sandglass.client import AsyncSandbox, Sandbox, SandboxError, call_id
 
@@ -62,22 +62,15 @@ def served(folder: Path, within: int = 0, backend: str = "subprocess", more: Seq
 
 @pytest.mark.parametrize("backend", ["subprocess", "bubblewrap"])
 def test_an_execution_goes_on_after_the_server_was_killed_in_the_middle_of_a_call(backend: str, tmp_path: Path) -> None:
-    waits, end = Event(), Event()
-
-    def ask(question: str) -> str:
-        if question.endswith("?"):
-            waits.set()
-            end.wait()
-        return f"answer to {question}"
-
+    ask = Waiting()
     with served(tmp_path, backend=backend) as server, ThreadPoolExecutor(1) as pool:
         sandbox = Sandbox(**server.options(), host_functions={"ask": ask})
         assert sandbox.execute(BEFORE).outcome == "ok"
         running = pool.submit(sandbox.execute, CODE)
-        waits.wait()
+        ask.waits.wait()
         server.kill()
         error = running.exception()
-        end.set()
+        ask.end.set()
     assert isinstance(error, SandboxError)
     assert error.code == "backend_unavailable"
     with served(tmp_path, backend=backend) as server:

@@ -1,7 +1,8 @@
 """Sandboxes with checkpoints, while their processes are killed and their connections break at random.
 
 Some are used over JSON-RPC and some over HTTP. What a sandbox holds must be as its results say, and nothing may be left
-in the end: processes, control groups, mounts, descriptors, files. SANDGLASS_SOAK_SECONDS=600 for the long form, SANDGLASS_SOAK_SEED to draw the same again.
+in the end: processes, control groups, mounts, descriptors, files. SANDGLASS_SOAK_SECONDS=600 for the long form,
+SANDGLASS_SOAK_SEED to draw the same again.
 """
 
 from __future__ import annotations

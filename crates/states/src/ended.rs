@@ -51,7 +51,8 @@ pub struct MostEnded {
 /// All these functions block as long as the store does.
 impl Tenant {
     /// As [`Tenant::write_about`]. The state that the store has, and the journal of the execution after it, stay with the new state, so that
-    /// [`Tenant::rerun`] finds them. So do earlier ones. What cannot be kept of them never costs the new state. `room` tells if they may take so many bytes together; if not, the oldest make room.
+    /// [`Tenant::rerun`] finds them. So do earlier ones. What cannot be kept of them never costs the new state. `room` tells if they may take
+    /// so many bytes together; if not, the oldest make room.
     ///
     /// # Errors
     /// As [`Tenant::write_about`].

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use sandglass_host::kept::{Kept, KeptPlace, ResumeOptions};
-use sandglass_host::{BackendKind, Error, Sandbox, StateStatus, Value};
+use sandglass_host::{BackendKind, Error, Execution, Sandbox, StateStatus, Value};
 use sandglass_states::{Clock, MasterKey, MemoryStore, States, Store};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use super::{Calls, all, ok, open, questions};
 
@@ -50,6 +51,12 @@ fn end_lease(watching: &Server, seconds: &AtomicU64) {
         seconds.fetch_add(LASTS / 2, Ordering::SeqCst);
         watching.beat();
     }
+}
+
+/// Runs code while the test goes on.
+fn begun(kept: &Arc<Kept>, code: &'static str) -> JoinHandle<Result<Execution, Error>> {
+    let kept = Arc::clone(kept);
+    tokio::spawn(async move { kept.execute(code).await })
 }
 
 async fn refusal(server: &Server) -> String {
@@ -138,10 +145,7 @@ async fn a_silent_server_makes_no_further_call_and_writes_nothing() {
     let (late, calls, end) = waiting(&a).await;
     ok(&late.execute("x = []").await.unwrap());
     let late = Arc::new(late);
-    let running = tokio::spawn({
-        let late = Arc::clone(&late);
-        async move { late.execute("x.append(ask('one'))\nx.append(ask('two'))\nx").await }
-    });
+    let running = begun(&late, "x.append(ask('one'))\nx.append(ask('two'))\nx");
     super::is_asked(&calls).await;
     end_lease(&b, &seconds);
     let (kept, again) = open(&b.place, BackendKind::Subprocess, all).await;
@@ -184,10 +188,7 @@ async fn a_silent_server_goes_on_if_nobody_took_the_sandbox_over() {
     let (kept, calls, end) = waiting(&a).await;
     ok(&kept.execute("x = []").await.unwrap());
     let kept = Arc::new(kept);
-    let running = tokio::spawn({
-        let kept = Arc::clone(&kept);
-        async move { kept.execute("x.append(ask('one'))\nx").await }
-    });
+    let running = begun(&kept, "x.append(ask('one'))\nx");
     super::is_asked(&calls).await;
     end_lease(&b, &seconds);
     end.send_replace(true);

@@ -128,7 +128,7 @@ async fn streams_and_web_sockets_are_forwarded() {
 #[tokio::test]
 async fn a_session_that_moved_is_found_by_a_server_that_remembers_its_former_place() {
     let bucket = bucket();
-    let a = server(&bucket, &["--suspend-after", "0.2"]).await;
+    let a = server(&bucket, &["--suspend-after", "5"]).await; // long enough for both requests on a slow machine
     let (b, c) = (server(&bucket, &[]).await, server(&bucket, &[]).await);
     let id = a.session(json!({})).await;
     // The second one goes by what the first one has shown.

@@ -273,12 +273,9 @@ impl Tenant {
     /// # Errors
     /// [`StateError`].
     pub fn elsewhere(&self, session: SessionId) -> Result<Option<Living>, StateError> {
-        match self.read_any_ref(session)? {
-            None => self.servers.at_home(session.home()),
-            Some((stored, _)) => match stored.owner {
-                Some(owner) if owner.holds && !stored.gone => self.servers.living(owner.server),
-                _ => Ok(None),
-            },
+        match self.stored_elsewhere(session)? {
+            Some(stored) => Ok(stored),
+            None => self.at_home(session),
         }
     }
 

@@ -136,8 +136,7 @@ impl KeptBounds {
         self
     }
 
-    /// Has the sandbox collect earlier states as soon as its tenant has written much. The caller
-    /// collects from time to time as well.
+    /// Has the sandbox collect earlier states as soon as its tenant has written much. The caller collects from time to time as well.
     #[must_use]
     pub fn collecting(mut self, garbage: Arc<Garbage>) -> Self {
         self.garbage = Some(garbage);

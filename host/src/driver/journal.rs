@@ -171,6 +171,10 @@ impl Drop for Leased {
         if self.tenant.is_alone() {
             return;
         }
+        if self.tenant.held_under(self.session) != Some(self.tenant.server()) {
+            let _ = self.tenant.release(self.session); // which forgets it, and asks the store nothing
+            return;
+        }
         // Without a runtime the process ends, and the lease of its server with it.
         let Ok(runtime) = Handle::try_current() else { return };
         let (tenant, session) = (Arc::clone(&self.tenant), self.session);

@@ -119,10 +119,9 @@ class User:
         acts = (
             *(self._assign, self._append, self._alias, self._take, self._count, self._draw) * 2,
             *(self._delete, self._grow) * 2,
-            *(self._checkpoint, self._set),
+            *(self._undo, self._restore, self._go_back_far, self._checkpoint, self._set),
             *(self._crash, self._hang, self._exhaust, self._hold, self._raise, self._leave),
-            # In a copy, the number of the state that it began with is the original's last one, even if that was undone.
-            *(() if self._is_copy else (self._undo, self._restore, self._go_back_far, self._fork, self._fork)),
+            *(() if self._is_copy else (self._fork,) * 2),
         )
         act = self._chance.choice(acts)
         name = act.__name__.strip("_")

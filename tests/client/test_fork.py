@@ -79,6 +79,18 @@ def test_a_copy_outlives_the_original() -> None:
         copy.destroy()
 
 
+def test_a_copy_names_the_execution_whose_state_it_has() -> None:
+    with Sandbox(**PLAIN, checkpoints=3) as sandbox:
+        sandbox.initialize(None)
+        for value in (1, 2, 3):
+            sandbox.execute(f"x = {value}")
+        assert sandbox.undo() == 2
+        with sandbox.fork() as copy:
+            assert copy.execute("x += 10\nx").id == 4, "executions are counted on"
+            assert copy.undo() == 2, "the third was undone"
+            assert copy["x"] == 2
+
+
 def test_what_cannot_be_copied_is_told() -> None:
     with Sandbox(**PLAIN) as sandbox:
         sandbox.initialize(None)

@@ -583,10 +583,12 @@ async fn a_kernel_that_runs_is_shared(generation: &str) {
     other.destroy().await;
     sandbox.destroy().await;
     // Our leftovers end when the guest sees that its host has left.
-    let code = "def is_left(): return 'FINAL' in globals() or len(sys._current_frames()) != threads
+    let code = "import threading
+def left(): return [thread.name for thread in threading.enumerate()] + ['FINAL' in globals(), len(sys._current_frames()), threads]
+def is_left(): return 'FINAL' in globals() or len(sys._current_frames()) != threads
 until = time.monotonic() + 30
 while is_left() and time.monotonic() < until: time.sleep(0.01)
-print(ours, is_left())";
+print(ours, is_left() and left())";
     assert_eq!(kernel.ran_elsewhere(code).await, "2 False\nok\n");
 }
 

@@ -17,6 +17,9 @@ use crate::limits::{MAX_NAMES, STATE_TIMEOUT_MS};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Past<B> {
     last_execution: u32,
+    /// The execution whose state the variables are, if that is not the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    state_of: Option<u32>,
     contexts: Contexts<B>,
     /// The user's variables, as last reported.
     names: Vec<String>,
@@ -29,6 +32,7 @@ impl<B> Past<B> {
     pub fn map<C>(self, mut replace: impl FnMut(B) -> C) -> Past<C> {
         Past {
             last_execution: self.last_execution,
+            state_of: self.state_of,
             contexts: self.contexts.map(&mut replace),
             names: self.names,
             untold: self.untold,
@@ -82,6 +86,7 @@ impl<B: Body> Session<B> {
     pub fn past(&self) -> Past<B> {
         Past {
             last_execution: self.interpreter.last_execution,
+            state_of: Some(self.interpreter.checkpoints.execution).filter(|of| *of != self.interpreter.last_execution),
             contexts: self.interpreter.contexts.clone(),
             names: self.interpreter.names.clone(),
             untold: self.interpreter.untold_loss.clone(),
@@ -109,7 +114,7 @@ impl<B: Body> Session<B> {
         let state_ms = &mut interpreter.config.state_timeout_ms;
         *state_ms = state_ms.max(STATE_TIMEOUT_MS);
         interpreter.last_execution = past.last_execution;
-        interpreter.checkpoints.execution = past.last_execution;
+        interpreter.checkpoints.execution = past.state_of.map_or(past.last_execution, |of| of.min(past.last_execution));
         interpreter.contexts = past.contexts;
         interpreter.names = past.names;
         interpreter.untold_loss = past.untold;

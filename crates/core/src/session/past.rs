@@ -114,7 +114,9 @@ impl<B: Body> Session<B> {
         let state_ms = &mut interpreter.config.state_timeout_ms;
         *state_ms = state_ms.max(STATE_TIMEOUT_MS);
         interpreter.last_execution = past.last_execution;
-        interpreter.checkpoints.execution = past.state_of.map_or(past.last_execution, |of| of.min(past.last_execution));
+        interpreter.checkpoints.execution = past
+            .state_of
+            .map_or(past.last_execution, |of| of.min(past.last_execution));
         interpreter.contexts = past.contexts;
         interpreter.names = past.names;
         interpreter.untold_loss = past.untold;

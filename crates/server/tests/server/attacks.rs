@@ -1,5 +1,6 @@
 //! Hostile clients on real sockets. The server's deadlines are either short, or so long that no test can pass by waiting.
 
+use std::path::Path;
 use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
@@ -194,8 +195,9 @@ async fn reads_of_one_key_keep_nobody_else_out() {
                 def write():\n\
                 \x20   with open('endless', 'wb') as pipe:\n\
                 \x20       while True: pipe.write(bytes(1000))\n\
-                threading.Thread(target=write, daemon=True).start()";
-    assert_eq!(server.execute(&id, made).await["outcome"], "ok");
+                threading.Thread(target=write, daemon=True).start()\nos.getcwd()";
+    let made = server.execute(&id, made).await;
+    let folder = Path::new(made["result"].as_str().unwrap().trim_matches('\'')).to_owned();
     for name in ["silent", "endless"] {
         let path = format!("/v1/sessions/{id}/files/{name}");
         assert_eq!(
@@ -205,10 +207,11 @@ async fn reads_of_one_key_keep_nobody_else_out() {
         );
     }
     // A request for a busy session waits.
-    let body = json!({ "code": "while True: pass" }).to_string();
+    let body = json!({ "code": "os.mkdir('begun')\nwhile True: pass" }).to_string();
     let more = format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
     let execute = head("POST", &format!("/v1/sessions/{id}/execute"), &more) + &body;
     let mut held = vec![Raw::with(&server, &execute).await];
+    eventually("the session is busy", async || folder.join("begun").exists()).await;
     for path in [
         "variables/made",
         "files/x",

@@ -80,6 +80,31 @@ def test_code_that_runs_when_the_host_leaves_is_stopped(tmp_path: Path) -> None:
         assert host.process.wait(30) == 0
 
 
+def test_no_thread_of_ours_stays_when_the_host_leaves(tmp_path: Path) -> None:
+    before = """import time
+flush_due = kernel.KernelGuest._flush_due
+def flush_and_leave(guest):
+    'The host leaves after the last look of the thread that reads the pipes, and before its next wait.'
+    flush_due(guest)
+    if globals().get("is_leaving") and not guest._channel.exchange:
+        guest._socket.shutdown(2)
+        while "token" in kernel._guests: time.sleep(0.001)
+kernel.KernelGuest._flush_due = flush_and_leave
+
+def end():
+    until = time.monotonic() + 20
+    while len(sys._current_frames()) > 1:
+        if time.monotonic() > until: sys.exit("a thread of ours is left")
+        time.sleep(0.01)
+"""
+    program = LODGING.replace("# before", before).replace("    sys.exit(0 if", "    end()\n    sys.exit(0 if")
+    with Host(tmp_path, program=program) as host:
+        host.init()
+        # That thread looks at intervals while code runs.
+        assert host.run("import time\ntime.sleep(0.3)\nx, is_leaving = 5, True").report["ended"] == "ok"
+        assert host.process.wait(60) == 0
+
+
 def test_what_others_have_by_names_like_ours_they_have_again(tmp_path: Path) -> None:
     before = "answer, llm_query, is_set = 'theirs', 'theirs too', False"
     between = """if not is_set:

@@ -259,6 +259,10 @@ class KernelGuest(Guest):
         finally:
             self._pipes.abandon()
 
+    def _is_busy(self) -> bool:
+        # `wake` does nothing while the pipes' thread is between two waits. So it must look before it waits.
+        return self._is_gone or super()._is_busy()
+
     def _flush_due(self) -> None:
         if self._is_gone:
             raise Gone

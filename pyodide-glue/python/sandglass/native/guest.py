@@ -490,10 +490,8 @@ class Guest:
     # ---- output that bypasses Python's streams ----
 
     def _drain_pipes(self) -> None:
-        self._pipes.keep_draining(self._is_busy, self._flush_due)
-
-    def _is_busy(self) -> bool:
-        return self._channel.exchange != 0 and self._gate is None
+        channel = self._channel
+        self._pipes.keep_draining(lambda: channel.exchange != 0 and self._gate is None, self._flush_due)
 
     def _flush_due(self) -> None:
         self._output.flush_due()

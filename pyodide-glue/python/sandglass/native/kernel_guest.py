@@ -254,14 +254,12 @@ class KernelGuest(Guest):
             self._detach()
 
     def _drain_pipes(self) -> None:
+        channel = self._channel
         try:
-            super()._drain_pipes()
+            # `wake` does nothing while this thread is between two waits, so it asks before each wait if the host is gone.
+            self._pipes.keep_draining(lambda: self._is_gone or channel.exchange != 0, self._flush_due)
         finally:
             self._pipes.abandon()
-
-    def _is_busy(self) -> bool:
-        # `wake` does nothing while the pipes' thread is between two waits. So it must look before it waits.
-        return self._is_gone or super()._is_busy()
 
     def _flush_due(self) -> None:
         if self._is_gone:

@@ -6,6 +6,7 @@ pub(crate) mod bounds;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use sandglass_core::Error;
@@ -15,7 +16,7 @@ use sandglass_states::{JournalId, MostEnded, Part, Ran, Rerun, Saved, SessionId,
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use tokio::runtime::Handle;
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -132,24 +133,30 @@ impl JournalPlace {
     }
 }
 
+/// The first and the longest pause before a server tries again to give a place back.
+const RELEASE_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+
 /// A stored state, whether a sandbox went on from it, and its journal or the damage for which that cannot be read.
 pub(crate) type Found = (Saved, bool, Option<Result<(JournalId, Vec<Part>), String>>);
 
 /// The right to use a place. All who may write there have a part of it.
 pub(crate) type Lease = Arc<Leased>;
 
+/// Whether a place will be given back that the store did not take back.
+pub(crate) type IsOwed = bool;
+
 /// A place that a sandbox has. In a store that servers share, any server may have the session when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Leased {
     tenant: Arc<Tenant>,
     session: SessionId,
-    open: Option<OwnedMutexGuard<()>>,
+    open: Option<OwnedMutexGuard<IsOwed>>,
     /// Cancelled when the next sandbox may have the place.
     is_free: CancellationToken,
 }
 
 impl Leased {
-    pub(crate) fn new(tenant: Arc<Tenant>, session: SessionId, open: OwnedMutexGuard<()>) -> Self {
+    pub(crate) fn new(tenant: Arc<Tenant>, session: SessionId, open: OwnedMutexGuard<IsOwed>) -> Self {
         Self {
             tenant,
             session,
@@ -167,7 +174,7 @@ impl Leased {
 impl Drop for Leased {
     fn drop(&mut self) {
         let is_free = self.is_free.clone().drop_guard(); // dropped last
-        let Some(open) = self.open.take() else { return };
+        let Some(mut open) = self.open.take() else { return };
         if self.tenant.is_alone() {
             return;
         }
@@ -178,17 +185,47 @@ impl Drop for Leased {
         // Without a runtime the process ends, and the lease of its server with it.
         let Ok(runtime) = Handle::try_current() else { return };
         let (tenant, session) = (Arc::clone(&self.tenant), self.session);
-        runtime.spawn_blocking(move || {
-            match tenant.release(session) {
-                // Whoever has taken it over has it.
-                Ok(()) | Err(StateError::Taken) => {}
-                Err(error) => {
-                    tracing::warn!(kept = %session, %error, "this server still has a kept sandbox that nobody uses")
-                }
+        runtime.clone().spawn_blocking(move || {
+            if !is_released(&tenant, session) && !*open {
+                *open = true;
+                let place = Arc::clone(OwnedMutexGuard::mutex(&open));
+                runtime.spawn(release_later(tenant, session, place));
             }
             drop(open); // only now may the next sandbox have it, because that one must not be released
             drop(is_free);
         });
+    }
+}
+
+/// Gives a place back. Returns false if the store does not take that now.
+fn is_released(tenant: &Tenant, session: SessionId) -> bool {
+    match tenant.release(session) {
+        // Whoever has taken it over has it.
+        Ok(()) | Err(StateError::Taken) => true,
+        Err(error) => {
+            tracing::warn!(kept = %session, %error, "this server still has a kept sandbox that nobody uses, and tries again to give it back");
+            false
+        }
+    }
+}
+
+/// Gives a place back as soon as the store takes that. While a sandbox has it, that one will do so.
+async fn release_later(tenant: Arc<Tenant>, session: SessionId, place: Arc<AsyncMutex<IsOwed>>) {
+    let mut pause = RELEASE_PAUSES.0;
+    loop {
+        tokio::time::sleep(pause).await;
+        pause = (2 * pause).min(RELEASE_PAUSES.1);
+        let Ok(mut open) = Arc::clone(&place).try_lock_owned() else {
+            continue;
+        };
+        let tenant = Arc::clone(&tenant);
+        let released = tokio::task::spawn_blocking(move || {
+            *open = !is_released(&tenant, session);
+            !*open
+        });
+        if released.await.unwrap_or(true) {
+            return;
+        }
     }
 }
 

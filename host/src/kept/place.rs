@@ -12,7 +12,7 @@ use sandglass_states::{FolderStore, MasterKey, ServerId, SessionId, StateError, 
 
 use super::{failed, refused};
 use crate::driver::journal::bounds::{KeptBounds, MOST_BYTES};
-use crate::driver::journal::{JournalPlace, Lease, Leased};
+use crate::driver::journal::{IsOwed, JournalPlace, Lease, Leased};
 
 /// The name of the key's file in a folder.
 pub(super) const KEY_FILE: &str = "key";
@@ -23,7 +23,7 @@ pub struct KeptPlace {
     tenant: Arc<Tenant>,
     session: SessionId,
     /// Held by the sandbox that is open, and by all that may still write for it.
-    open: Arc<Mutex<()>>,
+    open: Arc<Mutex<IsOwed>>,
     /// True if the sandbox removes what it needs no more, because nobody else does.
     pub(super) collects: bool,
     bounds: Option<Arc<KeptBounds>>,

@@ -2,17 +2,20 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sandglass_host::kept::{Kept, KeptPlace, ResumeOptions};
-use sandglass_host::{BackendKind, Error, Execution, Sandbox, StateStatus, Value};
+use sandglass_host::{BackendKind, Error, Execution, Sandbox, SandboxBuilder, StateStatus, Value};
 use sandglass_states::{Clock, MasterKey, MemoryStore, States, Store};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::faults::{Faulty, NO_STATES};
 use super::{Calls, all, ok, open, questions};
 
 const LASTS: u64 = 30;
+/// The time after which a test gives up.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server of the store.
 struct Server {
@@ -29,12 +32,15 @@ impl Server {
 
 /// Two servers, and the seconds of their clock.
 fn two() -> (Server, Server, Arc<AtomicU64>) {
-    let (store, seconds) = (Arc::new(MemoryStore::default()), Arc::new(AtomicU64::new(0)));
+    two_of(&(Arc::new(MemoryStore::default()) as Arc<dyn Store>))
+}
+
+fn two_of(store: &Arc<dyn Store>) -> (Server, Server, Arc<AtomicU64>) {
+    let seconds = Arc::new(AtomicU64::new(0));
     let server = || {
         let (key, seconds) = (MasterKey::parse(&"5a".repeat(32)).unwrap(), Arc::clone(&seconds));
         let clock = Clock::new(move || Duration::from_secs(seconds.load(Ordering::SeqCst)));
-        let store = Arc::clone(&store) as Arc<dyn Store>;
-        let states = States::shared(store, key, Duration::from_secs(LASTS), clock, None).unwrap();
+        let states = States::shared(Arc::clone(store), key, Duration::from_secs(LASTS), clock, None).unwrap();
         let tenant = Arc::new(states.tenant("ann").unwrap());
         let place = KeptPlace::new(tenant, "01".repeat(16).parse().unwrap());
         Server { states, place }
@@ -59,11 +65,15 @@ fn begun(kept: &Arc<Kept>, code: &'static str) -> JoinHandle<Result<Execution, E
     tokio::spawn(async move { kept.execute(code).await })
 }
 
-async fn refusal(server: &Server) -> String {
-    let builder = Sandbox::builder()
+fn builder() -> SandboxBuilder {
+    Sandbox::builder()
         .backend(BackendKind::Subprocess)
-        .allow_subprocess(true);
-    in_use(Kept::open(builder, server.place.clone()).await.map(drop))
+        .allow_subprocess(true)
+        .without_context()
+}
+
+async fn refusal(server: &Server) -> String {
+    in_use(Kept::open(builder(), server.place.clone()).await.map(drop))
 }
 
 /// The message of the error for a sandbox that another server has.
@@ -121,6 +131,28 @@ async fn one_server_at_a_time_has_a_sandbox_and_gives_it_back() {
     kept.destroy().await;
     a.place.remove().await.unwrap();
     assert!(open(&b.place, BackendKind::Subprocess, all).await.0.is_new());
+}
+
+/// The store that fails is asked again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_that_could_not_be_given_back_is_given_back_later() {
+    let store = Arc::new(Faulty::default());
+    let (a, b, _) = two_of(&(Arc::clone(&store) as Arc<dyn Store>));
+    let (kept, _) = open(&a.place, BackendKind::Subprocess, all).await;
+    ok(&kept.execute("x = 1").await.unwrap());
+    store.faults.store(NO_STATES, Ordering::SeqCst);
+    kept.destroy().await;
+    assert!(refusal(&b).await.contains("another server"));
+    store.faults.store(0, Ordering::SeqCst);
+    let began = Instant::now();
+    let kept = loop {
+        match Kept::open(builder(), b.place.clone()).await {
+            Ok(kept) => break kept,
+            Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert_eq!(ok(&kept.execute("x").await.unwrap()), "1");
 }
 
 #[tokio::test(flavor = "multi_thread")]

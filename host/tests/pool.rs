@@ -28,7 +28,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Runs one test at a time, because tests look at all guests of this process and kill some.
 async fn alone() -> tokio::sync::MutexGuard<'static, ()> {
     static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-    TURN.lock().await
+    let turn = TURN.lock().await;
+    until("the processes of the test before are gone", || processes().is_empty()).await;
+    turn
 }
 
 async fn zygotes(preload: &[&str], workspaces: Option<&Path>) -> Arc<dyn ZygoteLauncher> {
@@ -558,7 +560,7 @@ async fn a_stateless_run_has_the_documented_shapes() {
         "print('before', flush=True)\nwhile True: pass",
         "print('before', flush=True)\nwhile True:\n    try:\n        while True: pass\n    except BaseException: pass",
     ] {
-        let (late, _) = run(code, Some(0.5)).await;
+        let (late, _) = run(code, Some(3.0)).await;
         assert_eq!((late.stdout.as_str(), late.exit_code), ("before\n", 124));
         assert!(late.error.unwrap().starts_with("TimeoutError: "));
     }

@@ -14,7 +14,7 @@ from itertools import repeat
 from pathlib import Path
 
 from client_host import PROGRAM
-from http_server import ENVIRONMENT, HttpServer
+from http_server import ENVIRONMENT, PATIENCE_SECONDS, HttpServer
 
 #: Counts the executions, by all that a state has to hold: a closure, a module, a private name, a class and its object.
 CODE = """
@@ -123,6 +123,16 @@ def test_no_stored_session_is_lost_when_the_server_is_killed(tmp_path: Path) -> 
                     if not survives:
                         gone += 1
                         clients[index] = Client(server)
+            until = time.monotonic() + PATIENCE_SECONDS
+            for client in clients:
+                while client.stored != client.done:  # those that were seen above depend on the machine
+                    client.look(server)
+                    assert time.monotonic() < until, "it is never suspended"
+                    time.sleep(0.05)
+            server.kill()
+            server = Server(folder)
+            stored += len(clients)
+            assert all(client.survives(server) for client in clients)
             server.end()
             server = Server(folder)
             for client in clients:

@@ -81,7 +81,7 @@ async fn a_guest_that_does_not_stop_comes_back_soon(kind: BackendKind) {
     .await;
     for _ in 0..2 {
         let options = ExecuteOptions {
-            timeout_ms: Some(100.0),
+            timeout_ms: Some(2_000.0),
             ..ExecuteOptions::default()
         };
         let code = "new = 1\nx.append(2)\nsum(range(10**13))"; // a call into C, which nothing interrupts
@@ -93,7 +93,7 @@ async fn a_guest_that_does_not_stop_comes_back_soon(kind: BackendKind) {
         let began = Instant::now();
         let code = "print(x, 'new' in globals(), next(c))";
         assert_eq!(prints(&sandbox, code).await, "[1] False 2\n");
-        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
         assert_eq!(sandbox.undo().await, Ok(1));
     }
 }
@@ -150,7 +150,9 @@ try:
 except KeyboardInterrupt:
     os._exit(1)";
     for cancels in [false, true] {
-        let sandbox = sandbox(kind).await;
+        // With a long grace period, the code ends by itself.
+        let sandbox = builder(kind).limits(limits()).build().await.unwrap();
+        sandbox.start().await.unwrap();
         prints(&sandbox, "x = 1").await;
         let runs = Arc::new(Notify::new());
         let heard = Arc::clone(&runs);

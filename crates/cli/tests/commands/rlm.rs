@@ -40,7 +40,7 @@ on_both!(
 
 const KEY: &str = "a-key-of-nobody";
 /// The time that a model takes to write the rest of a reply after the calls of its begin came.
-const WRITING: Duration = Duration::from_secs(2);
+const WRITING: Duration = Duration::from_secs(5);
 /// The longest wait for a call.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -515,9 +515,22 @@ async fn what_ran_of_a_reply_that_broke_off_is_gone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_draft_runs_ahead_and_pays() {
-    let model = Model::new(|asked, _| match (asked.model.as_str(), asked.turn()) {
-        ("large", 0) => writes(&[(2_000, "```repl\nx = len(context)\nFINAL(x + 1)\n```\n")]),
-        ("small", 0) => runs("x = len(context)\nFINAL(x + 1)"),
+    let early = Arc::new(Early::default());
+    let model = Model::new(move |asked, _| match (asked.model.as_str(), asked.turn()) {
+        ("large", 0) => {
+            let drafted = early.clone();
+            writes_after(&[(0, "```repl\nx = len(context)\nFINAL(x + 1)\n```\n")], move || {
+                let drafted = drafted.clone();
+                async move {
+                    drafted.count(1).await; // in the second run it was counted before
+                    tokio::time::sleep(WRITING).await;
+                }
+            })
+        }
+        ("small", 0) => {
+            early.note();
+            runs("x = len(context)\nFINAL(x + 1)")
+        }
         other => panic!("{other:?}"),
     })
     .await;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::support::{ANN, BOB, TestServer, answer, eventually};
 use crate::suspending::{about, files, is_suspended, metric, quick, slow, states, suspended};
@@ -78,22 +79,22 @@ async fn a_server_that_ends_takes_back_what_waits() {
     let id = server.session(json!({})).await;
     server.execute(&id, "x = 1").await;
     let mut requests = Vec::new();
-    for (number, code) in [
-        "x += 1\nwhile True: pass",
+    let mark = TempDir::new().unwrap();
+    let begun = mark.path().join("begun");
+    let first = format!("x += 1\nopen({begun:?}, 'w').close()\nwhile True: pass");
+    let codes = [
+        first.as_str(),
         "x += 10\nwhile True: pass",
         "x += 100\nwhile True: pass",
-    ]
-    .iter()
-    .enumerate()
-    {
+    ];
+    for (number, code) in codes.iter().enumerate() {
         let request = server.post(&format!("/v1/sessions/{id}/execute"), &json!({ "code": code }));
         requests.push(tokio::spawn(answer(request)));
         eventually("it runs or waits", async || {
-            metric(&server, "sandglass_executions").await >= (number + 1) as f64
+            metric(&server, "sandglass_executions").await >= (number + 1) as f64 && begun.exists()
         })
         .await;
     }
-    tokio::time::sleep(Duration::from_millis(300)).await; // the first one is in its loop
     server.stop().await;
     let mut told = Vec::new();
     for request in requests {
@@ -174,7 +175,7 @@ async fn a_session_is_forgotten_by_its_last_use() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_head_that_could_not_be_read_at_the_start_is_read_again() {
     let (folder, path) = states();
-    let own = ["--max-suspended-mib", "1", "--session-idle-seconds", "1.5"];
+    let own = ["--max-suspended-mib", "1", "--session-idle-seconds", "10"];
     let server = quick(&path, &own).await;
     let [left, newest] = [server.session(json!({})).await, server.session(json!({})).await];
     for id in [&left, &newest] {
@@ -211,13 +212,12 @@ async fn a_head_that_could_not_be_read_at_the_start_is_read_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_ends_leaves_no_ghost() {
     let (folder, path) = states();
-    let server = quick(&path, &["--max-suspended-mib", "1", "--session-idle-seconds", "3"]).await;
+    let server = quick(&path, &["--max-suspended-mib", "1", "--session-idle-seconds", "10"]).await;
     let other = server.session(json!({})).await;
     server.execute(&other, "x = 1").await;
     suspended(&server, &other).await;
     let stored = files(folder.path(), "sessions").pop().unwrap();
-    let id = server.session(json!({})).await;
-    server.execute(&id, TOO_LARGE).await;
+    let id = server.session(json!({ "context": "x".repeat(2 << 20) })).await; // it never fits a state
     let ghost = stored.with_file_name(&id);
     fs::write(&ghost, fs::read(&stored).unwrap()).unwrap();
     eventually("the session ends", async || {

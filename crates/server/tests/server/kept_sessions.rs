@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::attacks::Raw;
 use crate::model::{Endpoint, KEY, Seen, Step, said};
 use crate::support::{ANN, BOB, TestServer, answer, args, eventually, refusal};
-use crate::suspending::{about, files, is_suspended, metric, slow, states, suspended};
+use crate::suspending::{about, can_be_opened, files, is_suspended, metric, slow, states, suspended};
 
 const WAITS: &str = "x.append(llm_query('first'))\nx.append(llm_query('second'))\nx";
 
@@ -21,6 +21,7 @@ pub(crate) fn route(id: &str, name: &str) -> String {
 
 /// A server with a model that ends soon, whatever runs.
 pub(crate) async fn with_model(path: &str, model: &Endpoint, more: &[&str]) -> TestServer {
+    can_be_opened(path).await;
     let own = [
         "--state-dir",
         path,

@@ -308,9 +308,9 @@ async fn a_silent_endpoint_is_left_when_nobody_waits_for_it() {
     let mut endpoint = Endpoint::with([Step::Wait, Step::Wait, said("later")]).await;
     let server = server(&endpoint).await;
     // A call of the model has a timeout.
-    let id = server.session(json!({ "hostCallTimeout": 300 })).await;
+    let id = server.session(json!({ "hostCallTimeout": 5_000 })).await;
     let error = asked(&server, &id, "ask('x')").await;
-    assert!(error.contains("300 ms"), "{error}");
+    assert!(error.contains("5000 ms"), "{error}");
     assert!(matches!(endpoint.next().await, Seen::Request { .. }));
     assert!(matches!(endpoint.next().await, Seen::Left));
 

@@ -92,6 +92,10 @@ async fn code_that_waits_for_its_turn_never_runs_when_its_client_leaves() {
     let client = asking(&server, &execute, &json!({ "code": "x = llm_query('question')" }), "").await;
     assert!(matches!(model.next().await, Seen::Request { .. }));
     let second = asking(&server, &execute, &json!({ "code": "x = 'no'" }), "").await;
+    eventually("it waits", async || {
+        metric(&server, "sandglass_executions").await >= 2.0
+    })
+    .await;
     drop(second);
     leaves(&server, client, connections).await;
     tell.send(()).unwrap();
@@ -154,7 +158,7 @@ async fn interrupts_timeouts_and_the_end_of_the_session_end_what_runs_without_a_
     assert_eq!(answer(server.get(&route(&resumed, "pending"))).await.1, Value::Null);
     assert_eq!(server.execute(&resumed, "x").await["result"], "['a text', 'one']");
 
-    let id = server.session(json!({ "persist": true, "timeout": 500 })).await;
+    let id = server.session(json!({ "persist": true, "timeout": 5_000 })).await;
     let code = json!({ "code": "llm_query('question')\nwhile True:\n    pass" });
     let client = asking(&server, &route(&id, "execute"), &code, "").await;
     assert!(matches!(model.next().await, Seen::Request { .. }));

@@ -45,8 +45,9 @@ async fn code_runs_and_variables_stay() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_execution_has_its_own_timeout() {
     let server = TestServer::start(&[]).await;
-    let id = server.session(json!({})).await;
-    let body = json!({ "code": "kept = 1\nwhile True: pass", "timeout": 200 });
+    let id = server.session(json!({ "gracePeriod": 30_000 })).await;
+    server.execute(&id, "kept = 1").await;
+    let body = json!({ "code": "while True: pass", "timeout": 200 });
     let (_, run) = answer(server.post(&format!("/v1/sessions/{id}/execute"), &body)).await;
     assert_eq!(run["outcome"], "timeout", "{run}");
     assert_eq!(run["state"]["status"], "kept", "{run}");
@@ -433,12 +434,12 @@ async fn options_that_mean_nothing_are_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_sessions_expire_and_busy_ones_do_not() {
-    let server = TestServer::start(&["--session-idle-seconds", "1"]).await;
+    let server = TestServer::start(&["--session-idle-seconds", "5"]).await;
     let idle = server.session(json!({})).await;
     let pid = server.pid(&idle).await;
     let busy = server.session(json!({})).await;
     let run = server
-        .execute(&busy, "import time\nfor _ in range(30): time.sleep(0.1)\n'awake'")
+        .execute(&busy, "import time\nfor _ in range(70): time.sleep(0.1)\n'awake'")
         .await;
     assert_eq!(run["result"], "'awake'", "{run}");
     gone(pid).await;

@@ -20,13 +20,17 @@ pub(crate) fn states() -> (TempDir, String) {
     (folder, path)
 }
 
-/// A server that suspends at once.
-pub(crate) async fn quick(path: &str, more: &[&str]) -> TestServer {
-    // An earlier server of this process may still let go of the folder.
+/// Waits until an earlier server of this process has let go of the folder.
+pub(crate) async fn can_be_opened(path: &str) {
     eventually("no server has the folder", async || {
         FolderStore::open(Path::new(path)).is_ok()
     })
     .await;
+}
+
+/// A server that suspends at once.
+pub(crate) async fn quick(path: &str, more: &[&str]) -> TestServer {
+    can_be_opened(path).await;
     let own = ["--state-dir", path, "--suspend-after", "0.1", "--max-spares", "0"];
     TestServer::with_keys(&[&own[..], more].concat()).await
 }
@@ -228,16 +232,14 @@ async fn a_server_that_ends_interrupts_what_runs_and_keeps_its_variables() {
     let server = slow(&path, &["--shutdown-seconds", "0.5"]).await;
     let id = server.session(json!({})).await;
     server.execute(&id, "x = 1").await;
+    let mark = TempDir::new().unwrap();
+    let begun = mark.path().join("begun");
     let running = server.post(
         &format!("/v1/sessions/{id}/execute"),
-        &json!({ "code": "x = 2\nprint('on')\nwhile True: pass" }),
+        &json!({ "code": format!("x = 2\nopen({begun:?}, 'w').close()\nwhile True: pass") }),
     );
     let running = tokio::spawn(running.send());
-    eventually("the code runs", async || {
-        metric(&server, "sandglass_executions").await == 1.0
-    })
-    .await;
-    tokio::time::sleep(Duration::from_millis(300)).await; // the code prints, and goes on
+    eventually("the code runs", async || begun.exists()).await;
     server.stop().await;
     let told: Value = running.await.unwrap().unwrap().json().await.unwrap();
     assert_eq!(told["outcome"], "interrupted", "{told}");
@@ -451,14 +453,10 @@ async fn a_folder_on_disk_goes_with_its_session_and_comes_back() {
     let workspaces = folder.path().join("workspaces");
     let server = quick(&path, &["--workspace-dir", workspaces.to_str().unwrap()]).await;
     let id = server.session(json!({})).await;
-    server
-        .execute(
-            &id,
-            "import os\nos.makedirs('a/b')\nwith open('a/b/c', 'wb') as file: file.write(bytes(range(256)))\ndel file",
-        )
-        .await;
+    let code = "import os\nos.makedirs('a/b')\nwith open('a/b/c', 'wb') as file: file.write(bytes(range(256)))\ndel file\nos.getcwd()";
     let place = workspaces.join("ann").join(&id);
-    assert!(place.join("a/b/c").exists());
+    let made = server.execute(&id, code).await;
+    assert!(made["result"].as_str().unwrap().contains(&id), "{made}");
     suspended(&server, &id).await;
     assert!(!place.exists(), "the store has its files");
     let read = server
@@ -467,7 +465,9 @@ async fn a_folder_on_disk_goes_with_its_session_and_comes_back() {
         .await
         .unwrap();
     assert_eq!(read.bytes().await.unwrap(), (0..=255).collect::<Vec<u8>>());
-    assert!(place.join("a/b/c").exists());
+    let run = server.execute(&id, "os.getcwd(), os.path.exists('a/b/c')").await;
+    let found = run["result"].as_str().unwrap();
+    assert!(found.contains(&id) && found.contains("True"), "{run}");
     server.stop().await;
 }
 
@@ -479,6 +479,8 @@ async fn checkpoints_begin_anew_after_a_sleep() {
     server.execute(&id, "x = 1").await;
     server.execute(&id, "x = 2").await;
     suspended(&server, &id).await;
+    server.stop().await;
+    let server = slow(&path, &[]).await; // it does not sleep between the next requests
     let undo = server.post(&format!("/v1/sessions/{id}/undo"), &json!({}));
     let told = refusal(undo).await;
     assert_eq!(told, (409, "no_checkpoint".to_owned()));
@@ -512,7 +514,6 @@ async fn a_state_that_nobody_wakes_is_forgotten() {
     let (folder, path) = states();
     let server = quick(&path, &["--forget-after", "1"]).await;
     let id = server.session(json!({})).await;
-    server.execute(&id, "x = 1").await;
     eventually("it sleeps", async || {
         metric(&server, "sandglass_suspensions_total{result=\"ok\"}").await >= 1.0
     })

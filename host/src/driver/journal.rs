@@ -142,7 +142,7 @@ pub(crate) type Found = (Saved, bool, Option<Result<(JournalId, Vec<Part>), Stri
 /// The right to use a place. All who may write there have a part of it.
 pub(crate) type Lease = Arc<Leased>;
 
-/// Whether a place will be given back that the store did not take back.
+/// A mark of a place: true if the store did not take it back. It is given back later.
 pub(crate) type IsOwed = bool;
 
 /// A place that a sandbox has. In a store that servers share, any server may have the session when this is dropped.
@@ -186,7 +186,7 @@ impl Drop for Leased {
         let Ok(runtime) = Handle::try_current() else { return };
         let (tenant, session) = (Arc::clone(&self.tenant), self.session);
         runtime.clone().spawn_blocking(move || {
-            if !is_released(&tenant, session) && !*open {
+            if !try_release(&tenant, session) && !*open {
                 *open = true;
                 let place = Arc::clone(OwnedMutexGuard::mutex(&open));
                 runtime.spawn(release_later(tenant, session, place));
@@ -197,8 +197,8 @@ impl Drop for Leased {
     }
 }
 
-/// Gives a place back. Returns false if the store does not take that now.
-fn is_released(tenant: &Tenant, session: SessionId) -> bool {
+/// Gives a place back. Returns false if the store fails.
+fn try_release(tenant: &Tenant, session: SessionId) -> bool {
     match tenant.release(session) {
         // Whoever has taken it over has it.
         Ok(()) | Err(StateError::Taken) => true,
@@ -209,7 +209,7 @@ fn is_released(tenant: &Tenant, session: SessionId) -> bool {
     }
 }
 
-/// Gives a place back as soon as the store takes that. While a sandbox has it, that one will do so.
+/// Gives a place back as soon as the store takes it. It waits while a sandbox uses the place.
 async fn release_later(tenant: Arc<Tenant>, session: SessionId, place: Arc<AsyncMutex<IsOwed>>) {
     let mut pause = RELEASE_PAUSES.0;
     loop {
@@ -220,7 +220,7 @@ async fn release_later(tenant: Arc<Tenant>, session: SessionId, place: Arc<Async
         };
         let tenant = Arc::clone(&tenant);
         let released = tokio::task::spawn_blocking(move || {
-            *open = !is_released(&tenant, session);
+            *open = !try_release(&tenant, session);
             !*open
         });
         if released.await.unwrap_or(true) {

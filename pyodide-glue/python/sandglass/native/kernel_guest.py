@@ -256,7 +256,7 @@ class KernelGuest(Guest):
     def _drain_pipes(self) -> None:
         channel = self._channel
         try:
-            # `wake` does nothing while this thread is between two waits: it asks if the host is gone before it waits.
+            # `wake` does nothing while this thread is between two waits. So the thread looks at `_is_gone` before each.
             self._pipes.keep_draining(lambda: self._is_gone or channel.exchange != 0, self._flush_due)
         finally:
             self._pipes.abandon()

@@ -10,10 +10,11 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 
 import pytest
@@ -46,8 +47,14 @@ class Server(SharingServer):
 
     BETWEEN: ClassVar = {(503, "server_unreachable"), (503, "state_unavailable")}
 
-    def __init__(self, bucket: str, lease: int = LONG_LEASE, more: tuple[str, ...] = ()) -> None:
-        super().__init__(command(*more, lease=lease), environment(bucket))
+    def __init__(
+        self,
+        bucket: str,
+        lease: int = LONG_LEASE,
+        more: tuple[str, ...] = (),
+        more_environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(command(*more, lease=lease), environment(bucket) | more_environment)
 
     def result(self, session: str, code: str) -> str:
         result: str = self.runs(session, code)["result"]

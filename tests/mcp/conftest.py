@@ -26,6 +26,8 @@ BACKEND = os.environ.get("SANDGLASS_BACKEND", "bubblewrap")
 #: Seconds to wait for short work; long, because a slow machine is not a failure.
 PATIENCE = 60.0
 
+#: Options of a server whose sandboxes start when they are needed.
+SPARELESS = ("--max-spares", "0")
 Messages = list[dict[str, str]]
 
 
@@ -35,15 +37,16 @@ def anyio_backend() -> str:
 
 
 @contextmanager
-def listening(*arguments: str, **environment: str) -> Iterator[str]:
-    """The address of a program that serves HTTP."""
-    command = [PROGRAM, "mcp", "--backend", BACKEND, "--listen", "127.0.0.1:0", *arguments]
-    program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
+def listening(*arguments: str, command: str = "mcp", **environment: str) -> Iterator[str]:
+    """The address of a program that serves HTTP: `mcp`, or `serve`."""
+    every = [PROGRAM, command, "--backend", BACKEND, "--listen", "127.0.0.1:0", *arguments]
+    program = subprocess.Popen(
+        every, stdout=subprocess.PIPE, text=True, env={"RUST_LOG": "error", **os.environ, **environment}
+    )
     try:
         assert program.stdout
-        line = program.stdout.readline()
-        assert line.startswith("listening on http://127.0.0.1:"), line
-        yield line.split()[-1]
+        lines = (line for line in program.stdout if line.startswith("listening on http://127.0.0.1:"))
+        yield next(lines).split()[-1].removesuffix("/mcp") + "/mcp"
     finally:
         program.terminate()
         assert program.wait(PATIENCE) == 0
@@ -55,7 +58,9 @@ async def connected(transport: str, *arguments: str, **options: Any) -> AsyncIte
     """A client over one of the transports."""
     async with AsyncExitStack() as stack:
         server: Any
-        if transport == "http":
+        if transport == "server":
+            server = stack.enter_context(listening(*SPARELESS, command="serve"))
+        elif transport == "http":
             server = stack.enter_context(listening(*arguments))
         else:
             command = ["mcp", "--backend", BACKEND, *arguments]

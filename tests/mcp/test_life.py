@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import subprocess
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,9 +19,10 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from conftest import BACKEND, PATIENCE, PROGRAM, listening, text
+from conftest import BACKEND, PATIENCE, PROGRAM, SPARELESS, listening, text
 
 pytestmark = pytest.mark.anyio
+COMMANDS: dict[str, tuple[str, ...]] = {"mcp": (), "serve": SPARELESS}
 KEY, OTHER = "0123456789abcdef-1", "0123456789abcdef-2"
 
 
@@ -61,8 +64,9 @@ def session(address: str, **headers: str) -> str:
     return identity
 
 
-def test_pages_and_other_names_of_this_machine_are_refused() -> None:
-    with listening("--allow-origin", "https://app.example") as address:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_pages_and_other_names_of_this_machine_are_refused(command: str) -> None:
+    with listening(*COMMANDS[command], "--allow-origin", "https://app.example", command=command) as address:
         port = urlsplit(address).port
         for headers in [
             {"host": "evil.example"},
@@ -75,8 +79,9 @@ def test_pages_and_other_names_of_this_machine_are_refused() -> None:
             assert ask(address, begin(), **headers)[0] == 403, headers
         status, told, _ = ask(address, begin(), origin="https://app.example")
         assert (status, told["access-control-allow-origin"]) == (200, "https://app.example")
-        assert told["access-control-expose-headers"] == "Mcp-Session-Id"
-        status, told, _ = ask(address, None, "OPTIONS", origin="https://app.example")
+        assert "Mcp-Session-Id" in told["access-control-expose-headers"]
+        preflight = {"origin": "https://app.example", "access_control_request_method": "POST"}
+        status, told, _ = ask(address, None, "OPTIONS", **preflight)
         assert (status, "Mcp-Session-Id" in told["access-control-allow-headers"]) == (204, True)
         assert ask(address, None, "OPTIONS", origin="https://evil.example")[0] == 403
         assert ask(address, begin(), host=f"localhost:{port}")[0] == 200
@@ -118,6 +123,32 @@ async def test_a_session_belongs_to_its_key(tmp_path: Path) -> None:
                 assert text(await client.call_tool("execute_python", {"code": "1 + 1"})) == "2"
 
 
+def test_a_session_on_a_server_is_one_of_its_key() -> None:
+    """Its sandbox counts, and the model and the limits are the server's."""
+    with listening(*SPARELESS, "--max-sessions-per-key", "1", command="serve") as address:
+        url = urlsplit(address)
+
+        def listed() -> int:
+            connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=PATIENCE)
+            with closing(connection):
+                connection.request("GET", "/v1/sessions")
+                return len(json.loads(connection.getresponse().read())["sessions"])
+
+        one, two = session(address), session(address)
+        assert listed() == 0, "a session without code has no sandbox"
+        assert "42" in ask(address, call("6 * 7"), mcp_session_id=one)[2]
+        assert listed() == 1
+        _, _, refused = ask(address, call("6 * 7"), mcp_session_id=two)
+        assert "this key has 1 sessions" in refused
+        params = {"name": "load_context", "arguments": {"path": "/etc/passwd"}}
+        load = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": params}
+        assert "pass the text" in ask(address, load, mcp_session_id=one)[2]
+        assert ask(address, None, "DELETE", mcp_session_id=one)[0] in (200, 202, 204)
+        until = time.monotonic() + PATIENCE
+        while "42" not in ask(address, call("6 * 7"), mcp_session_id=two)[2]:
+            assert time.monotonic() < until
+
+
 def test_an_address_that_others_reach_needs_keys() -> None:
     command = [PROGRAM, "mcp", "--backend", BACKEND, "--listen", "0.0.0.0:0"]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
@@ -125,8 +156,9 @@ def test_an_address_that_others_reach_needs_keys() -> None:
     assert "there are no keys" in refused.stderr
 
 
-def test_sessions_share_nothing() -> None:
-    with listening() as address:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_sessions_share_nothing(command: str) -> None:
+    with listening(*COMMANDS[command], command=command) as address:
         one, two = session(address), session(address)
         _, _, body = ask(address, call("x = 'secret'\nx"), mcp_session_id=one)
         assert "secret" in body
@@ -134,9 +166,10 @@ def test_sessions_share_nothing() -> None:
         assert "False" in body
 
 
-async def test_sessions_end_when_idle() -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_sessions_end_when_idle(command: str) -> None:
     idle = 3
-    with listening("--session-idle-seconds", str(idle)) as address:
+    with listening(*COMMANDS[command], "--session-idle-seconds", str(idle), command=command) as address:
         one = session(address)
         # Pings keep a session from looking unused while its code runs.
         _, _, body = ask(address, call("x = 'secret'\nimport time\ntime.sleep(1)\nx"), mcp_session_id=one)
@@ -151,8 +184,9 @@ async def test_sessions_end_when_idle() -> None:
             pytest.fail("an idle session does not end")
 
 
-def test_malformed_requests_change_nothing() -> None:
-    with listening() as address:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_malformed_requests_change_nothing(command: str) -> None:
+    with listening(*COMMANDS[command], command=command) as address:
         own = session(address)
         for message, headers, expected in [
             (b"", {}, (400, 415)),

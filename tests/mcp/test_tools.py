@@ -18,6 +18,7 @@ from conftest import PATIENCE, Messages, Model, connected, text
 
 pytestmark = pytest.mark.anyio
 TRANSPORTS = ["stdio", "http"]
+WITH_SERVERS = [*TRANSPORTS, "server"]
 
 
 def png() -> bytes:
@@ -127,7 +128,7 @@ async def test_a_question_can_be_cancelled_and_has_a_budget() -> None:
             assert len(model.asked) == 4
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", WITH_SERVERS)
 async def test_output_comes_while_code_runs_and_cancelling_keeps_the_state(transport: str) -> None:
     reached = anyio.Event()
 
@@ -146,7 +147,7 @@ async def test_output_comes_while_code_runs_and_cancelling_keeps_the_state(trans
         assert text(run) == "'kept'"
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", WITH_SERVERS)
 async def test_the_clients_model_answers_llm_query(transport: str) -> None:
     async def sampling(_: Any, params: types.CreateMessageRequestParams) -> Any:
         content = params.messages[0].content
@@ -236,7 +237,7 @@ Table()"""
         assert "script" not in run.model_dump_json()
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", WITH_SERVERS)
 async def test_changes_of_files_are_told_to_those_who_subscribed(transport: str) -> None:
     told: list[str] = []
     new = anyio.Event()

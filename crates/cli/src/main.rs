@@ -23,7 +23,7 @@ use clap::{Args, Parser, Subcommand};
 use sandglass_host::args::GuestArgs;
 use sandglass_host::{Settings, cgroup, log, users};
 use sandglass_jupyter::{KernelChoice, KernelCommand, KernelSettings};
-use sandglass_mcp::McpArgs;
+use sandglass_mcp::{McpArgs, OnServer};
 use sandglass_server::ServeArgs;
 
 use self::cell::CellArgs;
@@ -184,7 +184,6 @@ async fn ended() -> ExitCode {
     }
 }
 
-/// Runs the command `serve`, and hands the server the starter of Jupyter kernels.
 async fn rpc(guest: &GuestArgs) -> Result<u8, String> {
     let settings = Settings {
         kernels: Some(Arc::new(KernelSettings::default())),
@@ -193,6 +192,7 @@ async fn rpc(guest: &GuestArgs) -> Result<u8, String> {
     sandglass_rpc::stdio::serve(guest, settings).await.map(|()| 0)
 }
 
+/// Runs the command `serve`, and hands the server the starter of Jupyter kernels and the Model Context Protocol.
 async fn serve(ServeCommand { mut args, kernel }: ServeCommand) -> Result<u8, String> {
     if kernel.connection_file.is_some() {
         return Err(
@@ -201,7 +201,7 @@ async fn serve(ServeCommand { mut args, kernel }: ServeCommand) -> Result<u8, St
         );
     }
     args.kernels = kernel.kernels();
-    sandglass_server::serve(args).await
+    sandglass_server::serve(args, Arc::new(OnServer::default())).await
 }
 
 /// Runs the command `mcp`, and hands the server the starter of Jupyter kernels.

@@ -62,13 +62,12 @@ pub async fn ask(
     asked: Asked,
     context: &RequestContext<RoleServer>,
 ) -> Result<CallToolResult, String> {
-    let args = &session.shared.args;
-    let sandbox = session.sandbox().await.map_err(told)?;
+    let sandbox = session.sandbox().await?;
     let data = sandbox.get_variable(&*asked.variable).await.map_err(told)?;
     let data = data.ok_or_else(|| format!("there is no variable {}: load_context makes one", asked.variable))?;
     let progress = Progress::of(context);
-    let mut options = args.controller.options(asked.question, data).map_err(told)?;
-    options.limits.set("timeout", args.timeout * 1_000.0).map_err(told)?;
+    let mut options = controller.args.options(asked.question, data).map_err(told)?;
+    options.limits.set("timeout", controller.timeout_ms).map_err(told)?;
     options.schema = asked.schema.map(Schema::new).transpose().map_err(told)?;
     let tell = progress.clone();
     options.on_event = Arc::new(move |event| {

@@ -9,7 +9,7 @@ use futures_util::stream::FuturesUnordered;
 use rmcp::RoleServer;
 use rmcp::model::{PingRequest, ServerRequest};
 use rmcp::service::{Peer, PeerRequestOptions, RequestContext};
-use sandglass_host::{Error, ExecuteOptions, Execution, Sandbox, Stream};
+use sandglass_host::{ExecuteOptions, Execution, Sandbox, Stream};
 
 use crate::progress::Progress;
 use crate::sampling::{sample, samples};
@@ -24,12 +24,10 @@ pub async fn execute(
     code: String,
     timeout_ms: Option<f64>,
     context: &RequestContext<RoleServer>,
-) -> Result<Execution, Error> {
+) -> Result<Execution, String> {
     let _turn = session.turn.lock().await;
     if context.ct.is_cancelled() {
-        return Err(Error::Timeout(
-            "the call was cancelled before its code ran; nothing was done".to_owned(),
-        ));
+        return Err("the call was cancelled before its code ran; nothing was done".to_owned());
     }
     let sandbox = session.sandbox().await?;
     let progress = Progress::of(context);
@@ -59,7 +57,7 @@ pub async fn execute(
         }
         std::future::pending::<Infallible>().await
     };
-    let running = sandbox.execute_with(code, options);
+    let running = session.execute(code, options);
     tokio::select! {
         run = running => run,
         never = interrupted(&sandbox, context) => match never {},
@@ -78,11 +76,10 @@ async fn interrupted(sandbox: &Sandbox, context: &RequestContext<RoleServer>) ->
 
 /// Keeps a session from looking unused while a call works, and never ends: see `docs/internals/server.md`.
 pub async fn awake(session: &Session, peer: &Peer<RoleServer>) -> Infallible {
-    let args = &session.shared.args;
-    if args.listen.is_none() {
+    let Some(idle) = session.shared.idle else {
         return std::future::pending().await;
-    }
-    let interval = Duration::from_secs_f64((args.session_idle_seconds / 10.0).max(0.001));
+    };
+    let interval = (idle / 10).max(Duration::from_millis(1));
     loop {
         tokio::time::sleep(interval).await;
         // A message in either direction counts as use. A client that does not answer changes nothing.

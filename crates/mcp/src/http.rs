@@ -22,7 +22,8 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::server::Server;
-use crate::session::{Session, Shared};
+use crate::session::{Home, Own, Session, Shared};
+use crate::settings::McpArgs;
 
 /// The most bytes of a message: a text for `load_context`, or a file.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
@@ -43,7 +44,7 @@ const RESUMED_WITHIN: Duration = Duration::from_secs(15);
 const ALLOWED_HEADERS: &str =
     "Authorization, Content-Type, Accept, Mcp-Session-Id, Mcp-Protocol-Version, Last-Event-ID, traceparent, tracestate";
 
-type Service = StreamableHttpService<Server, LocalSessionManager>;
+pub type Service = StreamableHttpService<Server, LocalSessionManager>;
 
 /// The state of all requests.
 struct Access {
@@ -66,8 +67,12 @@ impl Http {
     ///
     /// # Errors
     /// An option is wrong, or the port cannot be opened.
-    pub async fn bind(shared: Arc<Shared>, listen: SocketAddr, secrets: &Secrets) -> Result<Self, String> {
-        let args = &shared.args;
+    pub async fn bind(
+        args: &McpArgs,
+        (shared, own): (Arc<Shared>, Own),
+        listen: SocketAddr,
+        secrets: &Secrets,
+    ) -> Result<Self, String> {
         let keys = access::keys(args.keys_file.as_deref(), secrets, listen)?;
         let origins = access::origins(&args.allow_origin, &keys)?;
         let owners = if keys.is_empty() {
@@ -76,10 +81,12 @@ impl Http {
             keys.owners()
         };
         let ending = CancellationToken::new();
-        let services = owners
-            .into_iter()
-            .map(|owner| (owner, service(&shared, &ending)))
-            .collect();
+        let of_key = || {
+            let places = Arc::new(Semaphore::new(args.max_sessions as usize));
+            let home = own.clone().with_places(places, args.max_sessions);
+            service(&shared, Home::Own(home), MAX_MESSAGE_BYTES, &ending)
+        };
+        let services = owners.into_iter().map(|owner| (owner, of_key())).collect();
         let listener = TcpListener::bind(listen)
             .await
             .map_err(|error| format!("{listen} cannot be listened on: {error}"))?;
@@ -124,23 +131,16 @@ impl Http {
 }
 
 /// The sessions of one owner.
-fn service(shared: &Arc<Shared>, ending: &CancellationToken) -> Service {
+pub fn service(shared: &Arc<Shared>, home: Home, most_bytes: usize, ending: &CancellationToken) -> Service {
     let mut sessions = LocalSessionManager::default();
-    let idle = Duration::from_secs_f64(shared.args.session_idle_seconds);
-    sessions.session_config.keep_alive = Some(idle);
+    sessions.session_config.keep_alive = shared.idle;
     sessions.session_config.completed_cache_ttl = RESUMED_WITHIN;
-    let places = Arc::new(Semaphore::new(shared.args.max_sessions as usize));
     let shared = Arc::clone(shared);
-    let new = move || {
-        Ok(Server::new(Session::new(
-            Arc::clone(&shared),
-            Some(Arc::clone(&places)),
-        )))
-    };
+    let new = move || Ok(Server::new(Session::new(Arc::clone(&shared), home.clone())));
     // `Host` and `Origin` were checked before.
     let config = StreamableHttpServerConfig::default()
         .disable_allowed_hosts()
-        .with_max_request_body_bytes(MAX_MESSAGE_BYTES)
+        .with_max_request_body_bytes(most_bytes)
         .with_cancellation_token(ending.child_token());
     StreamableHttpService::new(new, Arc::new(sessions), config)
 }

@@ -18,12 +18,14 @@
 //! | `resources` | files of the working folder |
 //! | `folders` | the folders whose files clients may load |
 //! | `http`, `stdio` | the transports |
+//! | `on_server` | the protocol as a part of `serve` |
 
 mod arguments;
 mod ask;
 mod execute;
 mod folders;
 mod http;
+mod on_server;
 mod progress;
 mod questions;
 mod report;
@@ -43,6 +45,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::signal::unix::{SignalKind, signal};
 
 use http::Http;
+pub use on_server::OnServer;
 use session::Shared;
 pub use settings::McpArgs;
 
@@ -63,18 +66,18 @@ pub async fn mcp(args: McpArgs) -> Result<u8, String> {
         }
     };
     let listen = args.listen;
-    let shared = Shared::new(args).await?;
+    let (shared, own) = Shared::new(&args).await?;
     let live = shared.live.clone();
     let served = match listen {
         Some(listen) => {
             let secrets = Secrets::from_environment()?;
-            let http = Http::bind(shared, listen, &secrets).await?;
+            let http = Http::bind(&args, (shared, own), listen, &secrets).await?;
             // Scripts read this line to learn the port.
             println!("listening on http://{}/mcp", http.address()?);
             http.run(ended).await;
             Ok(())
         }
-        None => stdio::serve(shared, ended).await,
+        None => stdio::serve(shared, own, ended).await,
     };
     settle(&live).await;
     served.map(|()| 0)
@@ -89,9 +92,9 @@ pub async fn serve(
     input: impl AsyncRead + Send + Unpin + 'static,
     output: impl AsyncWrite + Send + Unpin + 'static,
 ) -> Result<(), String> {
-    let shared = Shared::new(args).await?;
+    let (shared, own) = Shared::new(&args).await?;
     let live = shared.live.clone();
-    let served = stdio::serve_streams(shared, input, output, std::future::pending()).await;
+    let served = stdio::serve_streams(shared, own, input, output, std::future::pending()).await;
     settle(&live).await;
     served
 }

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 const WAITING: usize = 32;
 /// The message to Python when nobody answers.
 const NO_MODEL: &str = "nobody answers llm_query: start `sandglass-host mcp` with --model (and --url, and a key in the variable \
-                        OPENAI_API_KEY), or use a client that offers sampling";
+                        OPENAI_API_KEY), or `sandglass-host serve` with --llm-url, or use a client that offers sampling";
 /// The message to Python about `rlm_query`.
 const NO_RECURSION: &str = "code has no rlm_query here: use llm_query, or let the agent call the tool `ask`";
 

@@ -81,7 +81,7 @@ pub async fn list(session: &Session, cursor: Option<String>) -> Result<ListResou
     let sandbox = match session.started().await {
         Some(sandbox) => sandbox,
         // Clients ask for the list when they connect. Only a folder of the operator's has files that early.
-        None if session.shared.args.workspace.is_some() => session.sandbox().await.map_err(failed)?,
+        None if session.shared.has_workspace => session.sandbox().await.map_err(failed)?,
         None => return Ok(ListResourcesResult::default()),
     };
     let entries = sandbox.list_files("").await.map_err(failed)?;
@@ -102,7 +102,7 @@ pub async fn read(session: &Session, uri: String) -> Result<ReadResourceResult, 
     let missing = || ErrorData::resource_not_found(format!("there is no file {path}"), None);
     let sandbox = match session.started().await {
         Some(sandbox) => sandbox,
-        None if session.shared.args.workspace.is_some() => session.sandbox().await.map_err(failed)?,
+        None if session.shared.has_workspace => session.sandbox().await.map_err(failed)?,
         None => return Err(missing()),
     };
     let bytes = sandbox.read_file(&*path).await.map_err(|error| match error {
@@ -117,7 +117,7 @@ pub async fn read(session: &Session, uri: String) -> Result<ReadResourceResult, 
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn failed(error: Error) -> ErrorData {
+fn failed(error: impl ToString) -> ErrorData {
     ErrorData::internal_error(error.to_string(), None)
 }
 

@@ -91,7 +91,7 @@ impl Server {
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResult, String> {
         let timeout_ms = timeout_seconds.map(timeout).transpose()?;
-        let run = execute(&self.session, code, timeout_ms, &context).await.map_err(told)?;
+        let run = execute(&self.session, code, timeout_ms, &context).await?;
         self.tell_changes(&run, &context.peer).await;
         Ok(report::execution(&run))
     }
@@ -110,7 +110,10 @@ impl Server {
     ) -> Result<CallToolResult, String> {
         let Load { text, path, variable } = load;
         let variable = variable_name(variable)?;
-        let sandbox = self.session.sandbox().await.map_err(told)?;
+        if path.is_some() && self.session.is_on_server() {
+            return Err("path: this server loads no files: pass the text; nothing was changed".to_owned());
+        }
+        let sandbox = self.session.sandbox().await?;
         let value = match (text, path) {
             (Some(text), None) => Value::Str(text),
             (None, Some(path)) => {
@@ -293,7 +296,7 @@ impl Server {
         output_schema = schema_for_output::<Variables>()
     )]
     async fn list_variables(&self, Parameters(Nothing {}): Parameters<Nothing>) -> Result<CallToolResult, String> {
-        let sandbox = self.session.sandbox().await.map_err(told)?;
+        let sandbox = self.session.sandbox().await?;
         let all = sandbox.list_variables().await.map_err(told)?;
         let more = all.len().saturating_sub(MAX_VARIABLES);
         let listed = all.into_iter().take(MAX_VARIABLES).map(|variable| Variable {
@@ -324,7 +327,7 @@ impl Server {
         output_schema = schema_for_output::<Got>()
     )]
     async fn get_variable(&self, Parameters(Name { name }): Parameters<Name>) -> Result<CallToolResult, String> {
-        let sandbox = self.session.sandbox().await.map_err(told)?;
+        let sandbox = self.session.sandbox().await?;
         let value = sandbox.get_variable(&*name).await.map_err(told)?;
         let value = value.ok_or_else(|| format!("there is no variable {name}"))?.to_text();
         let text = report::cut(&value);
@@ -358,8 +361,7 @@ impl Server {
                 "the file has {size} bytes, at most {MAX_FILE_BYTES} are allowed; nothing was written"
             ));
         }
-        let sandbox = self.session.sandbox().await.map_err(told)?;
-        sandbox.write_file(&*path, bytes).await.map_err(told)?;
+        self.session.write_file(&path, bytes).await?;
         let uri = resources::uri(path.trim_start_matches("./"));
         self.tell_update(&uri, &context.peer).await;
         // The file may be new.
@@ -392,7 +394,7 @@ impl Server {
         code: String,
         context: &RequestContext<RoleServer>,
     ) -> Result<Result<serde_json::Value, CallToolResult>, String> {
-        let run = execute(&self.session, code, None, context).await.map_err(told)?;
+        let run = execute(&self.session, code, None, context).await?;
         match (&run.final_answer, run.outcome) {
             (Some(last), Outcome::Ok) => Ok(Ok(last.value.clone().readable().to_json())),
             _ => {

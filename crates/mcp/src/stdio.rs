@@ -12,7 +12,7 @@ use tokio_util::io::StreamReader;
 
 use crate::http::MAX_MESSAGE_BYTES;
 use crate::server::Server;
-use crate::session::{Session, Shared};
+use crate::session::{Home, Own, Session, Shared};
 
 /// Bytes of one read.
 const PIECE: usize = 64 << 10;
@@ -23,10 +23,10 @@ const WAITING: usize = 4;
 ///
 /// # Errors
 /// The client does not begin as the protocol says.
-pub async fn serve(shared: Arc<Shared>, ended: impl Future<Output = ()>) -> Result<(), String> {
+pub async fn serve(shared: Arc<Shared>, own: Own, ended: impl Future<Output = ()>) -> Result<(), String> {
     let mut pieces = pieces();
     let input = futures_util::stream::poll_fn(move |context| pieces.poll_recv(context));
-    serve_streams(shared, StreamReader::new(input), tokio::io::stdout(), ended).await
+    serve_streams(shared, own, StreamReader::new(input), tokio::io::stdout(), ended).await
 }
 
 /// Serves the client at the other end of two streams, with a message per line.
@@ -35,11 +35,12 @@ pub async fn serve(shared: Arc<Shared>, ended: impl Future<Output = ()>) -> Resu
 /// As [`serve`].
 pub async fn serve_streams(
     shared: Arc<Shared>,
+    own: Own,
     input: impl AsyncRead + Send + Unpin + 'static,
     output: impl AsyncWrite + Send + Unpin + 'static,
     ended: impl Future<Output = ()>,
 ) -> Result<(), String> {
-    let server = Server::new(Session::new(shared, None));
+    let server = Server::new(Session::new(shared, Home::Own(own)));
     let transport = AsyncRwTransport::new_server(input, output).with_max_line_length(MAX_MESSAGE_BYTES);
     let serving = async {
         let running = server.serve(transport).await.map_err(|error| error.to_string())?;

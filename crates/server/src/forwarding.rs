@@ -464,6 +464,7 @@ async fn relay(app: App, (upgrade, _connection, _held): OfSocket, answer: reqwes
 fn out_of_reach(app: &App, asked: &Asked, is_untouched: bool) -> ApiError {
     let subject = match &asked.what {
         What::Session(id) | What::Run(id) => format!("session {id} is on another server"),
+        What::Conversation(_) => "the session is on another server".to_owned(),
         What::NewSession | What::NewRun | What::Connection => "this server leaves new work to another one".to_owned(),
     };
     let what = match is_untouched {
@@ -472,8 +473,12 @@ fn out_of_reach(app: &App, asked: &Asked, is_untouched: bool) -> ApiError {
             "which fell silent during the request, so it may have been carried out. Look at the session before you try again:"
         }
     };
+    let then = match &asked.what {
+        What::Conversation(_) => "the session counts as ended (404)",
+        _ => "another server can go on with its last stored state",
+    };
     let message = format!(
-        "{subject}, {what} after {} s of silence, another server can go on with its last stored state",
+        "{subject}, {what} after {} s of silence, {then}",
         app.args.suspend.state_lease_seconds
     );
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, UNREACHABLE, message).retry_after(5)

@@ -24,6 +24,7 @@
 //! | `create` | the making of sessions |
 //! | `new_session`, `listing`, `own_session`, `execute`, `pending`, `variables`, `files` | the routes of a session |
 //! | `channel`, `relayed`, `pieces`, `exchanges`, `checkpoints` | the WebSocket relay between a page's supervisor and a guest |
+//! | [`mcp`], `mcp_ids` | the Model Context Protocol, handed in by the program; the ids of its sessions |
 //! | `rpc`, `releasing` | JSON-RPC on a WebSocket; names that other servers want |
 //! | `sockets` | WebSockets, and conversations that outlive them, also those that another server holds |
 //! | `stateless` | runs that leave nothing behind |
@@ -55,6 +56,8 @@ mod listing;
 pub mod llm;
 mod load;
 mod machine;
+pub mod mcp;
+mod mcp_ids;
 pub mod metrics;
 mod middleware;
 mod new_session;
@@ -87,7 +90,7 @@ pub mod write_timeout;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
@@ -136,6 +139,7 @@ pub struct Shared {
     kept: kept::KeptSandboxes,
     forwarding: Option<forwarding::Forwarding>,
     loads: load::Loads,
+    mcp: OnceLock<Arc<dyn mcp::Mcp>>,
     /// Executions that go on when their clients leave.
     outliving: metrics::Gauge,
     runs: stateless::Files,
@@ -166,6 +170,13 @@ impl Shared {
             account.counts(move || (!draining.is_cancelled()).then(&used));
         }
         Ok(())
+    }
+
+    /// Ends the sessions of the Model Context Protocol, if the program handed it in.
+    fn end_mcp(&self) {
+        if let Some(mcp) = self.mcp.get() {
+            mcp.end();
+        }
     }
 
     /// The home of this server, if others forward requests to it.
@@ -233,6 +244,7 @@ impl Server {
             kept,
             forwarding,
             loads: load::Loads::default(),
+            mcp: OnceLock::new(),
             outliving: metrics::Gauge::default(),
             runs: stateless::Files::default(),
             started: Instant::now(),
@@ -245,6 +257,13 @@ impl Server {
         }));
         app.count_elsewhere()?;
         Ok(Self { app, listener })
+    }
+
+    /// Has the server answer the Model Context Protocol at `/mcp`. Only the first one counts.
+    #[must_use]
+    pub fn with_mcp(self, mcp: Arc<dyn mcp::Mcp>) -> Self {
+        let _ = self.app.mcp.set(mcp);
+        self
     }
 
     /// The listening address.
@@ -329,6 +348,7 @@ impl Server {
         if used.is_err() {
             tracing::warn!("not all sessions could be suspended in time: the others end");
         }
+        app.end_mcp();
         app.sessions.destroy_all().await;
         let answers_leave = async {
             while connections.join_next().await.is_some() {}
@@ -351,18 +371,18 @@ impl Server {
     }
 }
 
-/// Runs the command `serve` until a signal ends it. Returns the exit status: 0, or 130 when a second signal ended the server at
+/// Runs the command `serve` until a signal ends it, with the Model Context Protocol. Returns the exit status: 0, or 130 when a second signal ended the server at
 /// once.
 ///
 /// # Errors
 /// The server could not start.
-pub async fn serve(args: ServeArgs) -> Result<u8, String> {
+pub async fn serve(args: ServeArgs, mcp: Arc<dyn mcp::Mcp>) -> Result<u8, String> {
     log::of_server(args.log_format);
     let secrets = Secrets::from_environment()?;
     let export = traces::Export::start()?;
     let watched = |kind| signal(kind).map_err(|error| format!("signals cannot be watched: {error}"));
     let (mut terminate, mut interrupt) = (watched(SignalKind::terminate())?, watched(SignalKind::interrupt())?);
-    let server = Server::bind(args, secrets).await?;
+    let server = Server::bind(args, secrets).await?.with_mcp(mcp);
     let address = server
         .address()
         .map_err(|error| format!("the port is not known: {error}"))?;

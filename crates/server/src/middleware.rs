@@ -170,11 +170,13 @@ fn add_headers(headers: &mut HeaderMap, id: &str, origin: &Origin) {
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, fixed("GET, POST, PUT, DELETE"));
     headers.insert(
         header::ACCESS_CONTROL_ALLOW_HEADERS,
-        fixed("Authorization, Content-Type, Accept, Traceparent, Tracestate"),
+        fixed(
+            "Authorization, Content-Type, Accept, Traceparent, Tracestate, Mcp-Session-Id, Mcp-Protocol-Version, Last-Event-ID",
+        ),
     );
     headers.insert(
         header::ACCESS_CONTROL_EXPOSE_HEADERS,
-        fixed("Retry-After, X-Request-Id"),
+        fixed("Retry-After, X-Request-Id, Mcp-Session-Id"),
     );
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, fixed("600"));
     // Browsers also ask for this header before a public page calls a local address.

@@ -7,8 +7,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 
 use super::{
-    App, channel, execute, files, forking, forwarding, going_back, health, listing, middleware, new_session, pending,
-    releasing, replaying, rpc, stateless, variables,
+    App, channel, execute, files, forking, forwarding, going_back, health, listing, mcp, middleware, new_session,
+    pending, releasing, replaying, rpc, stateless, variables,
 };
 
 /// The description of the routes.
@@ -47,6 +47,9 @@ routes! {
     delete "/v1/sessions/{id}/files/{*path}" files::remove;
     get "/v1/sessions/{id}/channel" channel::channel;
     get "/v1/rpc" rpc::rpc;
+    post "/mcp" mcp::mcp;
+    get "/mcp" mcp::mcp;
+    delete "/mcp" mcp::mcp;
     post "/v1/kept/{id}/release" releasing::release;
     post "/v1/sessions/{id}/checkpoint" going_back::checkpoint;
     post "/v1/sessions/{id}/undo" going_back::undo;

@@ -218,12 +218,7 @@ impl OfKey {
         Made {
             id: session.id.clone(),
             sandbox,
-            keeper: Box::new(OfSession {
-                app: self.app.clone(),
-                account: Arc::clone(&self.account),
-                session: Arc::clone(session),
-                _in_use: in_use,
-            }),
+            keeper: Box::new(OfSession::new(&self.app, &self.account, Arc::clone(session), in_use)),
             cells: None,
         }
     }
@@ -280,12 +275,23 @@ impl Home for OfKey {
 }
 
 /// The keeper of a session's sandbox. The session ends with it.
-struct OfSession {
+pub(super) struct OfSession {
     app: App,
     account: Arc<Account>,
     session: Arc<Session>,
     /// The session does not expire as long as its client is there.
     _in_use: InUse,
+}
+
+impl OfSession {
+    pub(super) fn new(app: &App, account: &Arc<Account>, session: Arc<Session>, in_use: InUse) -> Self {
+        Self {
+            app: app.clone(),
+            account: Arc::clone(account),
+            session,
+            _in_use: in_use,
+        }
+    }
 }
 
 impl Keeper for OfSession {

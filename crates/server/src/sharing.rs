@@ -21,8 +21,10 @@ use super::suspension::{Asleep, Suspension};
 
 /// Renewals in the time that a lease lasts. Some may fail.
 const RENEWALS: f64 = 4.0;
-/// The interval between two looks at the sessions that sleep. Each reads a small file for each session.
+/// The interval between two looks at the sessions that sleep, and the most sessions that are looked at in a second on average. A look reads a
+/// small file for each session, and each server may know all. Without a bound, the reads would grow with servers times sessions.
 const LOOK: Duration = Duration::from_secs(300);
+const LOOKS_PER_SECOND: usize = 10;
 /// The time for which the answer to an execution waits for the store to tell who has the session.
 const ASK_TIME: Duration = Duration::from_secs(5);
 
@@ -70,13 +72,20 @@ pub(super) fn pause(app: &App) -> Duration {
     Duration::from_secs_f64(app.args.suspend.state_lease_seconds / RENEWALS)
 }
 
+/// The pause after a look at so many sessions.
+fn look_pause(sessions: usize) -> Duration {
+    LOOK.max(Duration::from_secs((sessions / LOOKS_PER_SECOND) as u64))
+}
+
 /// Lets go of suspended sessions that other servers have woken or removed. They would keep their places in the quota here.
 async fn let_go_of_all(app: &App) {
     let mut problem = Problem::default();
+    let mut pause = LOOK;
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(pause).await;
+        let mut looked_at = 0;
         if let Some(suspension) = &app.suspension {
-            KeptSandboxes::let_go_of_taken(app, suspension).await;
+            looked_at += KeptSandboxes::let_go_of_taken(app, suspension).await;
         }
         let mut owners: HashMap<Arc<str>, Vec<Arc<Asleep>>> = HashMap::new();
         for asleep in app.sessions.asleep() {
@@ -87,6 +96,7 @@ async fn let_go_of_all(app: &App) {
                 continue;
             };
             let ids: Vec<SessionId> = sessions.iter().filter_map(|asleep| asleep.id.parse().ok()).collect();
+            looked_at += ids.len();
             match ask(app, move |_| tenant.no_longer_asleep(&ids)).await {
                 Some(Ok(found)) => {
                     problem = Problem::default();
@@ -98,6 +108,7 @@ async fn let_go_of_all(app: &App) {
                 None => {}
             }
         }
+        pause = look_pause(looked_at);
     }
 }
 
@@ -256,4 +267,16 @@ pub(super) async fn look_up(app: &App, account: &Account, id: &str) -> Result<bo
         app.sessions.add_found(asleep);
     }
     Ok(app.sessions.of(&account.owner, id).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_knows_many_sessions_looks_less_often() {
+        assert_eq!(look_pause(0), LOOK);
+        assert_eq!(look_pause(3_000), LOOK);
+        assert_eq!(look_pause(10_000), Duration::from_secs(1_000));
+    }
 }

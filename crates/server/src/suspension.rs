@@ -43,8 +43,10 @@ const AT_ONCE: usize = 4;
 const COLLECTED_AGE: Duration = Duration::from_secs(60);
 /// The same in a store that others use. A request of a server that counts as ended may still arrive there.
 const COLLECTED_AGE_SHARED: Duration = Duration::from_secs(3600);
-/// The interval between two collections there, whether or not this server has left garbage: others wake its sessions as well.
+/// The interval between two collections there, whether or not this server has left garbage: others wake its sessions as well. Each reads the
+/// small files of all sessions, on each server. So there is a bound of the sessions that are read in a second on average.
 const COLLECT_SHARED: Duration = Duration::from_secs(1800);
+const COLLECTED_PER_SECOND: u64 = 10;
 
 /// The options with which a client made a session, as it gave them, without the context.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -151,7 +153,8 @@ pub struct Suspension {
     /// The kept sandboxes of each owner. They are tenants of their own, so no session that sleeps has the id of one.
     kept: HashMap<Arc<str>, Owned>,
     /// The time of the last collection in a store that others use, too.
-    collected: Mutex<Instant>,
+    /// The time of the next collection in a store that servers share.
+    next_collection: Mutex<Instant>,
     /// The turns to have a guest write its state.
     turns: Semaphore,
     /// The time without use after which a session is suspended.
@@ -219,7 +222,7 @@ impl Suspension {
             place,
             tenants,
             kept,
-            collected: Mutex::new(Instant::now()),
+            next_collection: Mutex::new(Instant::now() + COLLECT_SHARED),
             turns: Semaphore::new(AT_ONCE),
             after: Duration::from_secs_f64(suspend.suspend_after),
             forget_after: Duration::from_secs_f64(suspend.forget_after),
@@ -463,12 +466,11 @@ impl Suspension {
             true => COLLECTED_AGE_SHARED,
             false => COLLECTED_AGE,
         };
+        let mut read = 0;
         if self.is_shared() {
-            let mut collected = self.collected.lock().unwrap_or_else(PoisonError::into_inner);
-            if collected.elapsed() < COLLECT_SHARED {
+            if Instant::now() < *self.next_collection.lock().unwrap_or_else(PoisonError::into_inner) {
                 return;
             }
-            *collected = Instant::now();
             for owned in self.tenants.values().chain(self.kept.values()) {
                 owned.has_garbage.store(true, Ordering::Release);
             }
@@ -482,6 +484,7 @@ impl Suspension {
             match collected {
                 Ok(collected) => {
                     *problem = None;
+                    read += collected.sessions;
                     if collected.too_young > 0 {
                         owned.has_garbage.store(true, Ordering::Release);
                     }
@@ -499,6 +502,8 @@ impl Suspension {
                 }
             }
         }
+        let pause = COLLECT_SHARED.max(Duration::from_secs(read / COLLECTED_PER_SECOND));
+        *self.next_collection.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + pause;
     }
 }
 

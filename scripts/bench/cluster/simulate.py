@@ -21,8 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: Seconds between two looks of a worker at the sessions asleep that it knows: `LOOK` in crates/server/src/sharing.rs.
-LOOK_SECONDS = 300
+#: Seconds between two looks of a worker at the sessions asleep that it knows, at least, and the most that it looks at
+#: in a second on average: `LOOK` and `LOOKS_PER_SECOND` in crates/server/src/sharing.rs.
+LOOK_SECONDS, LOOKS_PER_SECOND = 300, 10
+#: The same for its search of objects that nobody needs: `COLLECT_SHARED` and `COLLECTED_PER_SECOND` in
+#: crates/server/src/suspension.rs. It reads two small files of each session.
+COLLECT_SECONDS, COLLECTED_PER_SECOND, COLLECTED_FILES = 1800, 10, 2
 ASLEEP = -1
 
 
@@ -180,7 +184,8 @@ TWO = "idle with two workers: messages of NATS per second, all servers"
 def shares(costs: dict[str, Any], settings: Settings, counts: Counts, machines: Machines) -> dict[str, float]:
     """The share of each resource that is used: 1 is all of it."""
     per_second = 1 / settings.seconds
-    forward, cycle = costs["forward: messages"], costs["sleep and wake: messages"]
+    # Next to none, so the difference that was measured may be below it.
+    forward, cycle = max(0.0, costs["forward: messages"]), costs["sleep and wake: messages"]
     asleep = settings.sessions - counts.mean_awake
     message = costs["NATS: processor per message"]
     nats = {
@@ -188,7 +193,15 @@ def shares(costs: dict[str, Any], settings: Settings, counts: Counts, machines: 
         "forwarding": counts.forwards * per_second * forward * message,
         "sleeping and waking": counts.wakes * per_second * cycle * message,
         # A worker knows all sessions that were asleep when it started, and looks at each.
-        "looks at sessions asleep": settings.workers * asleep / LOOK_SECONDS * costs[LOOK] * message,
+        "looks at sessions asleep": settings.workers
+        * min(asleep / LOOK_SECONDS, LOOKS_PER_SECOND)
+        * costs[LOOK]
+        * message,
+        "collections": settings.workers
+        * min(settings.sessions / COLLECT_SECONDS, COLLECTED_PER_SECOND)
+        * COLLECTED_FILES
+        * costs[LOOK]
+        * message,
     }
     busiest = costs["busiest server of NATS, share of the messages"] / machines.nats_processors
     worker = [
@@ -210,7 +223,7 @@ def shares(costs: dict[str, Any], settings: Settings, counts: Counts, machines: 
 
 COLUMNS = (
     *("sessions", "workers", "awake", "most on a worker, of the mean", "forwarded", "NATS: leases", "forwarding"),
-    *("sleeps", "looks", "all", "workers' processors", "workers' memory"),
+    *("sleeps", "looks", "collections", "all", "workers' processors", "workers' memory"),
 )
 RESOURCES = ("NATS", "workers' processors", "workers' memory")
 

@@ -8,14 +8,14 @@ use axum::RequestExt;
 use axum::extract::{MatchedPath, RawPathParams, Request};
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use sandglass_core::resumable::SUFFIX;
-use sandglass_states::{Living, ServerId};
+use sandglass_states::{Holder, Living, ServerId};
 
 use super::{FORWARDED, Forwarding, IF_AWAKE, MAY_COME_BACK, is_small};
 use crate::errors::ApiError;
 use crate::placement::Reason;
 use crate::quotas::Account;
 use crate::sessions::Known;
-use crate::{App, draining, load, sharing};
+use crate::{App, draining, load, mcp_ids, sharing};
 
 /// Another server, which gets a request.
 #[derive(Debug, Clone)]
@@ -54,6 +54,8 @@ pub(super) enum What {
     Session(String),
     /// The files of a stateless run.
     Run(String),
+    /// A session of the Model Context Protocol, by its token.
+    Conversation(Vec<u8>),
     /// A new session.
     NewSession,
     /// A run that leaves nothing behind.
@@ -67,7 +69,10 @@ impl Asked {
     pub(super) async fn of(request: &mut Request) -> Option<Self> {
         let route = request.extensions().get::<MatchedPath>()?.as_str().to_owned();
         let what = match (request.method(), route.as_str()) {
-            (&Method::POST, "/v1/sessions") => What::NewSession,
+            (_, "/mcp") if request.headers().contains_key(mcp_ids::SESSION_ID) => {
+                What::Conversation(mcp_ids::token(request.headers())?)
+            }
+            (&Method::POST, "/v1/sessions" | "/mcp") => What::NewSession,
             (&Method::POST, "/execute") => What::NewRun,
             // Its first message tells if it begins a conversation, or resumes one.
             (&Method::GET, "/v1/rpc") if offers_resumable(request.headers()) => return None,
@@ -97,7 +102,7 @@ impl Asked {
     pub(super) fn id(&self) -> &str {
         match &self.what {
             What::Session(id) | What::Run(id) => id,
-            What::NewSession | What::NewRun | What::Connection => "",
+            What::Conversation(_) | What::NewSession | What::NewRun | What::Connection => "",
         }
     }
 
@@ -149,6 +154,7 @@ pub(super) async fn way(app: &App, asked: &Asked, tried: &[ServerId]) -> Result<
         // Carried through this server, it would break at the end of the drain.
         What::Connection if drains => return Err(ApiError::shutting_down()),
         What::Connection => return Ok(Way::Here),
+        What::Conversation(token) => return to_holder(app, asked, token).await,
         What::Session(id) | What::Run(id) => id,
     };
     let (Some(suspension), account) = (&app.suspension, &asked.account) else {
@@ -183,6 +189,25 @@ pub(super) async fn way(app: &App, asked: &Asked, tried: &[ServerId]) -> Result<
     }
     // Without an address, the handler tells that the session is elsewhere.
     Ok(Elsewhere::of(living).map_or(Way::Here, Way::There))
+}
+
+/// The way to the server that holds a session of the Model Context Protocol. If there is none, this server tells the client so.
+async fn to_holder(app: &App, asked: &Asked, token: &[u8]) -> Result<Way, ApiError> {
+    let Some(suspension) = &app.suspension else {
+        return Ok(Way::Here);
+    };
+    let holder = suspension.holder(&asked.account.owner, token.to_owned()).await;
+    match holder.ok_or_else(unknown_holder)? {
+        Holder::Nobody | Holder::Ended => Ok(Way::Here),
+        Holder::Other(_) if asked.is_forwarded => Err(twice("of the Model Context Protocol")),
+        Holder::Other(living) => Elsewhere::of(living).map(Way::There).ok_or_else(unknown_holder),
+    }
+}
+
+/// The error for a session of the Model Context Protocol that may be on another server.
+fn unknown_holder() -> ApiError {
+    let message = "the store does not tell now which server has the session; nothing was done: try again";
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "state_unavailable", message).retry_after(1)
 }
 
 /// Returns true if a client offers the resumable form of a subprotocol.

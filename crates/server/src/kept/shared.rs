@@ -130,13 +130,15 @@ impl KeptSandboxes {
         }
     }
 
-    /// Lets go of sandboxes that other servers have, or have removed.
-    pub async fn let_go_of_taken(app: &App, suspension: &Suspension) {
+    /// Lets go of sandboxes that other servers have, or have removed. Returns the number of those that were looked at.
+    pub async fn let_go_of_taken(app: &App, suspension: &Suspension) -> usize {
+        let mut looked_at = 0;
         let mut owners: HashMap<Arc<str>, Vec<SessionId>> = HashMap::new();
         for (owner, id) in app.kept.lock().keys() {
             owners.entry(Arc::clone(owner)).or_default().push(*id);
         }
         for (owner, ids) in owners {
+            looked_at += ids.len();
             let taken = suspension.kept_look_up(&owner, "of this key", move |tenant| tenant.no_longer_asleep(&ids));
             match taken.await {
                 Ok(Ok(taken)) => {
@@ -148,6 +150,7 @@ impl KeptSandboxes {
                 Err(_) => {} // the store is slow: later
             }
         }
+        looked_at
     }
 }
 

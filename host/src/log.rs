@@ -16,7 +16,7 @@ pub enum LogFormat {
 /// Starts the log of a server, which tells operators what happens.
 pub fn of_server(format: LogFormat) {
     let log = tracing_subscriber::fmt()
-        .with_env_filter(filter("info"))
+        .with_env_filter(filter("info,rmcp=off"))
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr);
     // A program that uses this library may already have a log.

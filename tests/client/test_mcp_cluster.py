@@ -96,8 +96,9 @@ def test_a_session_leads_only_its_own_key(bucket: str) -> None:
             for method in ("POST", "DELETE"):
                 for key in (KEY, OTHER_KEY):
                     if (made_up, key) != (session, KEY):
-                        status, _, body = ask(second, call("x"), made_up, key, method)
-                        assert (status, "secret" in body) in [(404, False), (202, False)], (made_up, key, body)
+                        for server in (first, second):
+                            status, _, body = ask(server, call("x"), made_up, key, method)
+                            assert (status, "secret" in body) in [(404, False), (202, False)], (made_up, key, body)
         assert forwards(second) == before
         assert result(second, session, "x") == "'secret'"
 
@@ -126,3 +127,19 @@ def test_a_full_server_has_others_begin_sessions(bucket: str) -> None:
         session = begin(full)
         assert result(full, session, "6 * 7") == "42"
         assert [metric(server, "sessions") for server in (full, second)] == [1, 1]
+
+
+def test_streams_that_last_do_not_keep_a_server_from_ending(bucket: str) -> None:
+    """One server has the session, and another one carries its stream."""
+    endless = ("--shutdown-seconds", "3600")
+    with Server(bucket) as third, Server(bucket, more=endless) as first, Server(bucket, more=endless) as second:
+        of_first, of_third = begin(first), begin(third)
+        streams = [(second, of_first), (second, of_third), (first, of_first)]
+        for server, session in streams:
+            url = urlsplit(server.address)
+            connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=PATIENCE_SECONDS)
+            headers = {"authorization": f"Bearer {KEY}", "accept": "text/event-stream", "mcp-session-id": session}
+            connection.request("GET", "/mcp", None, headers)
+            assert connection.getresponse().status == 200
+        second.end()
+        first.end()

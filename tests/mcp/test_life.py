@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -53,6 +53,15 @@ def ask(address: str, message: Any, method: str = "POST", **headers: str) -> tup
         return response.status, told, response.read().decode()
     finally:
         connection.close()
+
+
+def result(body: str) -> str:
+    """The text of the result in the events of an answer; of an error, its message."""
+    messages = [json.loads(line.removeprefix("data:")) for line in body.splitlines() if line.startswith("data: {")]
+    [answer] = [message for message in messages if message.get("id") == 2]
+    if "error" in answer:
+        return str(answer["error"]["message"])
+    return "\n".join(block["text"] for block in answer["result"]["content"])
 
 
 def session(address: str, **headers: str) -> str:
@@ -112,7 +121,7 @@ async def test_a_session_belongs_to_its_key(tmp_path: Path) -> None:
         assert ask(address, None, "DELETE", authorization=ann, mcp_session_id=second)[0] in (200, 202, 204)
         assert ask(address, call("1"), authorization=ann, mcp_session_id=second)[0] == 404
         for _ in range(int(PATIENCE * 50)):
-            if "mcp-session-id" in ask(address, begin(), authorization=ann)[1]:
+            if "serverInfo" in ask(address, begin(), authorization=ann)[2]:
                 break
             await anyio.sleep(0.02)
         else:
@@ -126,27 +135,77 @@ async def test_a_session_belongs_to_its_key(tmp_path: Path) -> None:
 def test_a_session_on_a_server_is_one_of_its_key() -> None:
     """Its sandbox counts, and the model and the limits are the server's."""
     with listening(*SPARELESS, "--max-sessions-per-key", "1", command="serve") as address:
-        url = urlsplit(address)
 
-        def listed() -> int:
-            connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=PATIENCE)
-            with closing(connection):
-                connection.request("GET", "/v1/sessions")
-                return len(json.loads(connection.getresponse().read())["sessions"])
+        def listed() -> list[str]:
+            answer = json.loads(ask(address.replace("/mcp", "/v1/sessions"), None, "GET")[2])
+            return [each["id"] for each in answer["sessions"]]
 
         one, two = session(address), session(address)
-        assert listed() == 0, "a session without code has no sandbox"
-        assert "42" in ask(address, call("6 * 7"), mcp_session_id=one)[2]
-        assert listed() == 1
-        _, _, refused = ask(address, call("6 * 7"), mcp_session_id=two)
-        assert "this key has 1 sessions" in refused
+        assert listed() == [], "a session without code has no sandbox"
+        assert result(ask(address, call("6 * 7"), mcp_session_id=one)[2]) == "42"
+        assert len(listed()) == 1
+        assert "this key has 1 sessions" in result(ask(address, call("6 * 7"), mcp_session_id=two)[2])
         params = {"name": "load_context", "arguments": {"path": "/etc/passwd"}}
-        load = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": params}
-        assert "pass the text" in ask(address, load, mcp_session_id=one)[2]
+        load = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params}
+        assert "pass the text" in result(ask(address, load, mcp_session_id=one)[2])
         assert ask(address, None, "DELETE", mcp_session_id=one)[0] in (200, 202, 204)
         until = time.monotonic() + PATIENCE
-        while "42" not in ask(address, call("6 * 7"), mcp_session_id=two)[2]:
+        while (answer := result(ask(address, call("6 * 7"), mcp_session_id=two)[2])) != "42":
+            assert "this key has 1 sessions" in answer
             assert time.monotonic() < until
+            time.sleep(0.02)
+        # The same sandbox by its other route: its end is told once, and the next call has a new one.
+        [own] = listed()
+        assert ask(f"{address.replace('/mcp', '/v1/sessions')}/{own}", None, "DELETE")[0] == 204
+        assert "with all variables" in result(ask(address, call("6 * 7"), mcp_session_id=two)[2])
+        assert result(ask(address, call("6 * 7"), mcp_session_id=two)[2]) == "42"
+
+
+def test_messages_that_wait_count_in_the_quota_of_bodies() -> None:
+    bounds = ("--max-body-mib", "1", "--max-body-mib-per-key", "3")
+    with listening(*SPARELESS, *bounds, command="serve") as address, ExitStack() as stack:
+        own = session(address)
+
+        def post(message: dict[str, Any]) -> http.client.HTTPResponse:
+            """Sends a message, and waits for nothing but the status."""
+            url = urlsplit(address)
+            connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=PATIENCE)
+            stack.callback(connection.close)
+            headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+            connection.request("POST", url.path, json.dumps(message), {**headers, "mcp-session-id": own})
+            return connection.getresponse()
+
+        endless = call("print('begun')\nimport time\nwhile True: time.sleep(0.01)")
+        endless["params"]["arguments"]["timeout_seconds"] = 3600
+        endless["params"]["_meta"] = {"progressToken": 9}
+        events = post(endless)
+        while b"begun" not in events.readline():
+            pass
+        large = call("x = " + repr("a" * 900_000))
+        assert [post(large).status for _ in range(4)] == [200, 200, 200, 429]
+        # What waits ends with its session, and gives its part back.
+        assert ask(address, None, "DELETE", mcp_session_id=own)[0] in (200, 202, 204)
+        other = session(address)
+        until = time.monotonic() + PATIENCE
+        while (status := ask(address, large, mcp_session_id=other)[0]) != 200:
+            assert status == 429
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_session_begins_with_its_first_message(command: str) -> None:
+    """A message that claims to need no session gets no sandbox, which nothing would count."""
+    version = "2025-11-25"
+    message = call("6 * 7")
+    message["params"]["_meta"] = {
+        "io.modelcontextprotocol/protocolVersion": version,
+        "io.modelcontextprotocol/clientCapabilities": {},
+        "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+    }
+    with listening(*COMMANDS[command], command=command) as address:
+        _, _, body = ask(address, message, mcp_protocol_version=version)
+        assert '"42"' not in body
 
 
 def test_an_address_that_others_reach_needs_keys() -> None:

@@ -29,7 +29,11 @@ pub async fn execute(
     if context.ct.is_cancelled() {
         return Err("the call was cancelled before its code ran; nothing was done".to_owned());
     }
-    let sandbox = session.sandbox().await?;
+    let started = tokio::select! {
+        started = session.start() => started?,
+        never = awake(session, &context.peer) => match never {},
+    };
+    let sandbox = started.sandbox();
     let progress = Progress::of(context);
     let told = progress.clone();
     let controller = session.shared.controller.as_ref();
@@ -57,7 +61,7 @@ pub async fn execute(
         }
         std::future::pending::<Infallible>().await
     };
-    let running = session.execute(code, options);
+    let running = started.execute(code, options);
     tokio::select! {
         run = running => run,
         never = interrupted(&sandbox, context) => match never {},

@@ -12,6 +12,7 @@ use axum::response::Response;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use sandglass_server::mcp::{Mcp, OfKey};
+use tokio_util::sync::CancellationToken;
 
 use crate::http::{self, Service};
 use crate::session::{Home, Shared};
@@ -19,6 +20,7 @@ use crate::session::{Home, Shared};
 /// The sessions on a server, for `Server::with_mcp`.
 #[derive(Default)]
 pub struct OnServer {
+    ending: CancellationToken,
     /// Those of each owner of keys. Nobody finds the sessions of another owner.
     services: Mutex<HashMap<Arc<str>, Service>>,
 }
@@ -40,14 +42,14 @@ impl Mcp for OnServer {
         let owner = Arc::clone(of_key.owner());
         let make = || {
             let (shared, most_bytes) = (Shared::of_server(of_key.idle()), of_key.most_bytes());
-            let ending = of_key.ending().clone();
-            http::service(&shared, Home::Server(of_key), most_bytes, &ending)
+            http::service(&shared, Home::Server(of_key), most_bytes, &self.ending)
         };
         let service = self.lock().entry(owner).or_insert_with(make).clone();
         async move { service.handle(request).await.map(Body::new) }.boxed()
     }
 
     fn end(&self) {
+        self.ending.cancel();
         self.lock().clear(); // they hold the server, which holds this
     }
 }

@@ -136,17 +136,32 @@ impl Own {
 
 /// A sandbox that has started.
 #[derive(Clone)]
-enum Started {
+pub enum Started {
     Own(Sandbox),
     Lent(Arc<Lent>),
 }
 
 impl Started {
-    fn sandbox(&self) -> Sandbox {
+    pub fn sandbox(&self) -> Sandbox {
         match self {
             Self::Own(sandbox) => sandbox.clone(),
             Self::Lent(lent) => lent.sandbox().clone(),
         }
+    }
+
+    /// Runs code.
+    ///
+    /// # Errors
+    /// The sandbox cannot run code, or the key may run no more.
+    pub async fn execute(&self, code: String, options: ExecuteOptions) -> Result<Execution, String> {
+        match self {
+            Self::Own(sandbox) => sandbox.execute_with(code, options).await.map_err(told),
+            Self::Lent(lent) => lent.execute(code, options).await,
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        matches!(self, Self::Lent(lent) if lent.is_gone())
     }
 
     async fn destroy(&self) {
@@ -229,23 +244,17 @@ impl Session {
         Ok(())
     }
 
+    /// True if the client has taken a place, which that of standard input and output does not need.
+    fn has_begun(&self) -> bool {
+        self.is_local() || self.place.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// The sandbox. It starts if there is none.
     ///
     /// # Errors
     /// No guest starts, or the key may have no more.
     pub async fn sandbox(&self) -> Result<Sandbox, String> {
         Ok(self.start().await?.sandbox())
-    }
-
-    /// Runs code in the sandbox, which starts if there is none.
-    ///
-    /// # Errors
-    /// As [`Session::sandbox`], or the sandbox cannot run code.
-    pub async fn execute(&self, code: String, options: ExecuteOptions) -> Result<Execution, String> {
-        match self.start().await? {
-            Started::Own(sandbox) => sandbox.execute_with(code, options).await.map_err(told),
-            Started::Lent(lent) => lent.execute(code, options).await,
-        }
     }
 
     /// Writes a file into the working folder.
@@ -260,8 +269,21 @@ impl Session {
         started.sandbox().write_file(path, bytes).await.map_err(told)
     }
 
-    async fn start(&self) -> Result<Started, String> {
+    /// The sandbox. It starts if there is none.
+    ///
+    /// # Errors
+    /// As [`Session::sandbox`].
+    pub async fn start(&self) -> Result<Started, String> {
+        if !self.has_begun() {
+            return Err("the session has not begun: a client sends `initialize` first".to_owned());
+        }
         let mut started = self.started.lock().await;
+        if started.as_ref().is_some_and(Started::is_gone) {
+            *started = None;
+            let why = "another request of this key ended the Python of this session, with all variables; nothing was run. \
+                       The next call starts it anew";
+            return Err(why.to_owned());
+        }
         if let Some(started) = &*started {
             return Ok(started.clone());
         }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::{Stream, StreamExt, stream};
@@ -298,7 +298,12 @@ async fn send(
     if !body.is_end_stream() {
         forwarded = forwarded.body(reqwest::Body::wrap_stream(body.into_data_stream()));
     }
-    let mut over = Box::pin(over(app.clone(), *server));
+    // A stream that lasts would keep this server from ending.
+    let lasts = matches!(asked.what, What::Conversation(_)) && request.parts.method == Method::GET;
+    let mut over: Over = match lasts {
+        true => Box::pin(first(over(app.clone(), *server), app.ending.clone().cancelled_owned())),
+        false => Box::pin(over(app.clone(), *server)),
+    };
     let answer = tokio::select! {
         biased;
         answer = forwarded.send() => answer.map_err(|error| error.is_connect()),
@@ -322,7 +327,9 @@ async fn send(
     let (owner, is_guess) = (&asked.account.owner, mark == IF_AWAKE);
     // Servers of earlier releases do not know this mark, and answer so if the session has moved on.
     let has_moved = is_guess && answer.status() == StatusCode::LOOP_DETECTED;
-    if has_moved || answer.headers().contains_key(UNTOUCHED) {
+    // A server of an earlier release does not know the protocol.
+    let is_unknown = asked.what == What::NewConversation && answer.status() == StatusCode::NOT_FOUND;
+    if has_moved || is_unknown || answer.headers().contains_key(UNTOUCHED) {
         app.metrics.forward("refused");
         return Ok(Sent::Untouched(is_ending()));
     }
@@ -411,6 +418,14 @@ pub(super) async fn over(app: App, server: ServerId) {
     }
 }
 
+/// Waits for the first of two.
+async fn first(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
+    tokio::select! {
+        () = one => {}
+        () = other => {}
+    }
+}
+
 type Over = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The body of an answer. It ends with an error when the lease of its server is over.
@@ -465,7 +480,9 @@ fn out_of_reach(app: &App, asked: &Asked, is_untouched: bool) -> ApiError {
     let subject = match &asked.what {
         What::Session(id) | What::Run(id) => format!("session {id} is on another server"),
         What::Conversation(_) => "the session is on another server".to_owned(),
-        What::NewSession | What::NewRun | What::Connection => "this server leaves new work to another one".to_owned(),
+        What::NewConversation | What::NewSession | What::NewRun | What::Connection => {
+            "this server leaves new work to another one".to_owned()
+        }
     };
     let what = match is_untouched {
         true => "which cannot be reached; nothing was done. Try again:",

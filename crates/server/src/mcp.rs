@@ -12,8 +12,9 @@ use std::time::Duration;
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use sandglass_rpc::Keeper;
 use sandglass_rpc::options::Options;
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::App;
 use super::bodies;
+use super::connections::ConnectionPermit;
 use super::create;
 use super::errors::{ApiError, Ours};
 use super::mcp_ids;
@@ -49,8 +51,12 @@ pub async fn mcp(
         return Ok(StatusCode::NOT_FOUND.into_response());
     };
     let (mut parts, body) = request.into_parts();
-    mcp_ids::arrive(&app, &mut parts.headers);
+    mcp_ids::arrive(&app, &account.owner, &mut parts.headers);
+    // The protocol keeps these parts for as long as it works on the message.
+    parts.extensions.remove::<Arc<ConnectionPermit>>();
     let taken = bodies::take(&account, app.args.body_limits(), &parts.headers, body).await?;
+    parts.extensions.insert(Arc::new(taken.held));
+    let lasts = parts.method == Method::GET;
     let request = Request::from_parts(parts, Body::from(taken.value));
     let owner = Arc::clone(&account.owner);
     let of_key = OfKey {
@@ -59,10 +65,15 @@ pub async fn mcp(
     };
     let mut response = mcp.answer(of_key, request).await;
     mcp_ids::leave(&app, &owner, response.headers_mut())?;
-    let extensions = response.extensions_mut();
-    extensions.insert(Arc::new(taken.held));
-    extensions.insert(Ours); // the protocol has its own form of errors
-    Ok(response)
+    response.extensions_mut().insert(Ours); // the protocol has its own form of errors
+    Ok(match lasts {
+        // Nothing else ends it. Calls under way may end.
+        true => response.map(|body| {
+            let ending = app.ending.clone().cancelled_owned();
+            Body::from_stream(body.into_data_stream().take_until(ending))
+        }),
+        false => response,
+    })
 }
 
 /// What a key may use for sessions of the protocol.
@@ -93,11 +104,6 @@ impl OfKey {
         self.app.args.body_limits().most_bytes
     }
 
-    /// Cancelled when the server ends.
-    pub fn ending(&self) -> &CancellationToken {
-        &self.app.ending
-    }
-
     /// True if a model of the operator answers `llm_query`.
     pub fn has_model(&self) -> bool {
         self.app.llm.is_some()
@@ -108,7 +114,7 @@ impl OfKey {
     /// # Errors
     /// The key has too many.
     pub fn place(&self) -> Result<Place, String> {
-        self.account.conversation().map(Place).map_err(|error| error.message)
+        self.account.mcp_session().map(Place).map_err(|error| error.message)
     }
 
     /// Makes a sandbox, which is a session of the key. `fields` are options as those of `POST /v1/sessions`; `own` adds functions.
@@ -133,14 +139,20 @@ impl OfKey {
         let options = Options::read(fields, &create::bounds(app))?;
         let session = create::make(app, account, options, place, None, own).await?;
         let (sandbox, in_use) = session.sandbox().await?;
+        let destroyed = session.destroyed();
         let keeper = OfSession::new(app, account, session, in_use);
-        Ok(Lent { sandbox, keeper })
+        Ok(Lent {
+            sandbox,
+            destroyed,
+            keeper,
+        })
     }
 }
 
 /// A sandbox that the server lends. Its session ends when this is dropped.
 pub struct Lent {
     sandbox: Sandbox,
+    destroyed: CancellationToken,
     keeper: OfSession,
 }
 
@@ -154,6 +166,11 @@ impl Lent {
     /// The sandbox. [`Lent::execute`] runs code, so that it counts in the quota.
     pub fn sandbox(&self) -> &Sandbox {
         &self.sandbox
+    }
+
+    /// True if the session was destroyed, for instance by another request of its key.
+    pub fn is_gone(&self) -> bool {
+        self.destroyed.is_cancelled()
     }
 
     /// Runs code.

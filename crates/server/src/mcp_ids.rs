@@ -6,6 +6,7 @@
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use sandglass_states::Leads;
 
 use super::App;
 use super::errors::ApiError;
@@ -15,9 +16,9 @@ pub const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 /// The bytes of an id: the digits of a UUID.
 const ID_BYTES: usize = 32;
 
-/// Puts the library's id of a session in the place of its token.
-pub fn arrive(app: &App, headers: &mut HeaderMap) {
-    if let Some(id) = named(headers).and_then(|token| own_id(app, &token)) {
+/// Puts the library's id of an owner's session in the place of its token, if the session is here.
+pub fn arrive(app: &App, owner: &str, headers: &mut HeaderMap) {
+    if let Some(id) = own_id(app, owner, headers) {
         headers.insert(SESSION_ID, id);
     }
 }
@@ -42,28 +43,18 @@ pub fn leave(app: &App, owner: &str, headers: &mut HeaderMap) -> Result<(), ApiE
     Ok(())
 }
 
-/// The id of the session that a request names, as bytes.
-fn named(headers: &HeaderMap) -> Option<Vec<u8>> {
+/// The token in a request for a session.
+pub fn token(headers: &HeaderMap) -> Option<Vec<u8>> {
     URL_SAFE_NO_PAD.decode(headers.get(SESSION_ID)?).ok()
 }
 
-/// The token in a request for a session of the protocol, which leads to its server.
-pub fn token(headers: &HeaderMap) -> Option<Vec<u8>> {
-    named(headers).filter(|token| token.len() > ID_BYTES)
-}
-
-/// The library's id in a token. `None` for what is no token.
-fn own_id(app: &App, token: &[u8]) -> Option<HeaderValue> {
-    app.home()?;
-    let digits = token.get(..ID_BYTES).filter(|_| token.len() > ID_BYTES)?;
-    let digits = digits.iter().all(u8::is_ascii_hexdigit).then_some(digits)?;
+/// The library's id in a token. `None` for what this server gave to nobody, or to another owner.
+fn own_id(app: &App, owner: &str, headers: &HeaderMap) -> Option<HeaderValue> {
+    let token = token(headers)?;
+    let tenant = app.suspension.as_ref()?.tenant(owner).ok()?;
+    let digits = token.get(..ID_BYTES).filter(|_| tenant.leads(&token) == Leads::Here)?;
     let digits = std::str::from_utf8(digits).ok()?;
-    let groups = [
-        &digits[..8],
-        &digits[8..12],
-        &digits[12..16],
-        &digits[16..20],
-        &digits[20..],
-    ];
-    HeaderValue::from_str(&groups.join("-")).ok()
+    let groups = [0..8, 8..12, 12..16, 16..20, 20..ID_BYTES].map(|group| digits.get(group));
+    let groups: Option<Vec<_>> = groups.into_iter().collect();
+    HeaderValue::from_str(&groups?.join("-")).ok()
 }

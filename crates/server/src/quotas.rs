@@ -3,6 +3,7 @@
 //! Decisions: `docs/internals/server.md`.
 
 mod bucket;
+mod counter;
 mod elsewhere;
 
 use std::collections::HashMap;
@@ -15,6 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::errors::ApiError;
 use bucket::Bucket;
+use counter::Counter;
 use elsewhere::Elsewhere;
 
 /// States of one key that are in memory at the same time, to be opened. Each may be as large as a stored state.
@@ -40,7 +42,7 @@ pub struct Bounds {
     /// Bytes of request bodies in memory, of one key.
     pub body_bytes_per_key: u64,
     /// Requests of one key at the same time, including open channels. Each takes a connection until its response was sent.
-    /// Resumable conversations have the same bound of their own.
+    /// Resumable conversations have the same bound of their own, and so have sessions of the Model Context Protocol.
     /// Requests that need no key have the same bound together.
     pub requests_per_key: u64,
     /// Requests of one key per second. A burst may have twice as many.
@@ -67,6 +69,7 @@ pub struct Account {
     executions: Arc<Counter>,
     requests: Arc<Counter>,
     conversations: Arc<Counter>,
+    mcp_sessions: Arc<Counter>,
     body_bytes: [Arc<Counter>; 2],
     bucket: Mutex<Bucket>,
     elsewhere: Elsewhere,
@@ -89,6 +92,7 @@ impl Quotas {
                 executions: Counter::new(bounds.executions_per_key),
                 requests: Counter::new(bounds.requests_per_key),
                 conversations: Counter::new(bounds.requests_per_key),
+                mcp_sessions: Counter::new(bounds.requests_per_key),
                 body_bytes: [Counter::new(bounds.body_bytes_per_key), Arc::clone(&body_bytes)],
                 bucket: Mutex::new(Bucket::new(bounds.requests_per_second, now)),
                 elsewhere: Elsewhere::default(),
@@ -308,10 +312,20 @@ impl Account {
     /// # Errors
     /// 429 when this key has too many.
     pub fn conversation(&self) -> Result<Held, ApiError> {
-        self.conversations.take(1).map(|held| Held(vec![held])).ok_or_else(|| {
-            let most = self.conversations.most;
+        one(&self.conversations, |most| {
             let message = format!("this key has {most} connections that can be taken up again, and may have no more");
             refused("too_many_requests_at_once", message).retry_after(1)
+        })
+    }
+
+    /// Takes the place of a session of the Model Context Protocol, until the returned value is dropped. It may be without a sandbox.
+    ///
+    /// # Errors
+    /// 429 when this key has too many.
+    pub fn mcp_session(&self) -> Result<Held, ApiError> {
+        one(&self.mcp_sessions, |most| {
+            let message = format!("{most} sessions of this key are open: end one, or try again later");
+            refused("too_many_sessions", message).retry_after(5)
         })
     }
 
@@ -361,10 +375,15 @@ fn refused(code: &'static str, message: String) -> ApiError {
     ApiError::new(StatusCode::TOO_MANY_REQUESTS, code, message)
 }
 
+/// Takes one place.
+fn one(places: &Arc<Counter>, full: impl FnOnce(usize) -> ApiError) -> Result<Held, ApiError> {
+    let held = places.take(1).map(|held| Held(vec![held]));
+    held.ok_or_else(|| full(places.most))
+}
+
 /// Takes the place of a request.
 fn under_way(requests: &Arc<Counter>, whose: &str) -> Result<Held, ApiError> {
-    requests.take(1).map(|held| Held(vec![held])).ok_or_else(|| {
-        let most = requests.most;
+    one(requests, |most| {
         let message = format!(
             "{most} requests {whose} are under way, and no more may be; nothing was done: wait for one to be answered"
         );
@@ -378,32 +397,6 @@ fn take_both([own, all]: &[Arc<Counter>; 2], amount: usize) -> Result<Held, (usi
     let own = own.take(amount).ok_or((own.most, true))?;
     let all = all.take(amount).ok_or((all.most, false))?;
     Ok(Held(vec![own, all]))
-}
-
-/// A number of units. Each unit belongs to one holder at a time.
-#[derive(Debug)]
-struct Counter {
-    free: Arc<Semaphore>,
-    most: usize,
-}
-
-impl Counter {
-    fn new(most: u64) -> Arc<Self> {
-        let most = usize::try_from(most).map_or(Semaphore::MAX_PERMITS, |most| most.min(Semaphore::MAX_PERMITS));
-        let free = Arc::new(Semaphore::new(most));
-        Arc::new(Self { free, most })
-    }
-
-    fn now(&self) -> u64 {
-        (self.most - self.free.available_permits()) as u64
-    }
-
-    /// Takes units. Each call takes at most 4 GiB, because bodies are bounded below that.
-    fn take(&self, amount: usize) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.free)
-            .try_acquire_many_owned(u32::try_from(amount).ok()?)
-            .ok()
-    }
 }
 
 /// A part of a quota, given back when dropped.

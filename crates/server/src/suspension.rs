@@ -152,7 +152,6 @@ pub struct Suspension {
     tenants: HashMap<Arc<str>, Owned>,
     /// The kept sandboxes of each owner. They are tenants of their own, so no session that sleeps has the id of one.
     kept: HashMap<Arc<str>, Owned>,
-    /// The time of the last collection in a store that others use, too.
     /// The time of the next collection in a store that servers share.
     next_collection: Mutex<Instant>,
     /// The turns to have a guest write its state.

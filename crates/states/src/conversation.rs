@@ -18,6 +18,17 @@ const SECRET_BYTES: usize = 32;
 const HOME_BYTES: usize = 8;
 const TAG_BYTES: usize = 32;
 
+/// The direction of a token, without a question to the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leads {
+    /// No server gave this token to this owner.
+    Nowhere,
+    /// This server gave it.
+    Here,
+    /// Another server gave it, which may have ended.
+    Elsewhere,
+}
+
 /// The end of the way to a conversation that is not held here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
@@ -42,12 +53,21 @@ impl Tenant {
         token
     }
 
+    /// The direction of a token of this owner.
+    pub fn leads(&self, token: &[u8]) -> Leads {
+        match self.home_in(token) {
+            None => Leads::Nowhere,
+            Some(home) if self.servers().home() == Some(home) => Leads::Here,
+            Some(_) => Leads::Elsewhere,
+        }
+    }
+
     /// The server that holds the conversation with this token. May ask the store.
     ///
     /// # Errors
     /// [`StateError`]: the store does not tell.
     pub fn holder(&self, token: &[u8]) -> Result<Holder, StateError> {
-        let Some(home) = self.home_in(token).filter(|home| self.servers().home() != Some(*home)) else {
+        let (Leads::Elsewhere, Some(home)) = (self.leads(token), self.home_in(token)) else {
             return Ok(Holder::Nobody);
         };
         let living = self.servers().at_home(home)?;

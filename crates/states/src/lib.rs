@@ -39,7 +39,7 @@ mod states;
 mod store;
 
 pub use clock::Clock;
-pub use conversation::Holder;
+pub use conversation::{Holder, Leads};
 pub use ended::{MostEnded, Ran, Rerun};
 pub use error::StateError;
 pub use journal::{Part, part_bytes};

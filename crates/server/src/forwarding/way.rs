@@ -8,7 +8,7 @@ use axum::RequestExt;
 use axum::extract::{MatchedPath, RawPathParams, Request};
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use sandglass_core::resumable::SUFFIX;
-use sandglass_states::{Holder, Living, ServerId};
+use sandglass_states::{Holder, Leads, Living, ServerId};
 
 use super::{FORWARDED, Forwarding, IF_AWAKE, MAY_COME_BACK, is_small};
 use crate::errors::ApiError;
@@ -56,6 +56,8 @@ pub(super) enum What {
     Run(String),
     /// A session of the Model Context Protocol, by its token.
     Conversation(Vec<u8>),
+    /// A new session of the Model Context Protocol, whose sandbox is made later.
+    NewConversation,
     /// A new session.
     NewSession,
     /// A run that leaves nothing behind.
@@ -72,7 +74,8 @@ impl Asked {
             (_, "/mcp") if request.headers().contains_key(mcp_ids::SESSION_ID) => {
                 What::Conversation(mcp_ids::token(request.headers())?)
             }
-            (&Method::POST, "/v1/sessions" | "/mcp") => What::NewSession,
+            (&Method::POST, "/mcp") => What::NewConversation,
+            (&Method::POST, "/v1/sessions") => What::NewSession,
             (&Method::POST, "/execute") => What::NewRun,
             // Its first message tells if it begins a conversation, or resumes one.
             (&Method::GET, "/v1/rpc") if offers_resumable(request.headers()) => return None,
@@ -102,8 +105,13 @@ impl Asked {
     pub(super) fn id(&self) -> &str {
         match &self.what {
             What::Session(id) | What::Run(id) => id,
-            What::Conversation(_) | What::NewSession | What::NewRun | What::Connection => "",
+            What::Conversation(_) | What::NewConversation | What::NewSession | What::NewRun | What::Connection => "",
         }
+    }
+
+    /// True if the server that answers is to have room for a session.
+    fn makes_session(&self) -> bool {
+        matches!(self.what, What::NewSession | What::NewConversation)
     }
 
     /// The way of a request that any server can answer, and that this one leaves to the others.
@@ -113,7 +121,7 @@ impl Asked {
             (true, _) => Way::Here,
             // What cannot be sent twice is safer here.
             (false, _) if why == Reason::Busy && !self.can_repeat => Way::Here,
-            (false, _) => load::another(app, (why, self.what == What::NewSession), tried)
+            (false, _) => load::another(app, (why, self.makes_session()), tried)
                 .and_then(Elsewhere::of)
                 .map_or(Way::Here, Way::There),
         }
@@ -150,7 +158,7 @@ impl Forwarding {
 pub(super) async fn way(app: &App, asked: &Asked, tried: &[ServerId]) -> Result<Way, ApiError> {
     let drains = app.draining.is_cancelled();
     let id = match &asked.what {
-        What::NewSession | What::NewRun => return new(app, asked, tried),
+        What::NewConversation | What::NewSession | What::NewRun => return new(app, asked, tried),
         // Carried through this server, it would break at the end of the drain.
         What::Connection if drains => return Err(ApiError::shutting_down()),
         What::Connection => return Ok(Way::Here),
@@ -196,6 +204,9 @@ async fn to_holder(app: &App, asked: &Asked, token: &[u8]) -> Result<Way, ApiErr
     let Some(suspension) = &app.suspension else {
         return Ok(Way::Here);
     };
+    if suspension.tenant(&asked.account.owner)?.leads(token) != Leads::Elsewhere {
+        return Ok(Way::Here);
+    }
     let holder = suspension.holder(&asked.account.owner, token.to_owned()).await;
     match holder.ok_or_else(unknown_holder)? {
         Holder::Nobody | Holder::Ended => Ok(Way::Here),

@@ -105,8 +105,10 @@ class User:
         self._states: list[State] = [{}]
         #: The states that an execution may have left.
         self._history: dict[int, list[State]] = {0: self._states}
-        #: Those of the execution whose state it is now.
+        #: Those of the execution whose state it is now. After a loss, it is the state of two: of the one that came back, and of the one
+        #: that lost its own.
         self._record = self._states
+        self._back_again = self._record
         #: The values of `a` that were set since the last execution. A guest may be lost before or after each.
         self._set_since: list[float] = []
         #: The variables that were there when a state was lost, and those of which the results have said so.
@@ -162,13 +164,15 @@ class User:
             self._before |= _certain(self._states)
             self._record = self._come_back_to(run)
             self._states = [*self._record]
+        else:
+            self._back_again = self._record
         self._set_since, has_left, self._has_left = [], self._has_left, False
         if run.outcome != "ok":
             if run.outcome == "error" and run.error_type not in ("MemoryError", "ValueError"):
                 raise Wrong(f"{code}: {run.error} {self._recent()}")
             # The state is that of the execution that is back, or this one's if it was lost before. Both may be saved once more.
             if run.state.status == "kept":
-                self._record = [*self._states]
+                self._record = self._back_again = [*self._states]
             self._history[run.id] = self._record
             return run
         shown = ast.literal_eval(run.stdout.partition("state ")[2])
@@ -188,7 +192,7 @@ class User:
             raise Wrong(f"{code}: {silent} got lost in silence {self._recent()} {run}")
         self._before, self._told = set(), set()
         self._states = [shown]
-        self._history[run.id] = self._record = [shown]
+        self._history[run.id] = self._record = self._back_again = [shown]
         self._counts["compared"] += 1
         return run
 
@@ -196,7 +200,7 @@ class User:
         number = run.state.restored_to
         if run.state.status != "lost" and number not in self._history:
             raise Wrong(f"it says that execution {number} is back, which never was {self._recent()} {run}")
-        record = self._history[0 if run.state.status == "lost" else number or 0]
+        record = self._back_again = self._history[0 if run.state.status == "lost" else number or 0]
         _may_have(record, self._set_since)
         return _may_have_left(record) if self._has_left else record
 
@@ -295,7 +299,7 @@ class User:
         self._states = _may_have_left(self._states)
         # Its number, if it began.
         self._newest += 1
-        self._history[self._newest] = self._record = [*self._states]
+        self._history[self._newest] = self._record = self._back_again = [*self._states]
         self._set_since = []
         run = await self._sandbox.leave(_ENDLESS, self._chance.uniform(0, 0.1))
         if run is None:
@@ -316,7 +320,7 @@ class User:
             user._newest, user._has_left, user._done = self._newest, self._has_left, [*self._done]
             user._history = {number: _without_taken(record) for number, record in self._history.items()}
             user._states = _without_taken(self._states)
-            user._record = [*user._states]
+            user._record = user._back_again = [*user._states]
             user._before = _certain(self._states) | self._before
             user._told = set(self._told)
             await user.look()
@@ -349,7 +353,7 @@ class User:
         if number not in self._history:
             raise Wrong(f"it went back to execution {number}, which never was {self._recent()}")
         # A value that was set after the guest had been lost may be saved with the state that came back.
-        self._record = self._history[number]
+        self._record = self._back_again = self._history[number]
         _may_have(self._record, self._set_since)
         # What was there before may be gone now, as the user wanted.
         self._states = [*self._record]
@@ -362,7 +366,8 @@ class User:
         """Sets a variable from outside. Until it is saved, it may get lost, and that is said."""
         value = self._chance.random()
         await self._sandbox.set_variable("a", value)
-        _may_have(self._record, [value])  # the state of that execution, if it is saved once more
+        for record in (self._record, self._back_again):
+            _may_have(record, [value])  # the state of that execution, if it is saved once more
         self._states = [{**state, "a": value} for state in self._states]
         self._set_since.append(value)
 

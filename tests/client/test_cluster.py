@@ -54,7 +54,7 @@ class Server(SharingServer):
         more: tuple[str, ...] = (),
         more_environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        super().__init__(command(*more, lease=lease), environment(bucket) | more_environment)
+        super().__init__(command(*more, lease=lease), {**environment(bucket), **more_environment})
 
     def result(self, session: str, code: str) -> str:
         result: str = self.runs(session, code)["result"]

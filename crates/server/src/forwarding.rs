@@ -498,7 +498,11 @@ fn out_of_reach(app: &App, asked: &Asked, is_untouched: bool) -> ApiError {
         "{subject}, {what} after {} s of silence, {then}",
         app.args.suspend.state_lease_seconds
     );
-    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, UNREACHABLE, message).retry_after(5)
+    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, UNREACHABLE, message);
+    match is_untouched {
+        true => error.retry_after(5),
+        false => error, // programs between repeat by themselves what has this header
+    }
 }
 
 /// The error for a request whose server ends, and has not stored the session yet.

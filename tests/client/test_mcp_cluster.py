@@ -108,7 +108,8 @@ def test_a_session_of_a_server_that_is_gone_is_not_found(bucket: str) -> None:
     with Server(bucket, lease=SHORT_LEASE) as killed, Server(bucket) as ended, Server(bucket) as third:
         sessions = {killed: begin(killed), ended: begin(ended)}
         for server, session in sessions.items():
-            assert result(third, session, "1 + 1") == "2"
+            # On a busy machine, a lease that short may seem to be over to others while its server lives.
+            assert result(server if server is killed else third, session, "1 + 1") == "2"
             if server is killed:
                 server.kill()
             else:

@@ -179,8 +179,8 @@ def test_messages_that_wait_count_in_the_quota_of_bodies() -> None:
         endless["params"]["arguments"]["timeout_seconds"] = 3600
         endless["params"]["_meta"] = {"progressToken": 9}
         events = post(endless)
-        while b"begun" not in events.readline():
-            pass
+        while b"begun" not in (line := events.readline()):
+            assert line, "the call has ended"
         large = call("x = " + repr("a" * 900_000))
         assert [post(large).status for _ in range(4)] == [200, 200, 200, 429]
         # What waits ends with its session, and gives its part back.

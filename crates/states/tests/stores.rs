@@ -357,3 +357,66 @@ fn nats_that_cannot_be_used_is_told_without_secrets() {
     let store = NatsStore::open(&with("ann:secret@"), None, 1).unwrap();
     assert!(store.list(Place::Leases).unwrap().is_empty());
 }
+
+/// The subjects in a row of the table of rights in the operators' page, for a bucket.
+fn rights(right: &str, bucket: &str) -> Vec<String> {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/server/many-servers.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let row = page
+        .lines()
+        .find_map(|line| line.strip_prefix(&format!("| {right} | ")));
+    let subjects = row.unwrap().split('`').skip(1).step_by(2);
+    let named =
+        |subject: &str| [bucket.to_owned(), format!("{bucket}-objects")].map(|name| subject.replace("NAME", &name));
+    subjects
+        .flat_map(named)
+        .map(|subject| subject.replace("BUCKET", bucket))
+        .collect()
+}
+
+#[test]
+fn a_login_needs_no_more_rights_than_the_page_says() {
+    let [publish, subscribe] = ["publish", "subscribe"].map(|right| rights(right, "small"));
+    let folder = tempfile::tempdir().unwrap();
+    let settings = folder.path().join("nats.conf");
+    let ann = format!(
+        "user: ann, password: secret, permissions: {{ publish: {{ allow: {publish:?} }}, subscribe: {{ allow: {subscribe:?} }} }}"
+    );
+    std::fs::write(&settings, format!("authorization {{ users: [ {{ {ann} }} ] }}")).unwrap();
+    let server = Nats::start(11, &["--config", settings.to_str().unwrap()]);
+    let url = server.url.replace("nats://", "nats://ann:secret@");
+    let open = |most, bucket: &str| NatsStore::open_within(most, &format!("{url}/{bucket}"), None, 1);
+    let store = open(LONG, "small").unwrap();
+    assert!(
+        open(Duration::from_millis(100), "another").is_err(),
+        "the rights are limited"
+    );
+    let [written, swapped] = names();
+    let long = vec![7; 3_000_000];
+    store.write(&written[0], &long).unwrap();
+    assert!(store.touch(&written[0], &long).unwrap());
+    assert!(store.read(&written[0], 5_000_000).unwrap().unwrap() == long);
+    let version = store.swap(&swapped[0], b"first", None).unwrap().unwrap();
+    assert!(store.swap(&swapped[0], b"late", None).unwrap().is_none());
+    assert!(store.swap(&swapped[0], b"second", Some(&version)).unwrap().is_some());
+    assert_eq!(
+        store.read_all(&swapped[..1], 100)[0].as_ref().unwrap().as_deref(),
+        Some(&b"second"[..])
+    );
+    assert_eq!(store.list(Place::Objects(tenant('a'))).unwrap().len(), 1);
+    assert_eq!(store.list(Place::Refs(tenant('a'))).unwrap().len(), 1);
+    let (tell, told) = std::sync::mpsc::channel();
+    store.listen(Box::new(move |_, bytes| tell.send(bytes.to_vec()).is_ok()));
+    let load = Name::Load("c".repeat(32).parse().unwrap());
+    let began = Instant::now();
+    let heard = loop {
+        // Nobody hears what is told before the store listens.
+        assert!(store.tell(&load, b"a load").unwrap() && began.elapsed() < LONG);
+        if let Ok(heard) = told.recv_timeout(Duration::from_millis(50)) {
+            break heard;
+        }
+    };
+    assert_eq!(heard, b"a load");
+    store.remove(&written[0]).unwrap();
+    assert!(store.list(Place::Objects(tenant('a'))).unwrap().is_empty());
+}

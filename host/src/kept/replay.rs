@@ -45,8 +45,10 @@ impl Kept {
     pub async fn replay(&self, execution: u32, options: ReplayOptions) -> Result<Replay, Error> {
         let none = |why: String| Error::NoCheckpoint(format!("execution {execution} cannot be replayed: {why}"));
         let turn = self.place.turn().await;
-        let read = move |place: &JournalPlace| place.rerun(execution);
-        let Rerun { state, journal } = self.work(read).await?.map_err(none)?;
+        // The reading goes on when the user leaves, and has its turn until it has ended.
+        let read = move |place: &JournalPlace| Ok((place.rerun(execution)?, turn));
+        let (rerun, turn) = self.work(read).await?;
+        let Rerun { state, journal } = rerun.map_err(none)?;
         let (journal, mut record) = unpacked(journal).map_err(none)?;
         let suspended = Suspended::from_saved(state, Spent::default()).map_err(failed)?;
         let ReplayOptions { answers, ask, execute } = options;

@@ -125,6 +125,15 @@ async fn guests_with_checkpoints_are_forked_by_the_pool() {
             assert_eq!(back("restore", json!({ "execution": 0 })).await, 0);
             assert_eq!(run("'x' in globals()").await["result"], "False");
         }
+        // Large data is a mapping of its own, which goes back to the system. A copy would keep freed memory of the heap.
+        assert_eq!(
+            run("import ctypes\nbig = bytearray(7 << 20)\nat = ctypes.addressof(ctypes.c_char.from_buffer(big))").await
+                ["outcome"],
+            "ok"
+        );
+        let code = "del big\nmaps = [line.split()[0].split('-') for line in open('/proc/self/maps')]\n\
+                    any(int(low, 16) <= at < int(high, 16) for low, high in maps)";
+        assert_eq!(run(code).await["result"], "False");
         answer(server.request(reqwest::Method::DELETE, &format!("/v1/sessions/{id}"))).await;
     }
     let (_, health) = answer(server.get("/health/detailed")).await;

@@ -417,6 +417,7 @@ def _become_guest(
     if control:
         os.read(control[0], 64)  # the host has put this process into its control group
         copies = control[0], stand_over()
+        zygote_memory.set_large_data_apart()
     zygote_memory.take(reserved)
     serve_guest(channel, int(request["epoch"]), True, copies)
     os._exit(0)

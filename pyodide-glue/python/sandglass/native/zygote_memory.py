@@ -83,6 +83,16 @@ def reserve() -> list[int]:
     return list(range(begin, end, _HUGE_BYTES))
 
 
+def set_large_data_apart() -> None:
+    """Has blocks of 4 MiB or more be mappings of their own, in a guest that keeps copies of itself.
+
+    The same as COPIED_MEMORY in host/src/launcher.rs, which says why.
+    """
+    with suppress(AttributeError):  # the C library is not glibc
+        _libc.mallopt(_M_MMAP_THRESHOLD, 4 << 20)
+        _libc.mallopt(_M_TRIM_THRESHOLD, 32 << 20)
+
+
 def take(reserved: list[int]) -> None:
     """Takes the reserved memory. Its bytes stay as they are, because part of it may be in use by now."""
     for address in reserved:

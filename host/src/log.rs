@@ -16,7 +16,7 @@ pub enum LogFormat {
 /// Starts the log of a server, which tells operators what happens.
 pub fn of_server(format: LogFormat) {
     let log = tracing_subscriber::fmt()
-        .with_env_filter(filter("info,rmcp=off"))
+        .with_env_filter(filter("info"))
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr);
     // A program that uses this library may already have a log.
@@ -42,9 +42,8 @@ pub fn of_command() {
 
 fn filter(default: &str) -> EnvFilter {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    // At `trace`, the client of NATS writes its password.
-    match "async_nats::connection=info".parse() {
-        Ok(directive) => filter.add_directive(directive),
-        Err(_) => filter,
-    }
+    // The client of NATS writes its password at `trace`. The library of the Model Context Protocol writes ids of sessions and messages.
+    let quiet = ["async_nats::connection=info", "rmcp=off"];
+    let quiet = quiet.into_iter().filter_map(|directive| directive.parse().ok());
+    quiet.fold(filter, EnvFilter::add_directive)
 }

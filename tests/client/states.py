@@ -164,8 +164,6 @@ class User:
             self._before |= _certain(self._states)
             self._record = self._come_back_to(run)
             self._states = [*self._record]
-        else:
-            self._back_again = self._record
         self._set_since, has_left, self._has_left = [], self._has_left, False
         if run.outcome != "ok":
             if run.outcome == "error" and run.error_type not in ("MemoryError", "ValueError"):

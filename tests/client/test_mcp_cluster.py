@@ -135,12 +135,15 @@ def test_streams_that_last_do_not_keep_a_server_from_ending(bucket: str) -> None
     endless = ("--shutdown-seconds", "3600")
     with Server(bucket) as third, Server(bucket, more=endless) as first, Server(bucket, more=endless) as second:
         of_first, of_third = begin(first), begin(third)
-        streams = [(second, of_first), (second, of_third), (first, of_first)]
-        for server, session in streams:
+        streams = []
+        for server, session in [(second, of_first), (second, of_third), (first, of_first)]:
             url = urlsplit(server.address)
             connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=PATIENCE_SECONDS)
             headers = {"authorization": f"Bearer {KEY}", "accept": "text/event-stream", "mcp-session-id": session}
             connection.request("GET", "/mcp", None, headers)
-            assert connection.getresponse().status == 200
+            streams.append((connection, connection.getresponse()))
+        assert [answer.status for _, answer in streams] == [200, 200, 200]
         second.end()
         first.end()
+        for connection, _ in streams:
+            connection.close()

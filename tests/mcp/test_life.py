@@ -181,13 +181,14 @@ def test_messages_that_wait_count_in_the_quota_of_bodies() -> None:
         events = post(endless)
         while b"begun" not in (line := events.readline()):
             assert line, "the call has ended"
-        large = call("x = " + repr("a" * 900_000))
-        assert [post(large).status for _ in range(4)] == [200, 200, 200, 429]
+        # Three leave less room than the last one needs, which is small enough to be sent and read whole.
+        large, small = (call("x = " + repr("a" * size)) for size in (1_030_000, 60_000))
+        assert [post(message).status for message in (large, large, large, small)] == [200, 200, 200, 429]
         # What waits ends with its session, and gives its part back.
         assert ask(address, None, "DELETE", mcp_session_id=own)[0] in (200, 202, 204)
         other = session(address)
         until = time.monotonic() + PATIENCE
-        while (status := ask(address, large, mcp_session_id=other)[0]) != 200:
+        while (status := ask(address, small, mcp_session_id=other)[0]) != 200:
             assert status == 429
             assert time.monotonic() < until
             time.sleep(0.02)

@@ -9,13 +9,13 @@ use futures_util::stream::FuturesUnordered;
 use rmcp::RoleServer;
 use rmcp::model::{PingRequest, ServerRequest};
 use rmcp::service::{Peer, PeerRequestOptions, RequestContext};
-use sandglass_host::{ExecuteOptions, Execution, Sandbox, Stream};
+use sandglass_host::{ExecuteOptions, Execution, Stream};
 
 use crate::progress::Progress;
 use crate::sampling::{sample, samples};
 use crate::session::Session;
 
-/// Runs code in the session's sandbox. A cancelled request interrupts the code; the variables stay.
+/// Runs code in the session's sandbox. A cancelled request interrupts its code, or has it not run; the variables stay.
 ///
 /// # Errors
 /// The sandbox cannot run code.
@@ -33,7 +33,6 @@ pub async fn execute(
         started = session.start() => started?,
         never = awake(session, &context.peer) => match never {},
     };
-    let sandbox = started.sandbox();
     let progress = Progress::of(context);
     let told = progress.clone();
     let controller = session.shared.controller.as_ref();
@@ -45,6 +44,7 @@ pub async fn execute(
                 told.add(text);
             }
         })),
+        cancel: Some(context.ct.clone()),
         ..ExecuteOptions::default()
     };
     let answering = async {
@@ -64,18 +64,10 @@ pub async fn execute(
     let running = started.execute(code, options);
     tokio::select! {
         run = running => run,
-        never = interrupted(&sandbox, context) => match never {},
         never = answering => match never {},
         never = progress.send() => match never {},
         never = awake(session, &context.peer) => match never {},
     }
-}
-
-/// Interrupts the code when the request is cancelled, and never ends.
-async fn interrupted(sandbox: &Sandbox, context: &RequestContext<RoleServer>) -> Infallible {
-    context.ct.cancelled().await;
-    sandbox.interrupt();
-    std::future::pending().await
 }
 
 /// Keeps a session from looking unused while a call works, and never ends: see `docs/internals/server.md`.

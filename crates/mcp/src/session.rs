@@ -329,9 +329,13 @@ impl Session {
             .on_rlm_query(questions::no_recursion)
     }
 
-    /// The sandbox, if it has started.
+    /// The sandbox, if it has started and is still there.
     pub async fn started(&self) -> Option<Sandbox> {
-        self.started.lock().await.as_ref().map(Started::sandbox)
+        let started = self.started.lock().await;
+        started
+            .as_ref()
+            .filter(|started| !started.is_gone())
+            .map(Started::sandbox)
     }
 
     /// Ends the sandbox. The next call starts a new one.

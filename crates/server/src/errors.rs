@@ -79,16 +79,17 @@ impl ApiError {
             .untouched()
     }
 
-    /// 503: the server was shut down, and the execution ended with it.
+    /// 503: the server was shut down, and the execution ended with it. Programs between repeat by themselves what has `Retry-After`, so this
+    /// has none.
     pub fn cut_short() -> Self {
         let message = "the server is shutting down: the code was stopped, and its variables are gone";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message).retry_after(5)
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message)
     }
 
     /// 503: the server was shut down, and the execution of a kept sandbox waits for a later one.
     pub fn left_pending() -> Self {
         let message = "the server is shutting down: an execution that waited for calls is pending, and a later server goes on with it";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message).retry_after(5)
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message)
     }
 
     /// 500: a fault of the server.

@@ -194,6 +194,34 @@ def test_messages_that_wait_count_in_the_quota_of_bodies() -> None:
             time.sleep(0.02)
 
 
+def test_a_cancelled_call_stops_nothing_but_itself() -> None:
+    """Another client of the key uses the same sandbox, and the call waits for its code."""
+    with listening(*SPARELESS, command="serve") as address, ExitStack() as stack:
+        own = session(address)
+        assert result(ask(address, call("x = 1\nx"), mcp_session_id=own)[2]) == "1"
+        sessions = address.replace("/mcp", "/v1/sessions")
+        [sandbox] = [each["id"] for each in json.loads(ask(sessions, None, "GET")[2])["sessions"]]
+
+        def post(url: str, message: dict[str, Any], **headers: str) -> http.client.HTTPResponse:
+            parts = urlsplit(url)
+            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
+            stack.callback(connection.close)
+            accept = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+            connection.request("POST", parts.path, json.dumps(message), {**accept, **headers})
+            return connection.getresponse()
+
+        code = "print('begun', flush=True)\nimport time\nfor _ in range(200): time.sleep(0.01)\n'done'"
+        events = post(f"{sessions}/{sandbox}/execute", {"code": code}, accept="text/event-stream")
+        while b"begun" not in (line := events.readline()):
+            assert line, "the code has ended"
+        assert post(address, call("x = 2", 7), **{"mcp-session-id": own}).status == 200
+        cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}}
+        assert ask(address, cancelled, mcp_session_id=own)[0] == 202
+        rest = events.read()
+        assert b'"outcome":"ok"' in rest, rest
+        assert result(ask(address, call("x"), mcp_session_id=own)[2]) in ("1", "2")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_session_begins_with_its_first_message(command: str) -> None:
     """A message that claims to need no session gets no sandbox, which nothing would count."""

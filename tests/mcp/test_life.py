@@ -55,6 +55,16 @@ def ask(address: str, message: Any, method: str = "POST", **headers: str) -> tup
         connection.close()
 
 
+def begin_request(stack: ExitStack, address: str, message: Any, **headers: str) -> http.client.HTTPResponse:
+    """Sends a message, and waits for nothing but the status. The connection closes with the stack."""
+    url = urlsplit(address)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=PATIENCE)
+    stack.callback(connection.close)
+    accept = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+    connection.request("POST", url.path, json.dumps(message), {**accept, **headers})
+    return connection.getresponse()
+
+
 def result(body: str) -> str:
     """The text of the result in the events of an answer; of an error, its message."""
     messages = [json.loads(line.removeprefix("data:")) for line in body.splitlines() if line.startswith("data: {")]
@@ -167,13 +177,7 @@ def test_messages_that_wait_count_in_the_quota_of_bodies() -> None:
         own = session(address)
 
         def post(message: dict[str, Any]) -> http.client.HTTPResponse:
-            """Sends a message, and waits for nothing but the status."""
-            url = urlsplit(address)
-            connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=PATIENCE)
-            stack.callback(connection.close)
-            headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
-            connection.request("POST", url.path, json.dumps(message), {**headers, "mcp-session-id": own})
-            return connection.getresponse()
+            return begin_request(stack, address, message, **{"mcp-session-id": own})
 
         endless = call("print('begun')\nimport time\nwhile True: time.sleep(0.01)")
         endless["params"]["arguments"]["timeout_seconds"] = 3600
@@ -202,19 +206,11 @@ def test_a_cancelled_call_stops_nothing_but_itself() -> None:
         sessions = address.replace("/mcp", "/v1/sessions")
         [sandbox] = [each["id"] for each in json.loads(ask(sessions, None, "GET")[2])["sessions"]]
 
-        def post(url: str, message: dict[str, Any], **headers: str) -> http.client.HTTPResponse:
-            parts = urlsplit(url)
-            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
-            stack.callback(connection.close)
-            accept = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
-            connection.request("POST", parts.path, json.dumps(message), {**accept, **headers})
-            return connection.getresponse()
-
         code = "print('begun', flush=True)\nimport time\nfor _ in range(200): time.sleep(0.01)\n'done'"
-        events = post(f"{sessions}/{sandbox}/execute", {"code": code}, accept="text/event-stream")
+        events = begin_request(stack, f"{sessions}/{sandbox}/execute", {"code": code}, accept="text/event-stream")
         while b"begun" not in (line := events.readline()):
             assert line, "the code has ended"
-        assert post(address, call("x = 2", 7), **{"mcp-session-id": own}).status == 200
+        assert begin_request(stack, address, call("x = 2", 7), **{"mcp-session-id": own}).status == 200
         cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}}
         assert ask(address, cancelled, mcp_session_id=own)[0] == 202
         rest = events.read()

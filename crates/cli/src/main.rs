@@ -184,6 +184,7 @@ async fn ended() -> ExitCode {
     }
 }
 
+/// Runs the command `rpc`, and hands it the starter of Jupyter kernels.
 async fn rpc(guest: &GuestArgs) -> Result<u8, String> {
     let settings = Settings {
         kernels: Some(Arc::new(KernelSettings::default())),

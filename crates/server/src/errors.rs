@@ -79,8 +79,8 @@ impl ApiError {
             .untouched()
     }
 
-    /// 503: the server was shut down, and the execution ended with it. Programs between repeat by themselves what has `Retry-After`, so this
-    /// has none.
+    /// 503: the server was shut down, and the execution ended with it. It has no `Retry-After`, because proxies repeat
+    /// by themselves what has this header.
     pub fn cut_short() -> Self {
         let message = "the server is shutting down: the code was stopped, and its variables are gone";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message)

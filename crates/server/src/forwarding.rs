@@ -501,7 +501,7 @@ fn out_of_reach(app: &App, asked: &Asked, is_untouched: bool) -> ApiError {
     let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, UNREACHABLE, message);
     match is_untouched {
         true => error.retry_after(5),
-        false => error, // programs between repeat by themselves what has this header
+        false => error, // proxies repeat by themselves what has this header
     }
 }
 

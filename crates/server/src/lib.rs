@@ -371,8 +371,8 @@ impl Server {
     }
 }
 
-/// Runs the command `serve` until a signal ends it, with the Model Context Protocol. Returns the exit status: 0, or 130 when a second signal ended the server at
-/// once.
+/// Runs the command `serve`, with the Model Context Protocol, until a signal ends it. Returns the exit status: 0, or 130 when a second
+/// signal ended the server at once.
 ///
 /// # Errors
 /// The server could not start.

@@ -76,7 +76,7 @@ pub async fn mcp(
     })
 }
 
-/// What a key may use for sessions of the protocol.
+/// A key's part of the server, for sessions of the protocol.
 #[derive(Debug, Clone)]
 pub struct OfKey {
     app: App,

@@ -489,9 +489,16 @@ half = numbers(); next(half); next(half)`,
     same("works", await prints(sandbox, code), "x=3 tags=['a'] True True b'\\x91\\x01' x=2 tags=[]\n9 attr");
     await sandbox.execute("point.x = 4");
     await sandbox.checkpoint();
+    // Executions of the restored state that took a number. A pause of the machine may have had one saved.
+    /** @type {number[]} */
+    let took = [];
     for (let round = 0; round < 3; round++) {
-      same("again", (await kill(sandbox)).status, "restored");
-      same("as it was", await prints(sandbox, "print(point.x, next(half).x)"), `4 ${3 + 0}`);
+      const { status, restoredTo = NaN } = await kill(sandbox);
+      same("again", status, "restored");
+      took = took.filter((id) => id <= restoredTo);
+      const run = await sandbox.execute("print(point.x, next(half).x)");
+      same("as it was", [run.outcome, run.stdout], ["ok", `4 ${3 + took.length}\n`]);
+      took.push(run.id);
     }
     const failed = await sandbox.execute("Point(x='no')");
     same("errors of compiled code", failed.errorType, "ValidationError");

@@ -87,8 +87,15 @@ pub(crate) struct Watch {
     pub(crate) trace: Context,
 }
 
-/// The record of an execution, with the id of its journal if a call was written.
-pub(crate) type EndedRecord = (Option<JournalId>, Arc<Record<Payload>>);
+/// The record of an execution that has ended, and what the store has of it.
+#[derive(Debug, Clone)]
+pub(crate) struct EndedRecord {
+    pub(crate) record: Arc<Record<Payload>>,
+    /// The id of its journal, if a call was written.
+    pub(crate) journal: Option<JournalId>,
+    /// The number of its parts in the store. `None` if one could not be written.
+    pub(crate) parts: Option<u32>,
+}
 
 /// The answer to a command.
 type Answered = Result<Reply<Payload>, Error>;
@@ -111,7 +118,7 @@ enum Message {
     Lost(Vec<LostVariable>),
     /// The journal of an execution of an earlier process. The guest has the state before it.
     Recorded(Box<Written>),
-    /// Takes the record of the last execution.
+    /// Takes the record of the last execution, once all of it that is to be written is.
     Ended(oneshot::Sender<Option<EndedRecord>>),
     /// Ends the session. The sender is told when nothing is left.
     Destroy(Option<oneshot::Sender<()>>),
@@ -233,7 +240,7 @@ impl Driver {
         let _ = self.messages.send(Message::Recorded(Box::new(journal)));
     }
 
-    /// Takes the record of the last execution, if it was recorded.
+    /// Takes the record of the last execution, if it was recorded, once all of it that is to be written is.
     pub(crate) async fn ended(&self) -> Option<EndedRecord> {
         let (answer, answered) = oneshot::channel();
         let _ = self.messages.send(Message::Ended(answer));

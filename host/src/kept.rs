@@ -28,14 +28,15 @@
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
 mod ending;
+mod late;
 mod listing;
 mod pending;
 mod place;
 mod replay;
 mod stage;
 
-use std::sync::atomic::AtomicU32;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -43,6 +44,7 @@ use sandglass_core::execution::LostVariable;
 use sandglass_core::{Error, Profile};
 use sandglass_states::StateError;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use self::ending::inexact;
@@ -52,10 +54,11 @@ pub use self::place::KeptPlace;
 use self::place::Works;
 pub use self::replay::{Replay, ReplayOptions};
 use self::stage::Stage;
+use crate::driver::EndedRecord;
 pub use crate::driver::journal::bounds::{Garbage, KeptBounds, MOST_BYTES};
 use crate::driver::journal::{JournalPlace, Lease, taken};
 use crate::launcher::BackendKind;
-use crate::sandbox::{Capabilities, ExecuteOptions, Execution, Sandbox, SandboxBuilder};
+use crate::sandbox::{Capabilities, Changes, ExecuteOptions, Execution, Sandbox, SandboxBuilder};
 
 /// The time for which the end of a sandbox waits until the next one may have its place.
 const FREE_TIME: Duration = Duration::from_secs(2);
@@ -73,6 +76,14 @@ pub struct Kept {
     inside: Mutex<Inside>,
     /// The number of states that were written.
     writes: AtomicU32,
+    /// The bytes of the last state that was written or read.
+    state_bytes: AtomicU64,
+    /// The last execution, while the state after it is not written yet. Then the journal has it.
+    late: watch::Sender<Option<EndedRecord>>,
+    /// Counts what may change the state beside executions.
+    changes: Changes,
+    /// This sandbox, for what goes on while nobody waits.
+    me: Weak<Self>,
     /// True if the place had no state when it was opened.
     is_new: bool,
     /// Cancelled when the user ends the sandbox.
@@ -94,8 +105,8 @@ struct Inside {
     unkept: Option<String>,
     /// A sandbox that may write to the store, and that is not the one of the stage: the pending execution goes on in it, or it ends.
     other: Option<Sandbox>,
-    /// True once the user has the sandbox itself, and may change its state at any time.
-    is_shared: bool,
+    /// The number of [`changes`](Kept::changes) that the state of the store has.
+    changes: u64,
     /// The right to use the place. `None` once the user has ended the sandbox.
     lease: Option<Lease>,
     /// The JSON of the last execution that has ended.
@@ -111,7 +122,7 @@ impl Kept {
     /// launcher, a folder of the host, or another profile. [`Error::PersistInUse`] when another sandbox has the place, also on another server.
     /// [`Error::PersistFailed`] when the store cannot be read, or its state is damaged. After damage of the journal alone, the next execution
     /// tells that the one under way is lost.
-    pub async fn open(builder: SandboxBuilder, place: KeptPlace) -> Result<Self, Error> {
+    pub async fn open(builder: SandboxBuilder, place: KeptPlace) -> Result<Arc<Self>, Error> {
         let refused = |why: &str| Err(Error::invalid("persist", why));
         if builder.has_launcher() {
             return refused("guests of a launcher cannot be recorded: they have started already");
@@ -127,22 +138,27 @@ impl Kept {
             .await?;
         let profile = builder.its_profile();
         let is_new = found.is_none();
-        let (settings, stage, last) = match found {
+        let (settings, stage, last, state_bytes) = match found {
             Some(found) => {
                 let (saved, ..) = &found;
-                let last = ending::last_of(saved);
+                let (last, bytes) = (ending::last_of(saved), saved.bytes());
                 let settings = StoredSettings::deserialize(&saved.settings).map_err(failed)?;
                 if settings.profile != profile {
                     let problem = format!("the kept sandbox has the profile \"{}\"", settings.profile.name());
                     return Err(Error::invalid("profile", problem));
                 }
-                (settings, Some(Stage::of(found)?), last)
+                let stage = Stage::of(found)?;
+                let last = match &stage {
+                    Stage::Ended(_, run) => run.last.clone(),
+                    _ => last,
+                };
+                (settings, Some(stage), last, bytes)
             }
             None => {
                 let mut seed = [0; 4];
                 getrandom::fill(&mut seed).map_err(failed)?;
                 let hash_seed = u32::from_ne_bytes(seed);
-                (StoredSettings { hash_seed, profile }, None, None)
+                (StoredSettings { hash_seed, profile }, None, None, 0)
             }
         };
         let journal = place.journal(lease.clone());
@@ -155,7 +171,7 @@ impl Kept {
             }
             None => Stage::Open(sandbox),
         };
-        Ok(Self {
+        Ok(Arc::new_cyclic(|me| Self {
             builder,
             capabilities,
             place,
@@ -163,17 +179,21 @@ impl Kept {
             settings,
             turn: tokio::sync::Mutex::default(),
             writes: AtomicU32::new(0),
+            state_bytes: AtomicU64::new(state_bytes),
+            late: watch::Sender::new(None),
+            changes: Changes::default(),
+            me: me.clone(),
             is_new,
             is_ended: CancellationToken::new(),
             inside: Mutex::new(Inside {
                 unkept: matches!(stage, Stage::Open(_)).then(|| "it was not written yet".to_owned()),
                 stage,
                 other: None,
-                is_shared: false,
+                changes: 0,
                 lease: Some(lease),
                 last,
             }),
-        })
+        }))
     }
 
     /// Returns true if nothing was kept in the place when it was opened.
@@ -190,10 +210,11 @@ impl Kept {
     /// store has the state.
     pub fn current(&self) -> Option<Sandbox> {
         let inside = self.inside();
-        match &inside.stage {
-            Stage::Open(sandbox) => Some(sandbox.clone()),
-            _ => inside.other.clone(),
-        }
+        let current = match &inside.stage {
+            Stage::Open(sandbox) => Some(sandbox),
+            _ => inside.other.as_ref(),
+        };
+        current.map(|sandbox| sandbox.clone().counting(self.changes.clone()))
     }
 
     /// The execution that an earlier process has not finished.
@@ -217,19 +238,21 @@ impl Kept {
         }
     }
 
-    /// The sandbox, for all but executions. Once it was asked for, the state is written again before each execution. Code that is executed
-    /// there has no journal, and cannot be resumed. If its guest is lost, the sandbox is destroyed: ask for the next one then.
+    /// The sandbox, for all but executions. After anything is done with it, the state is written again before the next execution. Code that is
+    /// executed there has no journal, and cannot be resumed. If its guest is lost, the sandbox is destroyed: ask for the next one then.
     ///
     /// # Errors
     /// [`Error::ExecutionPending`], [`Error::PersistInUse`] if another server has taken it over, or those of the guest's start.
     pub async fn sandbox(&self) -> Result<Sandbox, Error> {
         let _turn = self.turn().await?;
-        let sandbox = self.opened().await?;
-        self.inside().is_shared = true;
+        let sandbox = match self.is_late() {
+            true => self.written().await?,
+            false => self.opened().await?,
+        };
         if let Err(error) = self.marked_awake().await? {
             tracing::warn!(%error, "a later process will not hear that changes of the sandbox were lost");
         }
-        Ok(sandbox)
+        Ok(sandbox.counting(self.changes.clone()))
     }
 
     /// Runs code, see [`Kept::execute_with`].
@@ -250,17 +273,7 @@ impl Kept {
     /// over, or may do so; the message tells if code ran.
     pub async fn execute_with(&self, code: impl Into<String>, options: ExecuteOptions) -> Result<Execution, Error> {
         let _turn = self.turn().await?;
-        let mut sandbox = self.opened().await?;
-        if self.is_changed() {
-            match self.write(&sandbox, None).await {
-                Ok(false) => {
-                    self.lost(&sandbox).await?;
-                    sandbox = self.opened().await?;
-                }
-                Err(taken @ Error::PersistInUse(_)) => return Err(taken),
-                Ok(true) | Err(_) => {}
-            }
-        }
+        let sandbox = self.written().await?;
         let marked = self.marked_awake().await?;
         let unkept = marked
             .err()
@@ -362,6 +375,7 @@ impl Kept {
     /// Ends the guest, also while code runs: then its execution is pending in the next sandbox of this place. A process that ends in good
     /// order calls this first. If it drops the future of an execution instead, that interrupts the code.
     pub async fn destroy(&self) {
+        self.is_written().await;
         self.is_ended.cancel();
         let lease;
         let (open, other) = {
@@ -455,6 +469,7 @@ impl Kept {
             }
             self.lost(&sandbox).await?;
         }
+        self.ran_again().await?;
         let suspended = match &self.inside().stage {
             Stage::Stored(suspended) => suspended.clone(),
             Stage::Pending(_, journal) => {
@@ -464,7 +479,7 @@ impl Kept {
                      it, or discard() to give it up"
                 )));
             }
-            Stage::Open(_) | Stage::Unread { .. } => return Err(failed("its state is not known")),
+            Stage::Open(_) | Stage::Ended(..) | Stage::Unread { .. } => return Err(failed("its state is not known")),
         };
         let sandbox = built(suspended.begin(self.builder()?)).await?;
         let _turn = self.place.turn().await;
@@ -479,6 +494,7 @@ impl Kept {
             let mut inside = self.inside();
             inside.stage = Stage::Open(sandbox.clone());
             inside.unkept = inexact(&lost);
+            inside.changes = self.changes.count();
             inside.lease.is_none()
         };
         if is_destroyed {
@@ -486,12 +502,6 @@ impl Kept {
             return Err(Error::Destroyed);
         }
         Ok(sandbox)
-    }
-
-    /// Returns true if the store may not have the present state.
-    fn is_changed(&self) -> bool {
-        let inside = self.inside();
-        inside.is_shared || inside.unkept.is_some()
     }
 
     /// Ends a sandbox whose state is gone, or that was destroyed. The state of the store takes its place, and the next execution tells it.
@@ -506,12 +516,12 @@ impl Kept {
             let mut inside = self.inside();
             let is_left = match inside.stage {
                 Stage::Unread { is_left } => is_left,
-                _ => inside.is_shared || inside.unkept.is_some(),
+                _ => self.is_ahead(&inside),
             };
             inside.stage = Stage::Unread { is_left };
             inside.other = Some(sandbox.clone());
-            inside.is_shared = false;
         }
+        self.late.send_replace(None); // the journal has it
         sandbox.destroy().await;
         self.inside().other = None;
     }

@@ -2,6 +2,7 @@
 
 mod builder;
 mod captured;
+mod changes;
 mod files;
 mod going_back;
 mod resuming;
@@ -37,6 +38,7 @@ pub use files::Files;
 pub use suspended::{Past, Spent, Suspended, number_of_copies};
 
 use builder::check_names;
+pub(crate) use changes::Changes;
 
 use crate::driver::{Driver, Watch, now};
 use crate::launcher::BackendKind;
@@ -55,6 +57,8 @@ pub struct Sandbox {
     /// The names of the queries that the host answers.
     queries: Vec<String>,
     budget: Budget,
+    /// Counts the calls of this handle, if anybody wants to know of them.
+    changes: Option<Changes>,
 }
 
 /// The place of the value of a last expression.
@@ -223,7 +227,7 @@ impl Sandbox {
             budget: options.budget,
         });
         let (watch, value) = self.watch(options);
-        match self.driver.submit(command, watch).await? {
+        match self.submit(command, watch).await? {
             Reply::Execution(run, last) => Ok(finished(*run, last.as_ref(), value)),
             _ => Err(no_execution()),
         }
@@ -493,7 +497,7 @@ impl Sandbox {
     }
 
     async fn ask(&self, command: Command<Payload>) -> Result<Reply<Payload>, Error> {
-        self.driver.submit(command, Watch::default()).await
+        self.submit(command, Watch::default()).await
     }
 
     /// Assigns a value. `what` names it in errors.

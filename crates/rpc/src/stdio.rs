@@ -249,7 +249,7 @@ impl Home for OwnProcess {
             if let Some(folder) = options.persist {
                 let place = spawn_blocking(move || KeptPlace::in_folder(folder)).await;
                 let place = place.map_err(|error| RpcError::internal(error.to_string()))??;
-                let kept = Inner::Kept(Arc::new(Kept::open(builder, place).await?));
+                let kept = Inner::Kept(Kept::open(builder, place).await?);
                 return Ok(Made {
                     id: self.id(),
                     keeper: Box::new(Own(kept.clone())),

@@ -79,7 +79,7 @@ async fn session(
     opened: Opened,
     place: Held,
 ) -> Result<(Arc<Session>, Arc<Kept>), Error> {
-    let kept = Arc::new(Kept::open(kept_builder(app, options), opened.place()).await?);
+    let kept = Kept::open(kept_builder(app, options), opened.place()).await?;
     opened.is_about(About {
         recipe: recipe.clone(),
         backend: kept.capabilities().backend.to_string(),

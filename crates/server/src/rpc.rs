@@ -204,7 +204,7 @@ impl OfKey {
             .await
             .map_err(told)?;
         let builder = client(create::kept_builder(&self.app, options).without_context());
-        let kept = Arc::new(Kept::open(builder, opened.place()).await?);
+        let kept = Kept::open(builder, opened.place()).await?;
         let made = create::make_kept(&self.app, &self.account, (Arc::clone(&kept), opened), place);
         let session = made.await.map_err(told)?;
         if let Kind::Kept { opened, .. } = &session.kind {

@@ -116,6 +116,8 @@ impl Tenant {
                 Err(format!("the state before it could not be read ({error})")),
             ),
         };
+        // A write that nobody waited for may have written the state after it already.
+        let ran = ran.filter(|ran| before.head.execution < ran.execution);
         let Some(Ran { execution, journal }) = ran else {
             return ended;
         };

@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use self::bounds::{KeptBounds, MOST_BYTES};
-use super::Answered;
+use super::{Answered, EndedRecord};
 use crate::value::Payload;
 
 /// The executions that can be replayed.
@@ -93,6 +93,21 @@ impl JournalPlace {
     /// Notes that the session goes on from its state.
     pub(crate) fn mark_awake(&self) -> Result<(), StateError> {
         self.tenant.mark_awake(self.session).map(drop)
+    }
+
+    /// Makes an ended execution durable before the state after it is written. `last` is the JSON of the execution. Returns false, and writes
+    /// nothing, if it cannot run again by its journal.
+    pub(crate) fn write_ended(&self, ended: &EndedRecord, last: Option<&Bytes>) -> Result<bool, StateError> {
+        let EndedRecord { record, journal, parts } = ended;
+        let (Some(number), Ok(mut body)) = (*parts, packed(*journal, record)) else {
+            return Ok(false);
+        };
+        let text = Text::Ended(body.len());
+        let text = serde_json::to_string(&text).map_err(undescribed)?;
+        body.extend_from_slice(last.map_or(&[], |last| last));
+        let id = journal.map_or_else(JournalId::random, Ok)?;
+        self.write_part(id, number, &text, Some(&body))?;
+        Ok(true)
     }
 
     /// Removes the journal, if there is one.
@@ -245,6 +260,51 @@ enum Text {
     Entry(Entry<()>),
     /// The execution cannot be resumed, because of this.
     Broken(String),
+    /// The execution has ended, and was answered before the state after it was written. The body has the whole record in as many bytes as this,
+    /// and then the JSON of the execution, unless that is too long.
+    Ended(usize),
+}
+
+/// The journal of a session in a store.
+#[derive(Debug)]
+pub(crate) enum Stored {
+    /// Of an execution that was under way.
+    UnderWay(Written),
+    /// Of an execution that has ended, and whose state was not written.
+    Ended(EndedRun),
+}
+
+/// An execution whose state can be had by running it again.
+#[derive(Debug, Clone)]
+pub(crate) struct EndedRun {
+    pub(crate) record: Record<Payload>,
+    /// The JSON of the execution, unless it was too long.
+    pub(crate) last: Option<Bytes>,
+}
+
+impl Stored {
+    /// Reads the parts of a journal.
+    ///
+    /// # Errors
+    /// The damage of the journal.
+    pub(crate) fn read(id: JournalId, parts: Vec<Part>) -> Result<Self, String> {
+        let Some(Part {
+            text, body: Some(body), ..
+        }) = parts.last()
+        else {
+            return Written::read(id, parts).map(Self::UnderWay);
+        };
+        let Ok(Text::Ended(record_bytes)) = serde_json::from_str(text) else {
+            return Written::read(id, parts).map(Self::UnderWay);
+        };
+        let mut body = body.clone();
+        if record_bytes > body.len() {
+            return Err("its journal is damaged: it was cut".to_owned());
+        }
+        let (_, record) = unpacked(body.split_to(record_bytes))?;
+        let last = Some(body).filter(|last| !last.is_empty());
+        Ok(Self::Ended(EndedRun { record, last }))
+    }
 }
 
 /// A journal as the store has it.
@@ -268,6 +328,7 @@ impl Written {
             match serde_json::from_str(&text).map_err(|error| format!("a part of its journal is malformed: {error}"))? {
                 Text::Begin(begins) => beginning = Some(begins),
                 Text::Broken(why) => broken = Some(why),
+                Text::Ended(_) => return Err("its journal goes on after its end".to_owned()),
                 Text::Entry(entry) => {
                     let mut is_missing = false;
                     entries.push(entry.map(|()| {
@@ -350,6 +411,10 @@ pub(crate) fn unpacked(mut bytes: Bytes) -> Result<(Option<JournalId>, Record<Pa
     }
 }
 
+fn undescribed(error: serde_json::Error) -> StateError {
+    StateError::io("a journal cannot be described", std::io::Error::other(error))
+}
+
 /// The name of a call, which never changes.
 pub(crate) fn call_id(journal: JournalId, place: u32) -> String {
     format!("{journal}.{place}")
@@ -384,9 +449,14 @@ impl Journal {
         (self.id, self.next, self.has_failed) = (Some(id), parts, false);
     }
 
-    /// The id of the last journal.
-    pub(super) fn id(&self) -> Option<JournalId> {
-        self.id
+    /// An ended execution, and what the store has of it.
+    pub(super) fn ended(&self, record: Arc<Record<Payload>>) -> EndedRecord {
+        let journal = self.id.filter(|_| record.is_told());
+        EndedRecord {
+            journal,
+            parts: (!self.has_failed).then_some(journal.map_or(0, |_| self.next)),
+            record,
+        }
     }
 
     /// The name of a call of the recorded execution. `place` is 0 if the call is not recorded.
@@ -422,7 +492,7 @@ impl Journal {
         }
     }
 
-    fn is_written(&self) -> bool {
+    pub(super) fn is_written(&self) -> bool {
         self.waiting.is_empty() && self.writing.is_empty()
     }
 
@@ -507,8 +577,7 @@ impl Journal {
                     RecordChange::Break(why) => Text::Broken(why),
                     RecordChange::End => return id.map_or(Ok(()), |id| place.remove_one_journal(id)),
                 };
-                let text = serde_json::to_string(&text)
-                    .map_err(|error| StateError::io("a journal cannot be described", std::io::Error::other(error)))?;
+                let text = serde_json::to_string(&text).map_err(undescribed)?;
                 let id = id.ok_or_else(|| StateError::Key("the system gives no random numbers".to_owned()))?;
                 place.write_part(id, number, &text, body.as_deref())
             });

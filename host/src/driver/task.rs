@@ -15,8 +15,8 @@ use sandglass_core::display::{Kind, kind as display_kind};
 use sandglass_core::execution::{CodeExecution, Display, Killer, Outcome};
 use sandglass_core::protocol::{Event, GuestInfo, Request, Stream, VALUE_MIME};
 use sandglass_core::session::{
-    Call, Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Reply, Session, Slot, Strictness, Ticket,
-    ToResult,
+    Call, Effect, Encoded, GuestEffect, GuestInput, HostEffect, Input, Record, Reply, Session, Slot, Strictness,
+    Ticket, ToResult,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
@@ -27,7 +27,7 @@ use super::journal::Journal;
 use super::paused::PausedGuests;
 use super::receive::output_bytes;
 use super::slots::{Happened, Slots};
-use super::{Answered, Callbacks, Message, Watch, instant, lock, now};
+use super::{Answered, Callbacks, EndedRecord, Message, Watch, instant, lock, now};
 use crate::callbacks::Functions;
 use crate::frame::{Frame, FrameError};
 use crate::guest::{Guest, Hits};
@@ -59,6 +59,8 @@ pub(super) struct SandboxTask {
     calls: HashMap<u32, AbortHandle>,
     claims: Claims,
     pub(super) journal: Journal,
+    /// Records of ended executions, and who waits for them until the journal is written.
+    ended: Vec<(Option<Arc<Record<Payload>>>, oneshot::Sender<Option<EndedRecord>>)>,
     /// Guests that were told to end, and are not gone yet.
     pub(super) ending: JoinSet<()>,
     pub(super) paused: PausedGuests,
@@ -117,6 +119,7 @@ impl SandboxTask {
             calls: HashMap::new(),
             claims: Claims::default(),
             journal,
+            ended: Vec::new(),
             ending: JoinSet::new(),
             paused,
         }
@@ -153,9 +156,11 @@ impl SandboxTask {
                 Some(_) = self.ending.join_next() => self.look_at_paused_memory(),
             }
             self.follow();
+            self.tell_ended();
         }
         self.end_paused();
         self.journal.end().await;
+        self.tell_ended();
         while self.ending.join_next().await.is_some() {}
         inbox.close(); // not before: whoever destroys the sandbox now waits as well
         while let Ok(message) = inbox.try_recv() {
@@ -167,6 +172,17 @@ impl SandboxTask {
         }
         for gone in told {
             let _ = gone.send(());
+        }
+    }
+
+    /// Hands ended records out, once the journal is written.
+    fn tell_ended(&mut self) {
+        if !self.journal.is_written() {
+            return;
+        }
+        for (record, answer) in self.ended.drain(..) {
+            let ended = record.map(|record| self.journal.ended(record));
+            let _ = answer.send(ended);
         }
     }
 
@@ -195,7 +211,7 @@ impl SandboxTask {
             }
             Message::Ended(answer) => {
                 let ended = self.session.take_ended();
-                let _ = answer.send(ended.map(|record| (self.journal.id(), record)));
+                self.ended.push((ended, answer));
             }
             Message::Destroy(gone) => {
                 told.extend(gone);

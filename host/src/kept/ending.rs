@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::replay::ran;
 use super::stage::Stage;
-use super::{JournalPlace, Kept, taken};
+use super::{Inside, JournalPlace, Kept, taken};
 use crate::driver::EndedRecord;
 use crate::sandbox::{Execution, Sandbox};
 
@@ -34,10 +34,52 @@ impl Kept {
         self.inside().last.clone()
     }
 
+    /// The sandbox, after its state was written if the store may not have it.
+    pub(super) async fn written(&self) -> Result<Sandbox, Error> {
+        let sandbox = self.opened().await?;
+        if !self.is_changed() {
+            return Ok(sandbox);
+        }
+        match self.write(&sandbox, None).await {
+            Ok(false) => {
+                self.lost(&sandbox).await?;
+                self.opened().await
+            }
+            Err(taken @ Error::PersistInUse(_)) => Err(taken),
+            Ok(true) | Err(_) => Ok(sandbox),
+        }
+    }
+
+    /// Returns true if the store may not have the present state.
+    pub(super) fn is_changed(&self) -> bool {
+        self.is_late() || self.is_ahead(&self.inside())
+    }
+
+    /// Returns true if the sandbox has gone on from all that the store has.
+    pub(super) fn is_ahead(&self, inside: &Inside) -> bool {
+        inside.unkept.is_some() || inside.changes != self.changes.count()
+    }
+
     /// Writes the state of the sandbox, with the record of the execution before it, and removes its journal. Returns false, and writes nothing,
-    /// if the guest with the state is gone. After an error, the sandbox goes on with a state that is not kept.
+    /// if the guest with the state is gone. After an error, the sandbox goes on with a state that is not kept. A late state that lacks a
+    /// variable is not written, because the journal has all of it.
     pub(super) async fn write(&self, sandbox: &Sandbox, ended: Option<EndedRecord>) -> Result<bool, Error> {
+        let late = self.late.borrow().clone();
+        let written = self.write_once(sandbox, ended, late).await;
+        self.late.send_replace(None);
+        written
+    }
+
+    async fn write_once(
+        &self,
+        sandbox: &Sandbox,
+        ended: Option<EndedRecord>,
+        late: Option<EndedRecord>,
+    ) -> Result<bool, Error> {
         let _turn = self.place.turn().await;
+        let changes = self.changes.count();
+        let is_late = late.is_some();
+        let ended = ended.or(late);
         let suspended = sandbox.suspend(self.place.most_bytes()).await;
         let is_lost = suspended.as_ref().is_ok_and(|suspended| suspended.past.is_lost());
         if is_lost || !sandbox.has_first_guest().await {
@@ -46,12 +88,16 @@ impl Kept {
         let written = async {
             let suspended = suspended?;
             let lost = inexact(&suspended.lost);
+            if is_late && lost.is_some() {
+                return Ok(lost);
+            }
             let mut saved = suspended.into_saved(json!(self.settings))?;
             add_last(&mut saved, self.last(), self.place.most_bytes());
             let writes = self.writes.fetch_add(1, Ordering::Relaxed);
             let collects = self.place.collects && writes.is_multiple_of(COLLECTED_AFTER);
+            self.state_bytes.store(saved.bytes(), Ordering::Relaxed);
             let write = move |place: &JournalPlace| {
-                place.write(&saved, ended.map(ran).as_ref())?;
+                place.write(&saved, ended.as_ref().map(ran).as_ref())?;
                 match place.remove_journal() {
                     // The state is written. Whoever takes it over passes the journal by, because its execution is not the next one.
                     Err(StateError::Taken) => {}
@@ -65,13 +111,18 @@ impl Kept {
             self.work(write).await.map(|()| lost)
         };
         let written = written.await;
-        self.inside().unkept = match &written {
-            Ok(unkept) => unkept.clone(),
+        let mut inside = self.inside();
+        inside.unkept = match &written {
+            Ok(unkept) => {
+                inside.changes = changes;
+                unkept.clone()
+            }
             Err(error) => {
                 tracing::warn!(%error, "the state of a kept sandbox could not be written");
                 Some(error.to_string())
             }
         };
+        drop(inside);
         written.map(|_| true)
     }
 
@@ -81,8 +132,12 @@ impl Kept {
         self.inside().last = described(&execution);
         if !was_lost {
             let ended = sandbox.ended_record().await;
-            let ended = ended.filter(|(_, record)| record.execution() == execution.id);
-            let written = self.write(sandbox, ended).await;
+            let ended = ended.filter(|ended| ended.record.execution() == execution.id);
+            let written = match self.ended_early(&execution, ended.as_ref()).await {
+                Ok(true) => return Ok(execution),
+                Ok(false) => self.write(sandbox, ended).await,
+                Err(taken) => Err(taken),
+            };
             if let Err(Error::PersistInUse(_)) = written {
                 self.leave(sandbox).await;
                 let what = "the code ran here, and what it did to variables and files is lost. Its execution is pending there, or has gone on";
@@ -122,7 +177,7 @@ pub(super) fn inexact(lost: &[LostVariable]) -> Option<String> {
 }
 
 /// An execution as JSON, unless that is too long.
-fn described(execution: &Execution) -> Option<Bytes> {
+pub(super) fn described(execution: &Execution) -> Option<Bytes> {
     struct Bounded(Vec<u8>);
     impl Write for Bounded {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

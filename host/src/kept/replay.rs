@@ -44,6 +44,7 @@ impl Kept {
     /// cannot be read; [`Error::Destroyed`]; and those of the guest's start.
     pub async fn replay(&self, execution: u32, options: ReplayOptions) -> Result<Replay, Error> {
         let none = |why: String| Error::NoCheckpoint(format!("execution {execution} cannot be replayed: {why}"));
+        self.settle_late(execution).await?;
         let turn = self.place.turn().await;
         // The reading goes on when the user leaves, and has its turn until it has ended.
         let read = move |place: &JournalPlace| Ok((place.rerun(execution)?, turn));
@@ -90,10 +91,10 @@ impl Kept {
 }
 
 /// An execution for the store.
-pub(super) fn ran((journal, record): EndedRecord) -> Ran {
+pub(super) fn ran(ended: &EndedRecord) -> Ran {
     Ran {
-        execution: record.execution(),
-        journal: packed(journal, &record),
+        execution: ended.record.execution(),
+        journal: packed(ended.journal, &ended.record),
     }
 }
 

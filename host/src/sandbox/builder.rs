@@ -418,6 +418,7 @@ impl SandboxBuilder {
             values: self.max_result_bytes > 0.0,
             queries,
             budget,
+            changes: None,
         })
     }
 }

@@ -69,7 +69,7 @@ impl Sandbox {
         self.driver.tell(Input::Recorded(Box::new(record), strictness));
         let execution = self.go_on(Vec::new(), options).await?;
         let ended = self.driver.ended().await;
-        let difference = ended.and_then(|(_, record)| record.difference().map(str::to_owned));
+        let difference = ended.and_then(|ended| ended.record.difference().map(str::to_owned));
         Ok((execution, difference))
     }
 

@@ -14,7 +14,7 @@ use super::{all, is_asked, ok, open, questions, some};
 /// Code that no interrupt stops, because C does not look for one.
 const DEAF: &str = "\nprint('deaf', flush=True)\nsum(range(10 ** 15))";
 
-async fn begin(folder: &TempDir) -> (KeptPlace, Kept) {
+async fn begin(folder: &TempDir) -> (KeptPlace, Arc<Kept>) {
     let place = KeptPlace::in_folder(folder.path()).unwrap();
     let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
     ok(&kept.execute("x = 1").await.unwrap());
@@ -40,7 +40,7 @@ fn state_of(execution: &Execution) -> (StateStatus, Option<u32>) {
 }
 
 /// `x` is as the first execution left it, here and in a later process, and executions are kept.
-async fn has_the_first_state(place: &KeptPlace, kept: Kept) {
+async fn has_the_first_state(place: &KeptPlace, kept: Arc<Kept>) {
     let next = kept.execute("x").await.unwrap();
     assert_eq!(ok(&next), "1", "{:?}", next.state);
     assert_eq!(state_of(&next), (StateStatus::Restored, Some(1)));

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 
 mod apart;
 mod faults;
+mod late;
 mod lost;
 mod replays;
 mod shared;
@@ -31,7 +32,7 @@ const WAITS: &str = "the child waits";
 type Calls = Arc<watch::Sender<Vec<(Option<String>, String)>>>;
 
 /// Opens the sandbox in a folder. `ask` answers a question with `answer`; without one, it waits for ever.
-async fn open(place: &KeptPlace, backend: BackendKind, answer: fn(&str) -> Option<String>) -> (Kept, Calls) {
+async fn open(place: &KeptPlace, backend: BackendKind, answer: fn(&str) -> Option<String>) -> (Arc<Kept>, Calls) {
     let calls: Calls = Arc::new(watch::Sender::new(Vec::new()));
     let noted = Arc::clone(&calls);
     let builder = Sandbox::builder()
@@ -201,11 +202,10 @@ async fn an_execution_goes_on_after_its_process_was_killed() {
 }
 
 /// Has an execution wait in a call, and ends the sandbox meanwhile.
-async fn ends_while_it_waits<F>(kept: Kept, calls: &Calls, run: impl FnOnce(Arc<Kept>) -> F) -> Error
+async fn ends_while_it_waits<F>(kept: Arc<Kept>, calls: &Calls, run: impl FnOnce(Arc<Kept>) -> F) -> Error
 where
     F: Future<Output = Result<Execution, Error>>,
 {
-    let kept = Arc::new(kept);
     let asked = async {
         is_asked(calls).await;
         kept.destroy().await;

@@ -86,7 +86,7 @@ fn in_use<T>(done: Result<T, Error>) -> String {
 }
 
 /// A sandbox whose calls of `ask` wait until they may end.
-async fn waiting(server: &Server) -> (Kept, Calls, watch::Sender<bool>) {
+async fn waiting(server: &Server) -> (Arc<Kept>, Calls, watch::Sender<bool>) {
     let calls: Calls = Arc::new(watch::Sender::new(Vec::new()));
     let (end, ends) = watch::channel(false);
     let noted = Arc::clone(&calls);
@@ -219,7 +219,6 @@ async fn a_silent_server_goes_on_if_nobody_took_the_sandbox_over() {
     let (a, b, seconds) = two();
     let (kept, calls, end) = waiting(&a).await;
     ok(&kept.execute("x = []").await.unwrap());
-    let kept = Arc::new(kept);
     let running = begun(&kept, "x.append(ask('one'))\nx");
     super::is_asked(&calls).await;
     end_lease(&b, &seconds);

@@ -334,7 +334,8 @@ impl<B: Body> Record<B> {
         self.strictness
     }
 
-    pub(super) fn is_told(&self) -> bool {
+    /// Returns true if the driver was told of the record.
+    pub fn is_told(&self) -> bool {
         self.is_told
     }
 

@@ -1,0 +1,156 @@
+//! Large states: an execution is answered before the state after it is written. If the process ends before, a later one has the same state.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sandglass_host::kept::{Kept, KeptPlace, ReplayOptions};
+use sandglass_host::{BackendKind, StateStatus, Value};
+use tempfile::TempDir;
+
+use super::faults::{Faulty, NO_STATES};
+use super::{Calls, all, ok, open, questions};
+
+/// Makes a state that is written late from then on.
+const LARGE: &str = "import random, time\ndata = bytes(range(256)) * 20_000";
+
+/// A sandbox with a large state, in a store that then takes one note that it goes on, and no state.
+async fn large() -> (Arc<Faulty>, KeptPlace, Arc<Kept>, Calls) {
+    let store = Arc::new(Faulty::default());
+    let place = store.place();
+    let (kept, calls) = open(&place, BackendKind::Subprocess, all).await;
+    let first = kept.execute(LARGE).await.unwrap();
+    assert_eq!((ok(&first).as_str(), &first.unkept), ("", &None));
+    store.refs.store(1, Ordering::SeqCst);
+    store.faults.store(NO_STATES, Ordering::SeqCst);
+    (store, place, kept, calls)
+}
+
+/// The sandbox in a later process, when the store works again.
+async fn later(store: &Faulty, place: &KeptPlace, kept: &Kept) -> (Arc<Kept>, Calls) {
+    kept.destroy().await;
+    store.faults.store(0, Ordering::SeqCst);
+    open(place, BackendKind::Subprocess, all).await
+}
+
+#[tokio::test]
+async fn an_execution_is_durable_before_its_state_is_written() {
+    for code in [
+        "x = [ask('one'), random.random(), time.time()]\nx",
+        "x = [random.random(), time.time()]\nx",
+        "x = [len(data)]\nopen('notes.txt', 'w').write('a note')\nprint('out')\nx",
+    ] {
+        let (store, place, kept, calls) = large().await;
+        let ran = kept.execute(code).await.unwrap();
+        let x = ok(&ran);
+        assert_eq!(ran.unkept, None, "{code}: the journal has it");
+        let last = kept.last();
+        let asked = questions(&calls);
+
+        let (kept, calls) = later(&store, &place, &kept).await;
+        assert_eq!((kept.pending(), kept.last()), (None, last), "{code}");
+        let next = kept.execute("x").await.unwrap();
+        assert_eq!(
+            (next.id, ok(&next), next.state.status),
+            (3, x, StateStatus::Kept),
+            "{code}"
+        );
+        assert!(questions(&calls).is_empty(), "{asked:?} was answered");
+        let replay = kept.replay(2, ReplayOptions::default()).await.unwrap();
+        assert_eq!(
+            (replay.execution.stdout.clone(), replay.difference),
+            (ran.stdout.clone(), None)
+        );
+        kept.destroy().await;
+
+        let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+        assert_eq!(
+            ok(&kept.execute("x == x and len(data)").await.unwrap()),
+            "5120000",
+            "{code}"
+        );
+    }
+}
+
+/// The reader is another one than that of the first execution after the end.
+#[tokio::test]
+async fn an_execution_that_was_answered_early_can_be_replayed_first() {
+    let (store, place, kept, _) = large().await;
+    let ran = kept.execute("x = [ask('one'), time.time()]\nx").await.unwrap();
+    let (kept, calls) = later(&store, &place, &kept).await;
+    let replay = kept.replay(2, ReplayOptions::default()).await.unwrap();
+    assert_eq!(replay.execution.result, ran.result);
+    assert!(questions(&calls).is_empty());
+}
+
+/// The state is written while nobody waits, and whoever comes meanwhile waits for it.
+#[tokio::test]
+async fn a_state_is_written_after_the_answer() {
+    let folder = TempDir::new().unwrap();
+    let place = KeptPlace::in_folder(folder.path()).unwrap();
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    ok(&kept.execute(LARGE).await.unwrap());
+    for number in 2..6 {
+        let ran = kept.execute(format!("x = ask('{number}')\nx")).await.unwrap();
+        assert_eq!((ok(&ran), &ran.unkept), (format!("'answer to {number}'"), &None));
+        let replay = kept.replay(number, ReplayOptions::default()).await.unwrap();
+        assert_eq!(replay.execution.result, ran.result);
+    }
+    ok(&kept.execute("y = 1").await.unwrap());
+    let sandbox = kept.sandbox().await.unwrap();
+    sandbox.set_variable("y", Value::Int(2)).await.unwrap();
+    ok(&kept.execute("z = y").await.unwrap());
+    kept.destroy().await;
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    let next = kept.execute("(x, y, z, len(data))").await.unwrap();
+    assert_eq!(
+        (ok(&next).as_str(), next.state.status),
+        ("('answer to 5', 2, 2, 5120000)", StateStatus::Kept)
+    );
+}
+
+#[tokio::test]
+async fn a_variable_that_no_state_can_hold_is_told_once_the_state_was_written() {
+    let folder = TempDir::new().unwrap();
+    let place = KeptPlace::in_folder(folder.path()).unwrap();
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    ok(&kept.execute(LARGE).await.unwrap());
+    let ran = kept
+        .execute("lines = (n for n in range(5))\nnext(lines)")
+        .await
+        .unwrap();
+    assert_eq!((ok(&ran).as_str(), &ran.unkept), ("0", &None), "the journal has it");
+    let next = kept.execute("next(lines)").await.unwrap();
+    let why = next.unkept.clone().unwrap();
+    assert!(ok(&next) == "1" && why.contains("lines"), "{why}");
+    kept.destroy().await;
+}
+
+/// A file of the machine is part of no state and no journal.
+#[tokio::test]
+async fn an_execution_that_cannot_be_run_again_is_told_as_lost() {
+    let elsewhere = TempDir::new().unwrap();
+    let file = elsewhere.path().join("answer");
+    fs::write(&file, "one").unwrap();
+    let (store, place, kept, _) = large().await;
+    let ran = kept
+        .execute(format!("x = open('{}').read()\nprint(x)", file.display()))
+        .await
+        .unwrap();
+    assert_eq!((ran.stdout.as_str(), &ran.unkept), ("one\n", &None));
+    fs::write(&file, "two").unwrap();
+
+    let (kept, _) = later(&store, &place, &kept).await;
+    let next = kept.execute("len(data), 'x' in globals()").await.unwrap();
+    assert_eq!(ok(&next), "(5120000, False)");
+    assert_eq!(
+        (next.state.status, next.state.restored_to),
+        (StateStatus::Restored, Some(1))
+    );
+    let lost = next.state.lost.clone().unwrap_or_default();
+    let told = lost.iter().find(|lost| lost.name == "execution 2").unwrap();
+    assert!(told.reason.ends_with("stdout is not the same"), "{}", told.reason);
+    kept.destroy().await;
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    assert_eq!(ok(&kept.execute("len(data)").await.unwrap()), "5120000");
+}

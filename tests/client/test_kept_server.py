@@ -28,15 +28,19 @@ from test_kept import BEFORE, CODE, Waiting, begin_client, code_of, goes_on
 from sandglass.client import AsyncSandbox, Sandbox, SandboxError, call_id
 
 KILLS = int(os.environ.get("SANDGLASS_KILLS", "8"))
+#: The server is killed as soon as the execution was answered.
+AFTER = 3
 SEED = int(os.environ.get("SANDGLASS_KILLS_SEED", time.time_ns() % 1_000_000))
-#: Counts the executions, and asks for two numbers to add to a sum.
-COUNTS = """
+#: Counts the executions, and asks for two numbers to add to a sum. A large state is written after the answer.
+LARGE = """
 if "n" not in globals():
     n = total = 0
+    ballast = bytes(range(256)) * 20_000
 n += 1
 total += ask(n, 1)
 total += ask(n, 2)
 [n, total]"""
+SMALL = LARGE.replace("20_000", "0")
 
 
 class Server(HttpServer):
@@ -232,8 +236,8 @@ class Client:
     #: The errors of a server that is killed.
     CUTS = frozenset({"backend_unavailable"})
 
-    def __init__(self, chance: random.Random) -> None:
-        self.chance = chance
+    def __init__(self, chance: random.Random, code: str = SMALL) -> None:
+        self.chance, self.code = chance, code
         #: The executions that have ended, and the sum of the answers to their calls.
         self.done = self.total = 0
         #: The calls of the execution under way, by their places: their names, and the answers that they got last.
@@ -243,13 +247,15 @@ class Client:
     def visit(self, server: Keeper, *, kills: bool = True) -> None:
         """Does the work with this server, which may be killed meanwhile."""
         self.kill = server.kill
-        self.killing_call = self.chance.choice([1, 2, None]) if kills else None
+        self.killing_call = self.chance.choice([1, 2, AFTER, None]) if kills else None
         timer = Timer(self.chance.random() * 2, server.kill)
         if kills and self.killing_call is None:
             timer.start()
         try:
             with Sandbox(**server.options(), host_functions={"ask": self.ask}) as sandbox:
                 self.work(sandbox)
+                if self.killing_call == AFTER:
+                    self.kill()
         except SandboxError as error:
             assert kills, error
             assert error.code in self.CUTS, error
@@ -273,7 +279,7 @@ class Client:
         """Runs a cell, or goes on with the one that an earlier server has not finished."""
         pending = sandbox.pending()
         if pending is not None:
-            assert (pending.execution, pending.code) == (self.done + 1, COUNTS)
+            assert (pending.execution, pending.code) == (self.done + 1, self.code)
             self.resumed += 1
             run = sandbox.resume()
         elif sandbox.get_variable("n", 0) == self.done + 1:
@@ -282,7 +288,7 @@ class Client:
         else:
             assert sandbox.get_variable("n", 0) == self.done
             assert not self.calls, "calls were made, and their execution is lost"
-            run = sandbox.execute(COUNTS)
+            run = sandbox.execute(self.code)
         assert (run.outcome, run.unkept) == ("ok", None), run
         assert run.value[0] == self.done + 1
         self.ended(run.value[1])
@@ -295,9 +301,10 @@ class Client:
         self.calls = {}
 
 
-def test_no_answer_is_lost_when_the_server_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [SMALL, LARGE], ids=["small", "large"])
+def test_no_answer_is_lost_when_the_server_is_killed(code: str, tmp_path: Path) -> None:
     print(f"seed {SEED}")
-    client = Client(random.Random(SEED))
+    client = Client(random.Random(SEED), code)
     for _ in range(KILLS):
         with served(tmp_path) as server:
             client.visit(server)

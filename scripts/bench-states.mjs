@@ -27,6 +27,8 @@ const versionOf = (/** @type {string} */ name) => pinned.find((line) => line.sta
 const WAYS = {
   copies: "Sandglass, `checkpoints`: cells back to back",
   "copies-apart": "– the same, cells 100 ms apart",
+  kept: "Sandglass, `persist`: cells back to back",
+  "kept-apart": "– the same, cells 3 s apart",
   portable: "Sandglass, a portable state after each cell",
   cloudpickle: `all variables by cloudpickle ${versionOf("cloudpickle")} and lz4 ${versionOf("lz4")}`,
   kishu: `Kishu ${versionOf("kishu")}`,

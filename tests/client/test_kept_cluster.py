@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from http.client import HTTPException
@@ -18,7 +17,7 @@ from typing import Any
 from http_server import KEY, PATIENCE_SECONDS
 from test_cluster import LONG_LEASE, SHORT_LEASE, Server
 from test_kept import BEFORE, CODE, Waiting, begin_client, code_of, goes_on
-from test_kept_server import KILLS, SEED, Client, Model
+from test_kept_server import KILLS, LARGE, SEED, Client, Model
 
 from sandglass.client import Sandbox, SandboxError
 
@@ -26,8 +25,6 @@ from sandglass.client import Sandbox, SandboxError
 WAITS = "x.append(llm_query('first'))\nx.append(llm_query('go on?'))\nx"
 #: The lease of a server that others shall take over, in seconds. It does not run out by itself, on a busy machine either.
 LEASE = 5
-#: The answers while the lease of a killed server runs.
-BETWEEN = {(503, "server_unreachable"), (503, "state_unavailable")}
 
 
 class Member(Server):
@@ -48,17 +45,6 @@ class Member(Server):
 
     def of(self, session: str, what: str = "") -> tuple[int, Any]:
         return self.ask("GET", f"/v1/sessions/{session}{what}")
-
-    def at_last(self, ask: Callable[[], tuple[int, Any]]) -> Any:
-        """The answer to a request when no other server can have its session any more."""
-        until = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            status, told = ask()
-            if status == 200:
-                return told
-            assert (status, told["error"]["code"]) in BETWEEN, told
-            assert time.monotonic() < until, "the session is never taken over"
-            time.sleep(0.05)
 
     def options(self, name: str = "kept") -> dict[str, Any]:
         return {"url": self.address, "api_key": KEY, "persist": name}
@@ -287,7 +273,7 @@ class OfCluster(Client):
 
 def test_no_answer_is_lost_when_servers_of_a_cluster_are_killed(bucket: str) -> None:
     print(f"seed {SEED}")
-    client = OfCluster(random.Random(SEED))
+    client = OfCluster(random.Random(SEED), LARGE)
     with Member(bucket, SHORT_LEASE):  # it watches the others, and so does each that follows
         for _ in range(KILLS):
             with Member(bucket, SHORT_LEASE) as server:

@@ -30,6 +30,8 @@ LARGE = {"memory_limit": 4 << 30, "max_value_size": 2_000_000_000, "wall_timeout
 MAX_CHECKPOINTS = 16
 PAUSE = 0.1
 """Seconds between cells, in which a model would write the next one."""
+THINKS = 3.0
+"""Seconds between cells, in which a large model would write the next one."""
 WARM = "sum(range(1000))"
 """A cell before the first, after which the guest has started."""
 
@@ -60,12 +62,11 @@ class Sink:
 class Box:
     """A sandbox whose guest has the packages of this Python."""
 
-    def __init__(self, before: list[str], checkpoints: int = 0) -> None:
+    def __init__(self, before: list[str], **options: Any) -> None:
         from sandglass import Sandbox
 
         backend = os.environ.get("SANDGLASS_BACKEND", "bubblewrap")
-        options = {"backend": backend, "python": sys.executable, "checkpoints": checkpoints}
-        self.sandbox = Sandbox(**options, **LARGE)
+        self.sandbox = Sandbox(backend=backend, python=sys.executable, **options, **LARGE)
         for cell in (WARM, *before):
             self.run(cell)
 
@@ -77,8 +78,8 @@ class Box:
 
     def run(self, code: str) -> None:
         done = self.sandbox.execute(code)
-        if done.outcome != "ok":
-            raise RuntimeError(f"{done.outcome}: {done.traceback or done.error}")
+        if done.outcome != "ok" or done.unkept:
+            raise RuntimeError(f"{done.outcome}: {done.traceback or done.error or done.unkept}")
 
 
 def copies(before: list[str], pause: float) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def copies(before: list[str], pause: float) -> dict[str, Any]:
     sizes: dict[int, int] = {}
     states = 0
     for checkpoints in (0, MAX_CHECKPOINTS):
-        with Box(before, checkpoints) as box:
+        with Box(before, checkpoints=checkpoints) as box:
             took = times[checkpoints] = []
             for cell in CELLS:
                 time.sleep(pause)
@@ -117,6 +118,23 @@ def goes_back(box: Box) -> bool:
             raise
         return False
     return True
+
+
+def kept(before: list[str], pause: float) -> dict[str, Any]:
+    """A sandbox that a folder keeps, beside the same session without. Each cell is durable when it is answered."""
+    with Box([*before, *CELLS]):  # reads the packages' files, so that the first of the two need not
+        pass
+    times = []
+    with tempfile.TemporaryDirectory() as folder:
+        for options in ({}, {"persist": folder}):
+            with Box(before, **options) as box:
+                took: list[float] = []
+                for cell in CELLS:
+                    time.sleep(pause)
+                    took.append(timed(lambda cell=cell, box=box: box.run(cell)))
+                times.append(took)
+        size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    return {"run": times[0], "total": times[1], "bytes": size, "states": 1}
 
 
 def portable(before: list[str]) -> dict[str, Any]:
@@ -237,6 +255,8 @@ def size_of(database: Path) -> int:
 WAYS: dict[str, Callable[[list[str]], dict[str, Any]]] = {
     "copies": lambda before: copies(before, 0.0),
     "copies-apart": lambda before: copies(before, PAUSE),
+    "kept": lambda before: kept(before, 0.0),
+    "kept-apart": lambda before: kept(before, THINKS),
     "portable": portable,
     "cloudpickle": whole,
     "kishu": kishu,

@@ -226,8 +226,8 @@ impl Sandbox {
             timeout_ms: options.timeout_ms,
             budget: options.budget,
         });
-        let (watch, value) = self.watch(options);
-        match self.submit(command, watch).await? {
+        let ((watch, value), _counted) = (self.watch(options), self.counted());
+        match self.driver.submit(command, watch).await? {
             Reply::Execution(run, last) => Ok(finished(*run, last.as_ref(), value)),
             _ => Err(no_execution()),
         }
@@ -497,7 +497,8 @@ impl Sandbox {
     }
 
     async fn ask(&self, command: Command<Payload>) -> Result<Reply<Payload>, Error> {
-        self.submit(command, Watch::default()).await
+        let _counted = self.counted();
+        self.driver.submit(command, Watch::default()).await
     }
 
     /// Assigns a value. `what` names it in errors.

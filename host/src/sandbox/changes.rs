@@ -3,12 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sandglass_core::Error;
-use sandglass_core::session::{Command, Reply};
-
 use super::Sandbox;
-use crate::driver::Watch;
-use crate::value::Payload;
 
 /// Counts the begin and the end of each call that may change the state.
 #[derive(Debug, Clone, Default)]
@@ -26,7 +21,7 @@ impl Changes {
 }
 
 /// Counts the end of a call.
-struct Counted<'a>(Option<&'a Changes>);
+pub(super) struct Counted<'a>(Option<&'a Changes>);
 
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
@@ -43,13 +38,12 @@ impl Sandbox {
         self
     }
 
-    /// The outcome of a command, which is counted.
-    pub(super) async fn submit(&self, command: Command<Payload>, watch: Watch) -> Result<Reply<Payload>, Error> {
+    /// Counts a call, and its end when this is dropped.
+    pub(super) fn counted(&self) -> Counted<'_> {
         let changes = self.changes.as_ref();
         if let Some(changes) = changes {
             changes.add();
         }
-        let _counted = Counted(changes);
-        self.driver.submit(command, watch).await
+        Counted(changes)
     }
 }

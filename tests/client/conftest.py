@@ -25,7 +25,8 @@ NUMBERS = count()
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Sandbox]:
     """A sandbox that the tests of a module share: none depends on what is in it."""
-    with Sandbox(**PLAIN) as sandbox:
+    # Code that is stopped hears of it when it has had a processor for long enough.
+    with Sandbox(grace_period=30_000, **PLAIN) as sandbox:
         sandbox.initialize(None)
         yield sandbox
 

@@ -491,7 +491,10 @@ const HOST = {
 let hasRead = () => {};
 const isRead = new Promise((resolve) => (hasRead = () => resolve(null)));
 const { hostFunctions } = await pythonFunctions(await officialClient(), await clientOfAiSdk(), own);
-const sandbox = await createSandbox({ hostFunctions: { ...hostFunctions, wait_for_reader: () => isRead } });
+const sandbox = await createSandbox({
+  hostFunctions: { ...hostFunctions, wait_for_reader: () => isRead },
+  gracePeriod: 30_000, // code that is stopped hears of it when it has had a processor for long enough
+});
 try {
   await sandbox.initialize("it rains again");
   for (const [name, body] of Object.entries({ ...TEST, ...HOST }))

@@ -25,7 +25,8 @@ async function startIn(page, url) {
   await fresh.goto(page.url());
   await fresh.evaluate(async (assetsUrl) => {
     const { createSandbox } = await import(/** @type {any} */ ("/pyodide-glue/index.js"));
-    const sandbox = await createSandbox({ assetsUrl, spares: 0 });
+    // A stop is heard when the guest has had a processor for long enough.
+    const sandbox = await createSandbox({ assetsUrl, spares: 0, gracePeriod: 30_000 });
     await sandbox.initialize(null);
     Object.assign(globalThis, { sandbox });
   }, url);

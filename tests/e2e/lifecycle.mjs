@@ -267,7 +267,7 @@ async function openPage() {
 }
 
 /** @template T @param {() => T | Promise<T>} condition @returns {Promise<T | undefined>} */
-async function until(condition, ms = 10_000) {
+async function until(condition, ms = 90_000) {
   for (const end = Date.now() + ms; Date.now() < end; await new Promise((resolve) => setTimeout(resolve, 50))) {
     const value = await condition();
     if (value) return value;

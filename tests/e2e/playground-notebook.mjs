@@ -47,7 +47,7 @@ const FOREIGN = {
  * @returns {Record<string, import("./visit.mjs").Step>}
  */
 export function notebookSteps(visitor, { cell, ended, keys, paste, restart, run, state }, endpoint) {
-  const { barriers, browser, includes, name, page, results, site, text } = visitor;
+  const { barriers, browser, files, includes, name, page, site, text } = visitor;
   const cells = () => page.$$eval(".cell", (all) => all.length);
   /** @param {string} id  an entry of the file menu */
   const file = async (id) => {
@@ -56,7 +56,7 @@ export function notebookSteps(visitor, { cell, ended, keys, paste, restart, run,
   };
   /** @param {string} content @param {string} [called] */
   const open = async (content, called = "other.ipynb") => {
-    const path = join(results, called);
+    const path = join(files, called);
     await writeFile(path, content);
     const input = /** @type {import("puppeteer-core").ElementHandle<HTMLInputElement>} */ (
       await page.$("#notebook-file")

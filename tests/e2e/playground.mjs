@@ -27,7 +27,7 @@ const LISTS = {
 
 const endpoint = await modelEndpoint();
 const visitor = await visit("playground");
-const { browser, complaints, includes, name, page, results, screenshot, site, text } = visitor;
+const { browser, complaints, files, includes, name, page, screenshot, site, text } = visitor;
 const helpers = noting(visitor);
 const { cell, ended, keys, logged, paste, restart, run, state, states } = helpers;
 
@@ -217,7 +217,7 @@ const STEPS = {
   },
 
   "takes a file and pasted text as the context": async (check) => {
-    const file = join(results, "context.txt");
+    const file = join(files, "context.txt");
     await writeFile(file, "Größe: zwölf\n".repeat(100_000));
     const input = /** @type {import("puppeteer-core").ElementHandle<HTMLInputElement>} */ (
       await page.$("#context-file")

@@ -134,7 +134,7 @@ export async function replays(score, { openPage, run, open, call, begin, calls, 
   await score.test("what cannot be replayed by a later page says why", async () => {
     const problems = /** @type {string[]} */ ([]);
     const page = await openPage();
-    await open(page, "why");
+    await open(page, "why", {}, { gracePeriod: 30_000 });
     await call(page, "initialize", null);
     await call(page, "execute", "x = 1");
     const stopped = await call(page, "execute", "while True: pass", { timeout: 50 });

@@ -1,7 +1,7 @@
 // Programs that run the package outside of browsers: Node.js, Deno and Bun.
 import { spawn } from "node:child_process";
 import { existsSync } from "node:fs";
-import { mkdir, writeFile } from "node:fs/promises";
+import { mkdir, rename, writeFile } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { dirname, join } from "node:path";
 import { createInterface } from "node:readline";
@@ -60,7 +60,10 @@ export async function bundle(name) {
     ],
   });
   const path = join(folder, name.replace(/\.m?js$/, ".mjs"));
-  await writeFile(path, outputFiles[0].text);
+  // The suites of several runtimes run at once, and none may read a file that another has half written.
+  const unfinished = `${path}.${process.pid}`;
+  await writeFile(unfinished, outputFiles[0].text);
+  await rename(unfinished, path);
   return path;
 }
 

@@ -1,7 +1,8 @@
 // Stateless runs on a server with a pool of forked guests, while zygotes, guests, spares and the server are killed at random.
 //   node tests/e2e/soak-host.mjs [--seconds 60] [--seed N]
 // Answers must be right, killed runs must say so, and nothing may be left: processes, mounts, control groups, descriptors.
-import { existsSync, readFileSync, readdirSync } from "node:fs";
+import { chmodSync, existsSync, mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { root, Score } from "./harness.mjs";
@@ -108,8 +109,12 @@ const CELLS = [
 ];
 
 const end = Date.now() + Number(values.seconds) * 1000;
-const mountsBefore = mounts();
-const groupsBefore = groups();
+/** The temporary files of the servers. Mounts and control groups elsewhere come and go with other programs. */
+const folder = mkdtempSync(join(tmpdir(), "soak-host-"));
+chmodSync(folder, 0o755); // guests are other users
+process.env.TMPDIR = folder;
+/** The names of the servers' control groups. @type {Set<string>} */
+const groups = new Set();
 let host = await start();
 let since = Date.now();
 let descriptors = 0;
@@ -143,18 +148,19 @@ try {
   );
   await settled(
     "mounts",
-    () => mounts() <= mountsBefore,
-    () => `${mounts()} now, ${mountsBefore} before`,
+    () => mountsLeft().length === 0,
+    () => mountsLeft().join(", "),
   );
   await settled(
     "control groups",
-    () => groups() <= groupsBefore,
-    () => `${groups()} now, ${groupsBefore} before`,
+    () => groupsLeft().length === 0,
+    () => groupsLeft().join(", "),
   );
 } catch (error) {
   wrong.push(String(/** @type {Error} */ (error).stack ?? error), host.said().slice(-2000));
 } finally {
   await host.stop("SIGKILL");
+  rmSync(folder, { recursive: true, force: true });
 }
 console.log(`seed ${values.seed}, ${values.seconds} s: ${JSON.stringify(counts)}`);
 score.add("every answer is right, or says what became of the run", wrong);
@@ -242,13 +248,13 @@ async function killServer() {
   descriptors = open(host.pid);
 }
 
-/** Waits until the pool is full. */
+/** Waits until the pool is full, and notes the control groups of its guests. */
 async function full() {
   const headers = { authorization: `Bearer ${KEY}` };
   const begun = Date.now();
   for (;;) {
     const { pool } = await (await fetch(`${host.url}/health/detailed`, { headers })).json();
-    if (pool && pool.spares >= pool.level) return;
+    if (pool && pool.spares >= pool.level) return family(host.pid).forEach(noteGroups);
     if (Date.now() > begun + PATIENCE_MS) throw new Error(`the pool is not full: ${JSON.stringify(pool)}`);
     await new Promise((resolve) => setTimeout(resolve, 100));
   }
@@ -292,19 +298,40 @@ function open(id) {
   return readdirSync(`/proc/${id}/fd`).length;
 }
 
-function mounts() {
-  return readFileSync("/proc/self/mounts", "utf8").split("\n").length;
+/** The mounts in the servers' temporary folder. */
+function mountsLeft() {
+  const all = readFileSync("/proc/self/mounts", "utf8").split("\n");
+  return all.filter((line) => line.includes(` ${folder}`));
 }
 
-/** The control groups of supervisors, at most three folders deep. */
-function groups() {
-  let found = 0;
+/** @param {Process} process */
+function noteGroups({ id }) {
+  try {
+    const path = readFileSync(`/proc/${id}/cgroup`, "utf8");
+    for (const [name] of path.matchAll(/sandglass\.[0-9a-f]+/g)) groups.add(name);
+  } catch {
+    // The process has ended.
+  }
+}
+
+/** The names of a folder's folders. Others make and remove control groups meanwhile. @param {string} folder */
+function subfolders(folder) {
+  try {
+    const entries = readdirSync(folder, { withFileTypes: true });
+    return entries.filter((entry) => entry.isDirectory()).map(({ name }) => name);
+  } catch {
+    return [];
+  }
+}
+
+/** The servers' control groups that are there, at most three folders deep. */
+function groupsLeft() {
+  /** @type {string[]} */
+  const found = [];
   const look = (/** @type {string} */ folder, /** @type {number} */ depth) => {
-    if (!existsSync(folder)) return;
-    for (const entry of readdirSync(folder, { withFileTypes: true })) {
-      if (!entry.isDirectory()) continue;
-      if (entry.name.startsWith("sandglass.")) found++;
-      else if (depth > 0) look(join(folder, entry.name), depth - 1);
+    for (const entry of subfolders(folder)) {
+      if (groups.has(entry)) found.push(entry);
+      else if (depth > 0) look(join(folder, entry), depth - 1);
     }
   };
   look("/sys/fs/cgroup", 3);

@@ -156,6 +156,9 @@ const HOSTILE = [
   { code: "llm_query('fail')", outcomes: ["error"] },
 ];
 
+/** What a hostile cell prints after its good part: on a busy machine, a stop may come before that part. */
+const RAN = "the good part ran";
+
 /** @typedef {ReturnType<typeof makeDice>} Dice */
 
 /** @param {number} seed */
@@ -229,7 +232,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
       );
     }
     counts[result.state.status] += 1;
-    const ran = !result.error?.includes("it began; nothing was run");
+    const ran = !code.includes(RAN) || result.stdout.includes(RAN);
     if (result.state.status !== "kept" && !tookGuest(result)) {
       // The result names variables that the restored state does not hold.
       lose(model, result.state.lost);
@@ -316,7 +319,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
       ];
       const timeout = interrupt || abort || !outcomes.includes("timeout") ? 10_000 : 150;
       const options = { timeout, signal: controller.signal };
-      await run(`${good.code}\n${code}`, options, outcomes, [good.then]);
+      await run(`${good.code}\nprint("${RAN}")\n${code}`, options, outcomes, [good.then]);
       timers.forEach(clearTimeout);
       if (after) await run(`globals().pop("${after}", None)`, {}, ["ok"], []);
     } else {
@@ -338,7 +341,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
     // Now and then there is a pause, as while a model thinks, and the state is saved.
     if (dice.random() < 0.5) await new Promise((resolve) => setTimeout(resolve, dice.below(150)));
   }
-  await within(sandbox.destroy(), "destroy", 5000);
+  await within(sandbox.destroy(), "destroy");
 }
 
 /** Returns true if an execution ended its guest. @param {import("../../pkg/sandglass.js").CodeExecution} result */

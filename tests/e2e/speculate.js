@@ -92,6 +92,17 @@ async function seen(sandbox, code, options) {
   return { ...rest, heard };
 }
 
+/**
+ * Does something again, up to five times in all, while nothing that ran ahead was used: a busy machine can be too late for that. What has
+ * found a problem is not repeated.
+ * @param {string[]} problems @param {string} what @param {() => Promise<boolean>} act  resolves to true if code was used
+ */
+async function usedAtLast(problems, what, act) {
+  const before = problems.length;
+  for (let tries = 1; !(await act()) && problems.length === before; tries++)
+    if (tries === 5) problems.push(`${what}: not used in ${tries} attempts`);
+}
+
 /** @param {unknown} one @param {unknown} other @param {string} what */
 function different(one, other, what) {
   // Addresses of objects are chance.
@@ -629,8 +640,8 @@ async function writing() {
     const source = async function* () {
       const before = tally(served, "stream");
       for (const [at, piece] of pieces.entries()) {
-        // Waits for the shadow, which needs the state first. There may be no code for it yet.
-        for (let n = 0; at === rests && n < 500; n++) {
+        // Waits for the shadow, which needs the state first. There may be no code for it yet. Once there is, it runs to its end.
+        for (let n = 0; at === rests && n < 9_000; n++) {
           const { started, finished, wasted } = tally(served, "stream");
           if (finished > before.finished || wasted > before.wasted || (n > 30 && started === before.started)) break;
           await pause(10);
@@ -653,44 +664,53 @@ async function writing() {
 }
 
 async function early() {
-  const problems = [];
-  const sandbox = await create();
-  // Output of the parts that have run comes when all code is there, and the waiting does not count as duration.
   /** @type {string[]} */
-  const heard = [];
-  const source = async function* () {
-    yield* written(sandbox, ["print('begun')\nn = sum(range(2_000_000))\n", "m = 1\n"], []);
-    await pause(1_000);
-    problems.push(...different(heard, [], "it is not to be seen"));
-    yield "n + ";
-    yield "m";
-  };
-  const begun = performance.now();
-  const run = await sandbox.executeStream(source(), { onStdout: (text) => heard.push(text) });
-  const took = performance.now() - begun;
-  problems.push(...different([run.result, run.id, heard, run.outcome], ["1999999000001", 2, ["begun\n"], "ok"], "it"));
-  problems.push(...different(run.code, "print('begun')\nn = sum(range(2_000_000))\nm = 1\nn + m", "its code"));
-  const { used, timeSaved } = tally(sandbox, "stream");
-  problems.push(...different([used, timeSaved > 1], [1, true], "it was used, and saved time"));
-  problems.push(
-    ...different(
-      [run.duration, run.guestTime].map((ms) => ms < took - 900),
-      [true, true],
-      "its time",
-    ),
-  );
-  problems.push(...different((await sandbox.execute("n + m")).result, "1999999000001", "the state"));
+  const problems = [];
+  let sandbox = await create();
+  await usedAtLast(problems, "code that comes", async () => {
+    // Output of the parts that have run comes when all code is there, and the waiting does not count as duration.
+    /** @type {string[]} */
+    const heard = [];
+    const source = async function* () {
+      yield* written(sandbox, ["print('begun')\nn = sum(range(2_000_000))\n", "m = 1\n"], []);
+      await pause(1_000);
+      problems.push(...different(heard, [], "it is not to be seen"));
+      yield "n + ";
+      yield "m";
+    };
+    const begun = performance.now();
+    const run = await sandbox.executeStream(source(), { onStdout: (text) => heard.push(text) });
+    const took = performance.now() - begun;
+    problems.push(
+      ...different([run.result, run.id, heard, run.outcome], ["1999999000001", 2, ["begun\n"], "ok"], "it"),
+    );
+    problems.push(...different(run.code, "print('begun')\nn = sum(range(2_000_000))\nm = 1\nn + m", "its code"));
+    problems.push(
+      ...different(
+        [run.duration, run.guestTime].map((ms) => ms < took - 900),
+        [true, true],
+        "its time",
+      ),
+    );
+    problems.push(...different((await sandbox.execute("n + m")).result, "1999999000001", "the state"));
+    const { used, timeSaved } = tally(sandbox, "stream");
+    if (used > 0) problems.push(...different([used, timeSaved > 1], [1, true], "it was used, and saved time"));
+    else sandbox = await create(); // the next attempt has the same numbers
+    return used > 0;
+  });
   // The last statement may run ahead as well, before the source ends.
   for (const [lines, result] of [
     ["value = 5\nvalue * 2\n", "10"],
     ["value = 6\nvalue * 2 # twice\n\n", "12"],
     ["value = 7\nprint(value)\n", undefined],
   ]) {
-    const before = tally(sandbox, "stream");
-    const run = await sandbox.executeStream(written(sandbox, [`${lines}`], []));
-    const after = tally(sandbox, "stream");
-    problems.push(...different([run.result, run.code], [result, lines], "the last statement"));
-    problems.push(...different([after.finished, after.used], [before.finished + 1, before.used + 1], "it has run"));
+    await usedAtLast(problems, `${lines}`, async () => {
+      const before = tally(sandbox, "stream");
+      const run = await sandbox.executeStream(written(sandbox, [`${lines}`], []));
+      const after = tally(sandbox, "stream");
+      problems.push(...different([run.result, run.code], [result, lines], "the last statement"));
+      return after.finished === before.finished + 1 && after.used === before.used + 1;
+    });
   }
   // A function's source is there once all code is. A run that looks for it earlier is not used.
   const f = ["def f():\n    return 1\n\n", "x = 1\n", "x"];
@@ -706,6 +726,7 @@ async function early() {
 
 /** Checks last pieces of many kinds: the outcome must be that of the whole code at once. */
 async function changes() {
+  /** @type {string[]} */
   const problems = [];
   const begin = "value = [*value, 1]\nprint(value)\n";
   /** Cases: the last piece, 1 if the run so far is used, and code before all. @type {Record<string, [string, 0 | 1, string?]>} */
@@ -717,8 +738,8 @@ async function changes() {
     "a late future": ["x = 1\nfrom __future__ import annotations", 0],
     "the clock, at last": ["x = 1\ntime.time() > 0", 1],
     "a late await": ["await asyncio.sleep(0)\nvalue", 0],
-    "too long, both": ["time.sleep(1.2)\nvalue", 1],
-    "a long time before": ["time.sleep(0.7)\nvalue", 1, "time.sleep(0.7)\n"],
+    "too long, both": ["time.sleep(6)\nvalue", 1],
+    "a long time before": ["time.sleep(3.5)\nvalue", 1, "time.sleep(3.5)\n"],
     "a warning": ["x = 1\nx is 5", 0],
     "a long text": ["y = '''\nx = 1\n'''\ny", 1],
     "a future at the beginning": [
@@ -735,7 +756,7 @@ async function changes() {
     "no end before": ["value", 0, "while True: pass\n"],
   };
   const prepare = async () => {
-    const sandboxes = await Promise.all([create({ timeout: 1_000 }), create({ timeout: 1_000 })]);
+    const sandboxes = await Promise.all([create({ timeout: 5_000 }), create({ timeout: 5_000 })]);
     for (const sandbox of sandboxes) await sandbox.execute("import asyncio, time, traceback; value = []");
     return sandboxes;
   };
@@ -743,24 +764,27 @@ async function changes() {
   let ended = 0;
   for (const [what, [last, use, first = ""]] of Object.entries(cases)) {
     for (const told of [false, true]) {
-      const { used, wasted } = tally(served, "stream");
-      if (wasted > 3) [served, forced] = await prepare(); // after some more runs in vain, a sandbox stops working ahead
-      const before = wasted > 3 ? 0 : used;
-      const [begun, all] = [`${first}${begin}`, `${first}${begin}x = 0\n${last}`];
-      // A hint at the whole code lets it run to its end before its last piece comes.
-      const source = async function* () {
-        yield* written(served, [begun, "x = 0\n"], []);
-        if (told) await served.hint(all);
-        if (told) await pause(300);
-        yield last;
-      };
-      const [one, other] = [await seen(served, source()), await seen(forced, all)];
-      problems.push(...different(one, other, `${what}${told ? ", told" : ""}`));
-      const uses = tally(served, "stream").used - before;
-      if (told) ended += uses;
-      else problems.push(...different(uses, use, `${what}: used`));
-      const [here, there] = [await served.getVariable("value"), await forced.getVariable("value")];
-      problems.push(...different(here, there, `the state after ${what}`));
+      await usedAtLast(problems, what, async () => {
+        const { used, wasted } = tally(served, "stream");
+        if (wasted > 3) [served, forced] = await prepare(); // after some more runs in vain, a sandbox stops working ahead
+        const before = wasted > 3 ? 0 : used;
+        const [begun, all] = [`${first}${begin}`, `${first}${begin}x = 0\n${last}`];
+        // A hint at the whole code lets it run to its end before its last piece comes.
+        const source = async function* () {
+          yield* written(served, [begun, "x = 0\n"], []);
+          if (told) await served.hint(all);
+          if (told) await pause(300);
+          yield last;
+        };
+        const [one, other] = [await seen(served, source()), await seen(forced, all)];
+        problems.push(...different(one, other, `${what}${told ? ", told" : ""}`));
+        const uses = tally(served, "stream").used - before;
+        if (told) ended += uses;
+        else if (uses > use) problems.push(`${what}: used`);
+        const [here, there] = [await served.getVariable("value"), await forced.getVariable("value")];
+        problems.push(...different(here, there, `the state after ${what}`));
+        return told || uses >= use;
+      });
     }
   }
   problems.push(...different(ended >= 6, true, `${ended} had ended before they came`));
@@ -771,12 +795,14 @@ async function changes() {
 async function meanwhile() {
   /** @type {string[]} */
   const asked = [];
+  /** @type {string[]} */
   const problems = [];
   const sandbox = await create({
     onLLMQuery: async (prompt) => {
       asked.push(prompt);
       return prompt.toUpperCase();
     },
+    gracePeriod: 30_000,
   });
   await sandbox.execute("value = 0");
   const expect = (/** @type {unknown} */ is, /** @type {unknown} */ should, /** @type {string} */ what) =>
@@ -788,8 +814,13 @@ async function meanwhile() {
     expect(asked, [], "what was asked before all was there");
     yield "a + b";
   };
-  const { result, hostCalls } = await sandbox.executeStream(source());
-  expect([result, hostCalls, asked, tally(sandbox, "stream").used], ["'AB'", 2, ["a", "b"], 1], "host calls");
+  await usedAtLast(problems, "host calls", async () => {
+    asked.length = 0;
+    const { used } = tally(sandbox, "stream");
+    const { result, hostCalls } = await sandbox.executeStream(source());
+    expect([result, hostCalls, asked], ["'AB'", 2, ["a", "b"]], "host calls");
+    return tally(sandbox, "stream").used === used + 1;
+  });
   // The rest comes while a statement runs.
   const long = ["for i in range(4_000_000): value += 1\n", "print('over')\n", "value"];
   const joins = async function* () {
@@ -833,10 +864,13 @@ async function meanwhile() {
   };
   expect((await sandbox.executeStream(executed())).result, "21", "after another execution");
   // An interrupt stops the rest of the code.
-  const { used } = tally(sandbox, "stream");
-  const endless = written(sandbox, ["value = 'set'\n", "x = 1\n"], ["print('stuck')\nwhile True: pass"]);
-  const stuck = await sandbox.executeStream(endless, { onStdout: () => sandbox.interrupt() });
-  expect([stuck.outcome, tally(sandbox, "stream").used], ["interrupted", used + 1], "an interrupt");
+  await usedAtLast(problems, "an interrupt", async () => {
+    const { used } = tally(sandbox, "stream");
+    const endless = written(sandbox, ["value = 'set'\n", "x = 1\n"], ["print('stuck')\nwhile True: pass"]);
+    const stuck = await sandbox.executeStream(endless, { onStdout: () => sandbox.interrupt() });
+    expect(stuck.outcome, "interrupted", "an interrupt");
+    return tally(sandbox, "stream").used === used + 1;
+  });
   expect((await sandbox.execute("value")).result, "'set'", "the state after an interrupt");
   // Pieces that come very fast.
   const many = Array.from({ length: 3_000 }, (_, n) => `v${n} = ${n}\n`);

@@ -12,7 +12,9 @@ import { openBrowser, readArguments, root, Score, withReloads } from "./harness.
 export async function visit(suite) {
   const { browser: name, only } = readArguments();
   const results = join(root, "test-results");
-  await mkdir(results, { recursive: true });
+  // Files that the page reads have a folder of the browser's own, since the suites of all browsers run at once.
+  const files = join(results, name);
+  await mkdir(files, { recursive: true });
   const score = new Score();
   const { browser, site, close } = await openBrowser(name);
   const page = await browser.newPage();
@@ -157,5 +159,5 @@ export async function visit(suite) {
     await close();
     score.end();
   };
-  return { barriers, browser, complaints, end, go, includes, name, page, results, screenshot, site, text };
+  return { barriers, browser, complaints, end, files, go, includes, name, page, results, screenshot, site, text };
 }

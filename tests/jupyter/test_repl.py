@@ -261,10 +261,10 @@ def test_code_has_its_time() -> None:
     assert repl.max_concurrent_subcalls == 4
     assert ok(repl, "llm_query('not counted')").result == "'not counted'"
     for endless in ("while True: pass", "import time; time.sleep(600)", "import asyncio; await asyncio.sleep(600)"):
-        repl.cell_timeout = 0.5
+        repl.cell_timeout = 3.0  # on a busy machine, the code takes long to come to what does not end
         result = repl.execute_code(f"print('before'); x = 1\n{endless}")
         repl.cell_timeout = None
-        assert result.error_type == "TimeoutError" and "longer than 0.5 seconds (cell_timeout)" in str(result.error)
+        assert result.error_type == "TimeoutError" and "longer than 3 seconds (cell_timeout)" in str(result.error)
         assert result.stdout == "before\n" and result.locals["x"] == 1
         assert str(result.traceback).endswith(f"{result.error}\n") and ok(repl, "x + 1").result == "2"
     # Code that catches the interrupt is interrupted again.

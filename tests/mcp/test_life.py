@@ -254,9 +254,12 @@ def test_sessions_share_nothing(command: str) -> None:
 async def test_sessions_end_when_idle(command: str) -> None:
     idle = 3
     with listening(*COMMANDS[command], "--session-idle-seconds", str(idle), command=command) as address:
-        one = session(address)
-        # Pings keep a session from looking unused while its code runs.
-        _, _, body = ask(address, call("x = 'secret'\nimport time\ntime.sleep(1)\nx"), mcp_session_id=one)
+        for _ in range(3):
+            one = session(address)
+            # Pings keep a session from looking unused while its code runs.
+            status, _, body = ask(address, call("x = 'secret'\nimport time\ntime.sleep(1)\nx"), mcp_session_id=one)
+            if status != 404:  # on a busy machine, a session is unused for too long before its code comes
+                break
         assert "secret" in body
         assert '"method":"ping"' in body
         await anyio.sleep(idle + 0.5)

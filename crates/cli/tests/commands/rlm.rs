@@ -528,6 +528,17 @@ async fn what_ran_of_a_reply_that_broke_off_is_gone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_draft_runs_ahead_and_pays() {
+    // On a busy machine, a copy of the guest may not be there before the other model's reply.
+    for _ in 0..ATTEMPTS {
+        if drafts_and_pays().await == (1, 1) {
+            return;
+        }
+    }
+    panic!("no draft ran ahead and was used");
+}
+
+/// A run with a draft, and one without enough budget for it. Returns the number of cells that ran ahead in the first, and of those that were used.
+async fn drafts_and_pays() -> (u32, u32) {
     let early = Arc::new(Early::default());
     let model = Model::new(move |asked, _| match (asked.model.as_str(), asked.turn()) {
         ("large", 0) => {
@@ -551,7 +562,7 @@ async fn a_draft_runs_ahead_and_pays() {
     options.draft = Some(model.endpoint("small"));
     let (done, _) = finish(options.clone(), BackendKind::Subprocess).await;
     assert_eq!(done.finish.answer, Some("5".into()), "{:?}", done.finish.error);
-    assert_eq!(tally(&done, Source::Model), (1, 1), "{:?}", done.ahead);
+    let ahead = tally(&done, Source::Model);
     assert_eq!((done.usage.calls, model.asked().len()), (2.0, 2));
     // The other endpoint's reply had no usage.
     assert!(done.usage.output_tokens > 10.0 && done.usage.input_tokens > 100.0);
@@ -561,6 +572,7 @@ async fn a_draft_runs_ahead_and_pays() {
     options.budget.max_calls = Some(3.0);
     let (done, _) = finish(options, BackendKind::Subprocess).await;
     assert_eq!((done.finish.answer, done.usage.calls), (Some("5".into()), 1.0));
+    ahead
 }
 
 #[tokio::test(flavor = "multi_thread")]

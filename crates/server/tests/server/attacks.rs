@@ -432,7 +432,8 @@ async fn a_channel_that_never_reads_is_closed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_is_never_read_gives_its_code_up() {
     let server = TestServer::with_keys(&["--write-timeout-seconds", "0.3"]).await;
-    let id = server.session(json!({ "timeout": 3_000_000 })).await;
+    let options = json!({ "timeout": 3_000_000, "gracePeriod": 30_000 });
+    let id = server.session(options).await;
     let body = json!({ "code": "kept = 1\nwhile True: print('x' * 1000)" }).to_string();
     let more = format!(
         "accept: text/event-stream\r\ncontent-type: application/json\r\ncontent-length: {}\r\n",
@@ -454,7 +455,8 @@ async fn a_stream_that_is_never_read_gives_its_code_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_vanishes_in_the_middle_of_a_stream_gives_its_code_up() {
     let server = TestServer::with_keys(&[]).await;
-    let id = server.session(json!({ "timeout": 3_000_000 })).await;
+    let options = json!({ "timeout": 3_000_000, "gracePeriod": 30_000 });
+    let id = server.session(options).await;
     let body = json!({ "code": "kept = 2\nprint('here')\nwhile True: pass" }).to_string();
     let more = format!(
         "accept: text/event-stream\r\ncontent-type: application/json\r\ncontent-length: {}\r\n",

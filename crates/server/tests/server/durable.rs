@@ -76,7 +76,7 @@ async fn guests_that_hang_do_not_keep_another_keys_sessions_awake() {
 async fn a_server_that_ends_takes_back_what_waits() {
     let (_folder, path) = states();
     let server = slow(&path, &["--shutdown-seconds", "0.5"]).await;
-    let id = server.session(json!({})).await;
+    let id = server.session(json!({ "gracePeriod": 30_000 })).await;
     server.execute(&id, "x = 1").await;
     let mut requests = Vec::new();
     let mark = TempDir::new().unwrap();
@@ -150,6 +150,18 @@ async fn a_wake_that_fails_early_keeps_newer_files() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_is_forgotten_by_its_last_use() {
+    // On a busy machine, its time may be over before the test looks.
+    for _ in 0..3 {
+        if outlives_its_first_state().await {
+            return;
+        }
+    }
+    panic!("the session was always forgotten before the test looked");
+}
+
+/// Returns false if the time of a session was over before the test looked whether it is still there.
+async fn outlives_its_first_state() -> bool {
+    const TIME: Duration = Duration::from_millis(4_500);
     let (_folder, path) = states();
     let own = [
         "--max-suspended-mib",
@@ -163,13 +175,17 @@ async fn a_session_is_forgotten_by_its_last_use() {
     let id = server.session(json!({})).await;
     server.execute(&id, "x = 1").await;
     suspended(&server, &id).await;
+    let used = Instant::now() + Duration::from_secs(5); // at the earliest
     server
         .execute(&id, &format!("import time\ntime.sleep(5)\n{TOO_LARGE}"))
         .await;
-    suspended(&server, &id).await; // it falls back
+    let is_late = || used.elapsed() > TIME;
+    eventually("it falls back", async || is_suspended(&server, &id).await || is_late()).await;
     tokio::time::sleep(Duration::from_secs(1)).await; // many searches for old states
-    assert!(is_suspended(&server, &id).await, "{}", about(&server, &id).await);
+    let is_there = is_suspended(&server, &id).await;
+    assert!(is_there || is_late(), "{}", about(&server, &id).await);
     server.stop().await;
+    is_there
 }
 
 #[tokio::test(flavor = "multi_thread")]

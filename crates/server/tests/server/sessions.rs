@@ -374,7 +374,7 @@ async fn a_session_is_shown_and_destroyed_with_its_guest() {
 #[tokio::test(flavor = "multi_thread")]
 async fn running_code_is_interrupted() {
     let server = TestServer::start(&[]).await;
-    let id = server.session(json!({})).await;
+    let id = server.session(json!({ "gracePeriod": 30_000 })).await;
     // The interrupt may come before the code runs, so it is repeated until it helps.
     let running = server.execute(&id, "open('runs', 'w').close()\nwhile True: pass");
     let interrupting = async {

@@ -168,7 +168,8 @@ async fn much_output_is_bounded_for_a_slow_reader() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_gives_its_code_up() {
     let server = TestServer::start(&["--max-executions-per-key", "1"]).await;
-    let id = server.session(json!({ "timeout": 3_000_000 })).await;
+    let options = json!({ "timeout": 3_000_000, "gracePeriod": 30_000 });
+    let id = server.session(options).await;
     let executions = || async { answer(server.get("/health/detailed")).await.1["executions"] == 0 };
 
     // A client that reads events.

@@ -97,6 +97,9 @@ pub(crate) struct EndedRecord {
     pub(crate) parts: Option<u32>,
 }
 
+/// A caller that waits for an ended record.
+type AsksForEnded = oneshot::Sender<Option<EndedRecord>>;
+
 /// The answer to a command.
 type Answered = Result<Reply<Payload>, Error>;
 
@@ -119,7 +122,7 @@ enum Message {
     /// The journal of an execution of an earlier process. The guest has the state before it.
     Recorded(Box<Written>),
     /// Takes the record of the last execution, once all of it that is to be written is.
-    Ended(oneshot::Sender<Option<EndedRecord>>),
+    Ended(AsksForEnded),
     /// Ends the session. The sender is told when nothing is left.
     Destroy(Option<oneshot::Sender<()>>),
     HostReturned(u32, Result<Encoded<Payload>, String>),

@@ -27,7 +27,7 @@ use super::journal::Journal;
 use super::paused::PausedGuests;
 use super::receive::output_bytes;
 use super::slots::{Happened, Slots};
-use super::{Answered, Callbacks, EndedRecord, Message, Watch, instant, lock, now};
+use super::{Answered, AsksForEnded, Callbacks, Message, Watch, instant, lock, now};
 use crate::callbacks::Functions;
 use crate::frame::{Frame, FrameError};
 use crate::guest::{Guest, Hits};
@@ -60,7 +60,7 @@ pub(super) struct SandboxTask {
     claims: Claims,
     pub(super) journal: Journal,
     /// Records of ended executions, and who waits for them until the journal is written.
-    ended: Vec<(Option<Arc<Record<Payload>>>, oneshot::Sender<Option<EndedRecord>>)>,
+    ended: Vec<(Option<Arc<Record<Payload>>>, AsksForEnded)>,
     /// Guests that were told to end, and are not gone yet.
     pub(super) ending: JoinSet<()>,
     pub(super) paused: PausedGuests,

@@ -44,7 +44,7 @@ use sandglass_core::execution::LostVariable;
 use sandglass_core::{Error, Profile};
 use sandglass_states::StateError;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
+use tokio::sync::{OwnedMutexGuard, watch};
 use tokio_util::sync::CancellationToken;
 
 use self::ending::inexact;
@@ -54,9 +54,8 @@ pub use self::place::KeptPlace;
 use self::place::Works;
 pub use self::replay::{Replay, ReplayOptions};
 use self::stage::Stage;
-use crate::driver::EndedRecord;
 pub use crate::driver::journal::bounds::{Garbage, KeptBounds, MOST_BYTES};
-use crate::driver::journal::{JournalPlace, Lease, taken};
+use crate::driver::journal::{AfterEnd, JournalPlace, Lease, taken};
 use crate::launcher::BackendKind;
 use crate::sandbox::{Capabilities, Changes, ExecuteOptions, Execution, Sandbox, SandboxBuilder};
 
@@ -72,14 +71,14 @@ pub struct Kept {
     settings: StoredSettings,
     capabilities: Capabilities,
     /// Held by whoever uses the sandbox.
-    turn: tokio::sync::Mutex<()>,
+    turn: Arc<tokio::sync::Mutex<()>>,
     inside: Mutex<Inside>,
     /// The number of states that were written.
     writes: AtomicU32,
     /// The bytes of the last state that was written or read.
     state_bytes: AtomicU64,
-    /// The last execution, while the state after it is not written yet. Then the journal has it.
-    late: watch::Sender<Option<EndedRecord>>,
+    /// True while a state is written after its execution was answered. Its writer has the turn.
+    late: watch::Sender<bool>,
     /// Counts what may change the state beside executions.
     changes: Changes,
     /// This sandbox, for what goes on while nobody waits.
@@ -107,6 +106,8 @@ struct Inside {
     other: Option<Sandbox>,
     /// The number of [`changes`](Kept::changes) that the state of the store has.
     changes: u64,
+    /// The end of the journal, if the store has the last execution there, and not the state after it.
+    after_end: Option<AfterEnd>,
     /// The right to use the place. `None` once the user has ended the sandbox.
     lease: Option<Lease>,
     /// The JSON of the last execution that has ended.
@@ -177,10 +178,10 @@ impl Kept {
             place,
             works,
             settings,
-            turn: tokio::sync::Mutex::default(),
+            turn: Arc::default(),
             writes: AtomicU32::new(0),
             state_bytes: AtomicU64::new(state_bytes),
-            late: watch::Sender::new(None),
+            late: watch::Sender::new(false),
             changes: Changes::default(),
             me: me.clone(),
             is_new,
@@ -190,6 +191,7 @@ impl Kept {
                 stage,
                 other: None,
                 changes: 0,
+                after_end: None,
                 lease: Some(lease),
                 last,
             }),
@@ -207,11 +209,12 @@ impl Kept {
     }
 
     /// The sandbox that has the state now, or is getting it, for what waits for nothing, such as to interrupt the code. `None` while only the
-    /// store has the state.
+    /// store has the state, and while that is written.
     pub fn current(&self) -> Option<Sandbox> {
         let inside = self.inside();
         let current = match &inside.stage {
-            Stage::Open(sandbox) => Some(sandbox),
+            Stage::Ended(..) => None, // it runs again, and nobody may stop it
+            Stage::Open(sandbox) => Some(sandbox).filter(|_| !self.is_late()),
             _ => inside.other.as_ref(),
         };
         current.map(|sandbox| sandbox.clone().counting(self.changes.clone()))
@@ -245,10 +248,8 @@ impl Kept {
     /// [`Error::ExecutionPending`], [`Error::PersistInUse`] if another server has taken it over, or those of the guest's start.
     pub async fn sandbox(&self) -> Result<Sandbox, Error> {
         let _turn = self.turn().await?;
-        let sandbox = match self.is_late() {
-            true => self.written().await?,
-            false => self.opened().await?,
-        };
+        let sandbox = self.opened().await?;
+        self.goes_on().await?;
         if let Err(error) = self.marked_awake().await? {
             tracing::warn!(%error, "a later process will not hear that changes of the sandbox were lost");
         }
@@ -272,18 +273,21 @@ impl Kept {
     /// somebody else has ended the guest while its code waited for calls. [`Error::PersistInUse`] when another server has taken the sandbox
     /// over, or may do so; the message tells if code ran.
     pub async fn execute_with(&self, code: impl Into<String>, options: ExecuteOptions) -> Result<Execution, Error> {
-        let _turn = self.turn().await?;
+        let turn = self.turn().await?;
         let sandbox = self.written().await?;
+        let is_after_end = self.goes_on().await?;
         let marked = self.marked_awake().await?;
         let unkept = marked
             .err()
             .map(|error| format!("the store could not be written ({error})"))
             .or_else(|| self.inside().unkept.clone());
         let kept = unkept.map_or(Ok(()), |why| Err(format!("the state before it is not kept: {why}")));
-        sandbox.kept(kept);
+        if !is_after_end {
+            sandbox.kept(kept); // otherwise the journal is another execution's
+        }
         self.inside().unkept = Some("an execution after it was interrupted".to_owned());
         match sandbox.execute_with(code, options).await {
-            Ok(execution) => self.ended(&sandbox, execution).await,
+            Ok(execution) => self.ended(&sandbox, execution, turn).await,
             Err(error) => {
                 if !sandbox.has_first_guest().await {
                     let _ = self.lost(&sandbox).await; // the next call tries again
@@ -315,7 +319,7 @@ impl Kept {
     /// [`Error::InvalidOption`] when none is pending, or an answer is given to no call that waits; [`Error::JournalDiffers`] when the code
     /// goes another way than its journal says. After any error, the execution is still pending.
     pub async fn resume(&self, options: ResumeOptions) -> Result<Execution, Error> {
-        let _turn = self.turn().await?;
+        let turn = self.turn().await?;
         let (suspended, journal) = match &self.inside().stage {
             Stage::Pending(suspended, journal) => (suspended.clone(), journal.clone()),
             _ => return Err(nothing_pending("resume")),
@@ -329,13 +333,13 @@ impl Kept {
             inside.unkept = Some("an execution after it was interrupted".to_owned());
         }
         let resumed = async {
-            let turn = self.place.turn().await;
+            let place_turn = self.place.turn().await;
             let lost = sandbox.take_up(&suspended, MOST_BYTES).await?;
             if let Some(LostVariable { name, reason }) = lost.first() {
                 let why = format!("the state before the pending execution cannot be made again: {name} ({reason})");
                 return Err(Error::NoCheckpoint(why));
             }
-            drop(turn);
+            drop(place_turn);
             self.work(JournalPlace::mark_awake).await?;
             sandbox.resume(*journal, answers, execute).await
         };
@@ -348,7 +352,7 @@ impl Kept {
                     inside.unkept = Some("it was not written yet".to_owned());
                     inside.other = None;
                 }
-                self.ended(&sandbox, execution).await
+                self.ended(&sandbox, execution, turn).await
             }
             Err(error) => {
                 let _ = self.lost(&sandbox).await; // the next call tries again
@@ -357,25 +361,26 @@ impl Kept {
         }
     }
 
-    /// Gives the pending execution up. The state stays as it was before it.
+    /// Gives the pending execution up. The state stays as it was before it. So does one that has ended, and that cannot be run again now.
     ///
     /// # Errors
     /// [`Error::InvalidOption`] when none is pending; [`Error::PersistFailed`] when the store cannot be written.
     pub async fn discard(&self) -> Result<(), Error> {
         let _turn = self.turn().await?;
-        let suspended = match &self.inside().stage {
-            Stage::Pending(suspended, _) => suspended.clone(),
+        let stage = match &self.inside().stage {
+            Stage::Pending(suspended, _) => Stage::Stored(suspended.clone()),
+            Stage::Ended(before, run) => Stage::without(before.clone(), run.record.execution(), "it was given up"),
             _ => return Err(nothing_pending("discard")),
         };
         self.work(JournalPlace::remove_journal).await?;
-        self.inside().stage = Stage::Stored(suspended);
+        self.inside().stage = stage;
         Ok(())
     }
 
     /// Ends the guest, also while code runs: then its execution is pending in the next sandbox of this place. A process that ends in good
     /// order calls this first. If it drops the future of an execution instead, that interrupts the code.
     pub async fn destroy(&self) {
-        self.is_written().await;
+        self.is_written_soon().await;
         self.is_ended.cancel();
         let lease;
         let (open, other) = {
@@ -436,8 +441,8 @@ impl Kept {
     }
 
     /// Waits until nobody uses the sandbox, and an earlier one is gone that a dropped future has left. Then the stage is known.
-    async fn turn(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
-        let turn = self.turn.lock().await;
+    async fn turn(&self) -> Result<OwnedMutexGuard<()>, Error> {
+        let turn = Arc::clone(&self.turn).lock_owned().await;
         self.settled().await?;
         Ok(turn)
     }
@@ -469,7 +474,9 @@ impl Kept {
             }
             self.lost(&sandbox).await?;
         }
-        self.ran_again().await?;
+        if let Some(sandbox) = self.ran_again().await? {
+            return Ok(sandbox);
+        }
         let suspended = match &self.inside().stage {
             Stage::Stored(suspended) => suspended.clone(),
             Stage::Pending(_, journal) => {
@@ -521,7 +528,7 @@ impl Kept {
             inside.stage = Stage::Unread { is_left };
             inside.other = Some(sandbox.clone());
         }
-        self.late.send_replace(None); // the journal has it
+        self.inside().after_end = None; // it is read again
         sandbox.destroy().await;
         self.inside().other = None;
     }
@@ -538,7 +545,11 @@ impl Kept {
     async fn read_again(&self, is_left: bool) -> Result<(), Error> {
         let found = self.work(JournalPlace::take).await?;
         if let Some((saved, _, journal)) = found {
-            self.inside().stage = Stage::of((saved, is_left, journal))?;
+            let mut stage = Stage::of((saved, is_left, journal))?;
+            if let Stage::Ended(_, run) = &mut stage {
+                run.is_left |= is_left;
+            }
+            self.inside().stage = stage;
             return Ok(());
         }
         let sandbox = built(self.builder()?).await?;

@@ -95,19 +95,29 @@ impl JournalPlace {
         self.tenant.mark_awake(self.session).map(drop)
     }
 
-    /// Makes an ended execution durable before the state after it is written. `last` is the JSON of the execution. Returns false, and writes
+    /// Makes an ended execution durable before the state after it is written. `last` is the JSON of the execution. Returns `None`, and writes
     /// nothing, if it cannot run again by its journal.
-    pub(crate) fn write_ended(&self, ended: &EndedRecord, last: Option<&Bytes>) -> Result<bool, StateError> {
+    pub(crate) fn write_ended(
+        &self,
+        ended: &EndedRecord,
+        last: Option<&Bytes>,
+    ) -> Result<Option<AfterEnd>, StateError> {
         let EndedRecord { record, journal, parts } = ended;
         let (Some(number), Ok(mut body)) = (*parts, packed(*journal, record)) else {
-            return Ok(false);
+            return Ok(None);
         };
         let text = Text::Ended(body.len());
         let text = serde_json::to_string(&text).map_err(undescribed)?;
         body.extend_from_slice(last.map_or(&[], |last| last));
         let id = journal.map_or_else(JournalId::random, Ok)?;
         self.write_part(id, number, &text, Some(&body))?;
-        Ok(true)
+        Ok(Some((id, number.saturating_add(1))))
+    }
+
+    /// Notes that the sandbox goes on from an ended execution, and that this is not kept.
+    pub(crate) fn write_left(&self, (id, number): AfterEnd) -> Result<(), StateError> {
+        let text = serde_json::to_string(&Text::Left).map_err(undescribed)?;
+        self.write_part(id, number, &text, None)
     }
 
     /// Removes the journal, if there is one.
@@ -263,6 +273,8 @@ enum Text {
     /// The execution has ended, and was answered before the state after it was written. The body has the whole record in as many bytes as this,
     /// and then the JSON of the execution, unless that is too long.
     Ended(usize),
+    /// After an end: the sandbox went on, and what it did since is not kept.
+    Left,
 }
 
 /// The journal of a session in a store.
@@ -278,9 +290,16 @@ pub(crate) enum Stored {
 #[derive(Debug, Clone)]
 pub(crate) struct EndedRun {
     pub(crate) record: Record<Payload>,
+    /// The id of the journal that its calls are named after.
+    pub(crate) journal: Option<JournalId>,
     /// The JSON of the execution, unless it was too long.
     pub(crate) last: Option<Bytes>,
+    /// True if the sandbox went on from there, and this is lost.
+    pub(crate) is_left: bool,
 }
+
+/// The place of a part after the end of a journal: its journal and its number.
+pub(crate) type AfterEnd = (JournalId, u32);
 
 impl Stored {
     /// Reads the parts of a journal.
@@ -288,22 +307,23 @@ impl Stored {
     /// # Errors
     /// The damage of the journal.
     pub(crate) fn read(id: JournalId, parts: Vec<Part>) -> Result<Self, String> {
-        let Some(Part {
-            text, body: Some(body), ..
-        }) = parts.last()
+        let text = |part: &Part| serde_json::from_str::<Text>(&part.text).ok();
+        let is_left = matches!(parts.last().and_then(text), Some(Text::Left));
+        let end = parts.iter().rev().nth(usize::from(is_left));
+        let Some((Some(Text::Ended(record_bytes)), Some(mut body))) = end.map(|part| (text(part), part.body.clone()))
         else {
             return Written::read(id, parts).map(Self::UnderWay);
         };
-        let Ok(Text::Ended(record_bytes)) = serde_json::from_str(text) else {
-            return Written::read(id, parts).map(Self::UnderWay);
-        };
-        let mut body = body.clone();
         if record_bytes > body.len() {
             return Err("its journal is damaged: it was cut".to_owned());
         }
-        let (_, record) = unpacked(body.split_to(record_bytes))?;
-        let last = Some(body).filter(|last| !last.is_empty());
-        Ok(Self::Ended(EndedRun { record, last }))
+        let (journal, record) = unpacked(body.split_to(record_bytes))?;
+        Ok(Self::Ended(EndedRun {
+            record,
+            journal,
+            last: Some(body).filter(|last| !last.is_empty()),
+            is_left,
+        }))
     }
 }
 
@@ -328,7 +348,7 @@ impl Written {
             match serde_json::from_str(&text).map_err(|error| format!("a part of its journal is malformed: {error}"))? {
                 Text::Begin(begins) => beginning = Some(begins),
                 Text::Broken(why) => broken = Some(why),
-                Text::Ended(_) => return Err("its journal goes on after its end".to_owned()),
+                Text::Ended(_) | Text::Left => return Err("its journal goes on after its end".to_owned()),
                 Text::Entry(entry) => {
                     let mut is_missing = false;
                     entries.push(entry.map(|()| {

@@ -11,6 +11,7 @@ use sandglass_core::Error;
 use sandglass_core::execution::{LostVariable, StateReport, StateStatus};
 use sandglass_states::{Saved, StateError};
 use serde_json::json;
+use tokio::sync::OwnedMutexGuard;
 
 use super::replay::ran;
 use super::stage::Stage;
@@ -52,7 +53,7 @@ impl Kept {
 
     /// Returns true if the store may not have the present state.
     pub(super) fn is_changed(&self) -> bool {
-        self.is_late() || self.is_ahead(&self.inside())
+        self.is_ahead(&self.inside())
     }
 
     /// Returns true if the sandbox has gone on from all that the store has.
@@ -61,25 +62,10 @@ impl Kept {
     }
 
     /// Writes the state of the sandbox, with the record of the execution before it, and removes its journal. Returns false, and writes nothing,
-    /// if the guest with the state is gone. After an error, the sandbox goes on with a state that is not kept. A late state that lacks a
-    /// variable is not written, because the journal has all of it.
+    /// if the guest with the state is gone. After an error, the sandbox goes on with a state that is not kept.
     pub(super) async fn write(&self, sandbox: &Sandbox, ended: Option<EndedRecord>) -> Result<bool, Error> {
-        let late = self.late.borrow().clone();
-        let written = self.write_once(sandbox, ended, late).await;
-        self.late.send_replace(None);
-        written
-    }
-
-    async fn write_once(
-        &self,
-        sandbox: &Sandbox,
-        ended: Option<EndedRecord>,
-        late: Option<EndedRecord>,
-    ) -> Result<bool, Error> {
         let _turn = self.place.turn().await;
         let changes = self.changes.count();
-        let is_late = late.is_some();
-        let ended = ended.or(late);
         let suspended = sandbox.suspend(self.place.most_bytes()).await;
         let is_lost = suspended.as_ref().is_ok_and(|suspended| suspended.past.is_lost());
         if is_lost || !sandbox.has_first_guest().await {
@@ -88,9 +74,6 @@ impl Kept {
         let written = async {
             let suspended = suspended?;
             let lost = inexact(&suspended.lost);
-            if is_late && lost.is_some() {
-                return Ok(lost);
-            }
             let mut saved = suspended.into_saved(json!(self.settings))?;
             add_last(&mut saved, self.last(), self.place.most_bytes());
             let writes = self.writes.fetch_add(1, Ordering::Relaxed);
@@ -114,7 +97,7 @@ impl Kept {
         let mut inside = self.inside();
         inside.unkept = match &written {
             Ok(unkept) => {
-                inside.changes = changes;
+                (inside.changes, inside.after_end) = (changes, None);
                 unkept.clone()
             }
             Err(error) => {
@@ -126,18 +109,25 @@ impl Kept {
         written.map(|_| true)
     }
 
-    /// Keeps what an execution has left.
-    pub(super) async fn ended(&self, sandbox: &Sandbox, mut execution: Execution) -> Result<Execution, Error> {
+    /// Keeps what an execution has left, for whoever has the turn.
+    pub(super) async fn ended(
+        &self,
+        sandbox: &Sandbox,
+        mut execution: Execution,
+        turn: OwnedMutexGuard<()>,
+    ) -> Result<Execution, Error> {
         let was_lost = execution.state.status == StateStatus::Lost;
         self.inside().last = described(&execution);
         if !was_lost {
             let ended = sandbox.ended_record().await;
             let ended = ended.filter(|ended| ended.record.execution() == execution.id);
-            let written = match self.ended_early(&execution, ended.as_ref()).await {
-                Ok(true) => return Ok(execution),
-                Ok(false) => self.write(sandbox, ended).await,
-                Err(taken) => Err(taken),
-            };
+            if let Some(ended) = &ended
+                && self.ended_early(&execution, ended).await
+            {
+                self.write_soon(sandbox.clone(), ended.clone(), turn);
+                return Ok(execution);
+            }
+            let written = self.write(sandbox, ended).await;
             if let Err(Error::PersistInUse(_)) = written {
                 self.leave(sandbox).await;
                 let what = "the code ran here, and what it did to variables and files is lost. Its execution is pending there, or has gone on";
@@ -152,8 +142,11 @@ impl Kept {
             }
         }
         // The guest is gone with its state. That of the store takes its place.
+        let is_after_end = self.inside().after_end.is_some(); // then the journal is that of an earlier execution
         self.leave(sandbox).await;
-        self.work(JournalPlace::remove_journal).await?;
+        if !is_after_end {
+            self.work(JournalPlace::remove_journal).await?;
+        }
         self.read_again(false).await?; // this execution tells it
         let lost = execution.run.state.lost.take().unwrap_or_default();
         let reason = match lost.first() {
@@ -162,6 +155,7 @@ impl Kept {
         };
         execution.run.state = match &self.inside().stage {
             Stage::Stored(suspended) => StateReport::restored(suspended.past.execution(), [], &reason),
+            Stage::Ended(_, run) => StateReport::restored(run.record.execution(), [], &reason),
             _ if was_lost => StateReport::lost(lost.into_iter().map(|lost| lost.name), &reason),
             _ => StateReport::lost([], &reason),
         };

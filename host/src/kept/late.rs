@@ -1,11 +1,12 @@
 //! Large states that are written after their executions were answered.
 //!
 //! A state is written as a whole, which takes time when it is large. So an execution that can run again by its journal is durable as soon as
-//! the journal has its end. It is answered then, and the state is written while the user thinks. If the process ends before, the next one
-//! runs the execution again, which asks nobody.
+//! the journal has its end. It is answered then, and the state is written while the user thinks. Whoever comes meanwhile waits for that. If
+//! the process ends before, the next one runs the execution again, which asks nobody.
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -13,172 +14,293 @@ use sandglass_core::Error;
 use sandglass_core::execution::LostVariable;
 use sandglass_core::session::Strictness;
 use serde_json::Value as Json;
+use tokio::sync::OwnedMutexGuard;
 
 use super::ending::described;
 use super::stage::Stage;
-use super::{Kept, MOST_BYTES, built};
+use super::{JournalPlace, Kept, MOST_BYTES, built};
 use crate::driver::EndedRecord;
 use crate::driver::journal::EndedRun;
-use crate::sandbox::{ExecuteOptions, Execution, Suspended};
+use crate::sandbox::{ExecuteOptions, Execution, Sandbox, Suspended};
 
 /// The bytes from which on a state is written late.
 const LARGE: u64 = 4 << 20;
 /// The most bytes of a record, which is written twice then.
 const MOST_RECORD_BYTES: usize = 4 << 20;
-/// The longest time that an execution may take to be run again.
+/// The longest time that an execution may have computed, in milliseconds.
 const MOST_MS: f64 = 10_000.0;
+/// The time that it may take when it runs again, in milliseconds.
+const AGAIN_MS: f64 = 120_000.0;
+/// The attempts to run an execution again whose guest was stopped, or died.
+const ATTEMPTS: u32 = 3;
 /// The time for which the end of a sandbox waits for a state that is being written.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(10);
-/// The parts of an execution's JSON that are the same when it runs again.
-const SAME: [&str; 6] = ["outcome", "stdout", "stderr", "result", "error", "final"];
+const WRITTEN_WITHIN: Duration = Duration::from_secs(3);
+/// The parts of an execution's JSON that are the same when it runs again. Warnings on `stderr` come once in a process.
+const SAME: [&str; 5] = ["outcome", "errorType", "stdout", "result", "final"];
+
+/// Whoever writes a state after its execution was answered.
+struct Writer(Arc<Kept>);
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.late.send_replace(false);
+    }
+}
+
+/// What became of an execution that ran again.
+enum Again {
+    /// The guest has the state after it.
+    Done,
+    /// It went another way, because of this.
+    Differs(String),
+}
 
 impl Kept {
-    /// Makes an execution durable by its journal, and has its state written later. Returns false if the state has to be written now.
-    ///
-    /// # Errors
-    /// [`Error::PersistInUse`].
-    pub(super) async fn ended_early(&self, execution: &Execution, ended: Option<&EndedRecord>) -> Result<bool, Error> {
+    /// Makes an execution durable by its journal. Returns false if its state has to be written now.
+    pub(super) async fn ended_early(&self, execution: &Execution, ended: &EndedRecord) -> bool {
         let is_large = self.state_bytes.load(Ordering::Relaxed) >= LARGE;
-        let Some(ended) = ended
-            .filter(|ended| is_large && ended.record.size() <= MOST_RECORD_BYTES && execution.guest_time <= MOST_MS)
-        else {
-            return Ok(false);
-        };
+        if !is_large || ended.record.size() > MOST_RECORD_BYTES || execution.guest_time > MOST_MS {
+            return false;
+        }
         let (written, last) = (ended.clone(), self.last());
         match self.work(move |place| place.write_ended(&written, last.as_ref())).await {
-            Ok(false) => Ok(false),
-            Ok(true) => {
-                self.inside().unkept = None;
-                self.late.send_replace(Some(ended.clone()));
-                self.write_soon();
-                Ok(true)
+            Ok(after_end) => {
+                let mut inside = self.inside();
+                inside.after_end = after_end;
+                if after_end.is_some() {
+                    inside.unkept = None;
+                }
+                after_end.is_some()
             }
-            Err(taken @ Error::PersistInUse(_)) => Err(taken),
+            // If another server has the sandbox, the write of the state finds that out.
             Err(error) => {
                 tracing::warn!(%error, "the end of a journal could not be written, so the state is written at once");
-                Ok(false)
+                false
             }
         }
     }
 
-    /// Writes the late state as soon as nobody uses the sandbox.
-    fn write_soon(&self) {
-        let me = self.me.clone();
+    /// Writes the state after an execution that was answered. Nobody else has the turn until that is done.
+    pub(super) fn write_soon(&self, sandbox: Sandbox, ended: EndedRecord, turn: OwnedMutexGuard<()>) {
+        let Some(kept) = self.me.upgrade() else { return };
+        kept.late.send_replace(true);
         tokio::spawn(async move {
-            let Some(kept) = me.upgrade() else { return };
-            let Ok(_turn) = kept.turn().await else { return };
-            let sandbox = match &kept.inside().stage {
-                Stage::Open(sandbox) => sandbox.clone(),
-                _ => return,
-            };
-            if kept.is_late() && matches!(kept.write(&sandbox, None).await, Ok(false)) {
-                let _ = kept.lost(&sandbox).await; // the next call tries again
+            let writer = Writer(kept);
+            match writer.0.write(&sandbox, Some(ended)).await {
+                Ok(false) => drop(writer.0.lost(&sandbox).await), // the next call tries again
+                Err(Error::PersistInUse(_)) => writer.0.leave(&sandbox).await,
+                Ok(true) | Err(_) => {}
             }
+            drop((writer, turn));
         });
     }
 
-    /// Returns true if the state after the last execution is not written yet.
+    /// Returns true while a state is written after its execution was answered.
     pub(super) fn is_late(&self) -> bool {
-        self.late.borrow().is_some()
+        *self.late.borrow()
     }
 
-    /// Waits until the late state is written, for the end of the sandbox.
-    pub(super) async fn is_written(&self) {
-        let mut late = self.late.subscribe();
-        let _ = tokio::time::timeout(WRITTEN_WITHIN, late.wait_for(Option::is_none)).await;
+    /// Waits until no state is written any more whose execution was answered.
+    async fn is_written(&self) {
+        let _ = self.late.subscribe().wait_for(|is_late| !is_late).await;
     }
 
-    /// Writes the state after this execution, if it is late.
-    pub(super) async fn settle_late(&self, execution: u32) -> Result<(), Error> {
-        let is_its = |ended: &EndedRecord| ended.record.execution() == execution;
-        let is_late = self.late.borrow().as_ref().is_some_and(is_its);
-        let is_stored = matches!(&self.inside().stage, Stage::Ended(..));
-        if is_late {
-            return self.save().await;
+    /// As [`Kept::is_written`], for the end of the sandbox, which does not need that: the journal has the execution.
+    pub(super) async fn is_written_soon(&self) {
+        let _ = tokio::time::timeout(WRITTEN_WITHIN, self.is_written()).await;
+    }
+
+    /// Notes that the sandbox goes on although the store has its last execution in the journal only. Returns true if that is so. Then the next
+    /// execution cannot be recorded.
+    ///
+    /// # Errors
+    /// [`Error::PersistInUse`].
+    pub(super) async fn goes_on(&self) -> Result<bool, Error> {
+        let Some(after_end) = self.inside().after_end else {
+            return Ok(false);
+        };
+        match self.work(move |place| place.write_left(after_end)).await {
+            Err(taken @ Error::PersistInUse(_)) => return Err(taken),
+            Err(error) => tracing::warn!(%error, "a later process will not hear that changes of the sandbox were lost"),
+            Ok(()) => {}
         }
-        if is_stored {
+        Ok(true)
+    }
+
+    /// Waits until the store has the state after the last execution, or makes it.
+    pub(super) async fn settle_late(&self) -> Result<(), Error> {
+        self.is_written().await;
+        if matches!(&self.inside().stage, Stage::Ended(..)) {
             let _turn = self.turn().await?;
             self.ran_again().await?;
         }
         Ok(())
     }
 
-    /// Makes the state after an execution that has ended in an earlier process, and writes it. Does nothing if there is no such execution.
+    /// Makes the state after an execution that has ended in an earlier process, and writes it. Returns the sandbox that goes on, if one does.
+    /// Does nothing if there is no such execution.
     ///
     /// # Errors
     /// Those of the guest's start, and of the store. The execution can still be run again then.
-    pub(super) async fn ran_again(&self) -> Result<(), Error> {
+    pub(super) async fn ran_again(&self) -> Result<Option<Sandbox>, Error> {
         let (before, run) = match &self.inside().stage {
             Stage::Ended(before, run) => (before.clone(), run.clone()),
-            _ => return Ok(()),
+            _ => return Ok(None),
         };
-        let execution = run.record.execution();
-        let builder = self
-            .builder
-            .clone()
-            .journal(None, self.settings.hash_seed)
-            .asks_nobody();
-        let sandbox = built(before.begin(builder)).await?;
-        self.inside().other = Some(sandbox.clone());
-        let differs = match self.run_again(&sandbox, &before, &run).await {
-            Ok(()) => None,
-            Err(Error::JournalDiffers(why) | Error::NoCheckpoint(why)) => Some(why),
-            Err(error) => {
-                self.end_other(&sandbox).await;
-                return Err(error);
+        let mut attempt = 1;
+        let (sandbox, why) = loop {
+            let sandbox = built(before.begin(self.builder()?)).await?;
+            let is_destroyed = {
+                let mut inside = self.inside();
+                inside.other = Some(sandbox.clone());
+                inside.lease.is_none()
+            };
+            let again = match is_destroyed {
+                true => Err(Error::Destroyed),
+                false => self.run_again(&sandbox, &before, &run).await,
+            };
+            match again {
+                Ok(Again::Done) => break (Some(sandbox), String::new()),
+                Ok(Again::Differs(why)) => {
+                    self.end_other(&sandbox).await;
+                    break (None, why);
+                }
+                Err(error @ Error::GuestLost(_)) if attempt < ATTEMPTS => {
+                    tracing::warn!(%error, attempt, "an execution of a kept sandbox is run again once more");
+                    self.end_other(&sandbox).await;
+                    attempt += 1;
+                }
+                Err(error) => {
+                    self.end_other(&sandbox).await;
+                    return Err(error);
+                }
             }
         };
-        if let Some(why) = differs {
-            tracing::error!(
-                execution,
-                why,
-                "an execution of a kept sandbox cannot be run again, so its effects are lost"
-            );
-            self.end_other(&sandbox).await;
-            self.inside().stage = Stage::without(before, execution, &why);
-            return Ok(());
-        }
+        let Some(sandbox) = sandbox else {
+            self.is_given_up(before, &run, &why).await;
+            return Ok(None);
+        };
         let ended = EndedRecord {
-            record: run.record.into(),
-            journal: None,
+            record: run.record.clone().into(),
+            journal: run.journal,
             parts: None,
         };
         let written = self.write(&sandbox, Some(ended)).await;
-        self.end_other(&sandbox).await;
-        match written? {
-            true => self.read_again(false).await,
-            false => Err(Error::GuestLost(format!(
-                "the guest in which execution {execution} ran again has ended; nothing is lost. The next call tries again"
-            ))),
+        match written {
+            // The next execution has to tell that another one is lost, as after every such end.
+            Ok(true) if run.is_left => {
+                self.end_other(&sandbox).await;
+                self.read_again(true).await?;
+                Ok(None)
+            }
+            Ok(false) => {
+                self.end_other(&sandbox).await;
+                self.is_given_up(before, &run, "its guest ended while the state was written")
+                    .await;
+                Ok(None)
+            }
+            Err(taken @ Error::PersistInUse(_)) => {
+                self.end_other(&sandbox).await;
+                Err(taken)
+            }
+            // If the state could not be written, the next execution tells it.
+            Ok(true) | Err(_) => {
+                let mut inside = self.inside();
+                (inside.stage, inside.other) = (Stage::Open(sandbox.clone()), None);
+                Ok(Some(sandbox))
+            }
         }
     }
 
     /// Runs an ended execution again.
-    async fn run_again(&self, sandbox: &crate::Sandbox, before: &Suspended, run: &EndedRun) -> Result<(), Error> {
+    async fn run_again(&self, sandbox: &Sandbox, before: &Suspended, run: &EndedRun) -> Result<Again, Error> {
         let turn = self.place.turn().await;
         let lost = sandbox.take_up(before, MOST_BYTES).await?;
         if let Some(LostVariable { name, reason }) = lost.first() {
-            return Err(Error::NoCheckpoint(format!(
-                "{name} of the state before it cannot be made ({reason})"
-            )));
+            let why = format!(
+                "the state before the last execution cannot be made again: {name} ({reason}). Nothing is lost: try again where it can, or call \
+                 discard() to give the execution up"
+            );
+            return Err(Error::NoCheckpoint(why));
         }
         drop(turn);
-        let replayed = sandbox.replay(run.record.clone(), Strictness::Replay, ExecuteOptions::default());
-        let (execution, _) = replayed.await?;
-        let [now, then] = [described(&execution), run.last.clone()]
-            .map(|json| json.and_then(|json| serde_json::from_slice::<Json>(&json).ok()));
-        let (Some(now), Some(then)) = (now, then) else {
-            return Ok(()); // one of them is too long to be kept
+        let mut record = run.record.clone();
+        record.allow_time(AGAIN_MS); // the machine may be busier than before
+        let execution = match sandbox
+            .replay(record, Strictness::Replay, ExecuteOptions::default())
+            .await
+        {
+            Ok((execution, _)) => execution,
+            Err(Error::JournalDiffers(why)) => return Ok(Again::Differs(why)),
+            Err(error) => return Err(error),
         };
-        match SAME.into_iter().find(|part| now.get(part) != then.get(part)) {
-            Some(part) => Err(Error::JournalDiffers(format!("{part} is not the same"))),
-            None => Ok(()),
+        let parsed = |json: Option<bytes::Bytes>| json.and_then(|json| serde_json::from_slice::<Json>(&json).ok());
+        let (Some(now), Some(then)) = (parsed(described(&execution)), parsed(run.last.clone())) else {
+            return Ok(Again::Done); // one of them is too long to be kept
+        };
+        let differs = |part: &&str| repeatable(now.get(*part)) != repeatable(then.get(*part));
+        Ok(match SAME.into_iter().find(differs) {
+            Some("outcome") => {
+                let ended = now.get("outcome").and_then(Json::as_str).unwrap_or_default();
+                return Err(Error::GuestLost(format!(
+                    "the last execution could not be run again: it ended by {ended}. Nothing is lost: the next call tries again, and discard() \
+                     gives the execution up"
+                )));
+            }
+            Some(part) => Again::Differs(format!("{part} is not the same")),
+            None => Again::Done,
+        })
+    }
+
+    /// Gives up an execution that cannot be run again. The next one tells that.
+    async fn is_given_up(&self, before: Box<Suspended>, run: &EndedRun, why: &str) {
+        let execution = run.record.execution();
+        tracing::error!(
+            execution,
+            why,
+            "an execution of a kept sandbox cannot be run again, so its effects are lost"
+        );
+        if let Err(error) = self.work(JournalPlace::remove_journal).await {
+            tracing::warn!(%error, "the journal of an execution that is lost was not removed");
         }
+        let mut inside = self.inside();
+        inside.stage = Stage::without(before, execution, why);
+        inside.last = None;
     }
 
     /// Ends the sandbox in which an execution ran again.
-    async fn end_other(&self, sandbox: &crate::Sandbox) {
+    async fn end_other(&self, sandbox: &Sandbox) {
         sandbox.destroy().await;
         self.inside().other = None;
+    }
+}
+
+/// The part of a result that is the same in each process: addresses of objects are not.
+fn repeatable(part: Option<&Json>) -> Option<Json> {
+    let text = part?.as_str();
+    let Some(text) = text else { return part.cloned() };
+    let mut pieces = text.split("0x");
+    let mut masked = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        masked.push_str("0x");
+        masked.push_str(piece.trim_start_matches(|digit: char| digit.is_ascii_hexdigit()));
+    }
+    Some(masked.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn addresses_of_objects_are_not_compared() {
+        let of = |text: &str| repeatable(Some(&json!(text)));
+        assert_eq!(of("<f at 0x7f00ab12> 0x"), of("<f at 0x7ee1> 0x"));
+        assert_ne!(of("<f at 0x7f>"), of("<g at 0x7f>"));
+        assert_ne!(of("0x1 7"), of("0x1 8"));
+        assert_eq!(repeatable(Some(&json!([1]))), Some(json!([1])));
+        assert_eq!(repeatable(None), None);
     }
 }

@@ -6,6 +6,7 @@ use sandglass_core::Error;
 use sandglass_core::execution::LostVariable;
 use sandglass_states::{JournalId, Ran, Rerun};
 
+use super::stage::Stage;
 use super::{Kept, MOST_BYTES, built, failed};
 use crate::driver::EndedRecord;
 use crate::driver::journal::{JournalPlace, packed, unpacked};
@@ -44,7 +45,7 @@ impl Kept {
     /// cannot be read; [`Error::Destroyed`]; and those of the guest's start.
     pub async fn replay(&self, execution: u32, options: ReplayOptions) -> Result<Replay, Error> {
         let none = |why: String| Error::NoCheckpoint(format!("execution {execution} cannot be replayed: {why}"));
-        self.settle_late(execution).await?;
+        self.settle_late().await?;
         let turn = self.place.turn().await;
         // The reading goes on when the user leaves, and has its turn until it has ended.
         let read = move |place: &JournalPlace| Ok((place.rerun(execution)?, turn));
@@ -63,7 +64,7 @@ impl Kept {
         let answers = answers.collect::<Result<_, Error>>()?;
 
         let mut builder = self.builder.clone().journal(None, self.settings.hash_seed);
-        if let Some(sandbox) = self.current() {
+        if let Stage::Open(sandbox) = &self.inside().stage {
             builder = builder.shared_budget(sandbox.budget());
         }
         if !ask {

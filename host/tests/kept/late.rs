@@ -154,3 +154,111 @@ async fn an_execution_that_cannot_be_run_again_is_told_as_lost() {
     let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
     assert_eq!(ok(&kept.execute("len(data)").await.unwrap()), "5120000");
 }
+
+/// Addresses are other ones in each process.
+#[tokio::test]
+async fn an_execution_may_show_addresses_of_objects() {
+    let (store, place, kept, _) = large().await;
+    let ran = kept
+        .execute("def double(n): return 2 * n\nprint(double)\ndouble")
+        .await
+        .unwrap();
+    assert!(ran.stdout.contains(" at 0x") && ok(&ran).contains(" at 0x"), "{ran:?}");
+    let (kept, _) = later(&store, &place, &kept).await;
+    let next = kept.execute("double(21)").await.unwrap();
+    assert_eq!((ok(&next).as_str(), next.state.status), ("42", StateStatus::Kept));
+}
+
+/// The guest dies when its state is written, in each process.
+#[tokio::test]
+async fn an_execution_whose_state_cannot_be_written_is_given_up() {
+    let folder = TempDir::new().unwrap();
+    let place = KeptPlace::in_folder(folder.path()).unwrap();
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    ok(&kept.execute(LARGE).await.unwrap());
+    let code = "import os, sys\nx = 2\nopen('last', 'w').close()\n\
+        sys.addaudithook(lambda event, args: os._exit(1) if event == 'open' and 'last' in str(args[0]) else None)";
+    kept.execute(code).await.unwrap();
+    let next = kept.execute("len(data), 'x' in globals()").await.unwrap();
+    assert_eq!(ok(&next), "(5120000, False)");
+    assert_eq!(
+        (next.state.status, next.state.restored_to),
+        (StateStatus::Restored, Some(1))
+    );
+    assert_eq!(ok(&kept.execute("1").await.unwrap()), "1");
+    kept.destroy().await;
+}
+
+/// What happens after an execution that only the journal has is told as lost, and the execution is not.
+#[tokio::test]
+async fn a_sandbox_may_go_on_from_an_execution_that_only_the_journal_has() {
+    for crashes in [false, true] {
+        let (store, place, kept, calls) = large().await;
+        ok(&kept.execute("x = ask('one')").await.unwrap());
+        let next = kept.execute("y = ask('two')\ny").await.unwrap();
+        assert!(
+            ok(&next) == "'answer to two'" && next.unkept.is_some(),
+            "the store takes no state"
+        );
+        let kept = match crashes {
+            true => kept,
+            false => later(&store, &place, &kept).await.0,
+        };
+        if crashes {
+            let crash = kept.execute("import os\nos._exit(1)").await.unwrap();
+            assert_eq!(
+                (crash.state.status, crash.state.restored_to),
+                (StateStatus::Restored, Some(2))
+            );
+            store.faults.store(0, Ordering::SeqCst);
+        }
+        let asked = questions(&calls).len();
+        let next = kept.execute("x, 'y' in globals()").await.unwrap();
+        assert_eq!(ok(&next), "('answer to one', False)");
+        assert_eq!(
+            (next.state.status, next.state.restored_to),
+            (StateStatus::Restored, Some(2))
+        );
+        assert_eq!(questions(&calls).len(), asked, "nobody is asked again");
+        kept.destroy().await;
+    }
+}
+
+/// An interrupt is meant for the code that waits, and not for the execution that runs again before it.
+#[tokio::test]
+async fn nobody_stops_an_execution_that_runs_again() {
+    let (store, place, kept, _) = large().await;
+    ok(&kept.execute("x = sum(range(3_000_000))").await.unwrap());
+    let (kept, _) = later(&store, &place, &kept).await;
+    let interrupts = async {
+        loop {
+            if let Some(sandbox) = kept.current() {
+                sandbox.interrupt();
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        sandbox = kept.sandbox() => drop(sandbox.unwrap()),
+        () = interrupts => {}
+    }
+    let next = kept.execute("x").await.unwrap();
+    assert_eq!(
+        (ok(&next).as_str(), next.state.status),
+        ("4499998500000", StateStatus::Kept)
+    );
+}
+
+#[tokio::test]
+async fn an_execution_that_cannot_be_run_again_now_may_be_given_up() {
+    let (store, place, kept, _) = large().await;
+    ok(&kept.execute("x = 1").await.unwrap());
+    let (kept, _) = later(&store, &place, &kept).await;
+    kept.discard().await.unwrap();
+    let next = kept.execute("len(data), 'x' in globals()").await.unwrap();
+    assert_eq!(
+        (ok(&next).as_str(), next.state.restored_to),
+        ("(5120000, False)", Some(1))
+    );
+    assert_eq!(kept.discard().await.unwrap_err().code(), "invalid_option");
+}

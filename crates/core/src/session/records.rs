@@ -266,6 +266,11 @@ impl<B: Body> Record<B> {
         &self.beginning.code
     }
 
+    /// Gives the execution at least so much guest time when it runs again, in milliseconds.
+    pub fn allow_time(&mut self, timeout_ms: f64) {
+        self.beginning.timeout_ms = self.beginning.timeout_ms.max(timeout_ms);
+    }
+
     /// The reason for which the execution cannot be resumed, if there is one.
     pub fn broken(&self) -> Option<&str> {
         self.broken.as_deref()

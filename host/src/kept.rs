@@ -35,12 +35,11 @@ mod place;
 mod replay;
 mod stage;
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use sandglass_core::execution::LostVariable;
 use sandglass_core::{Error, Profile};
 use sandglass_states::StateError;
 use serde::{Deserialize, Serialize};
@@ -81,6 +80,8 @@ pub struct Kept {
     late: watch::Sender<bool>,
     /// Counts what may change the state beside executions.
     changes: Changes,
+    /// The number of interrupts while no code could be interrupted.
+    interrupts: AtomicU64,
     /// This sandbox, for what goes on while nobody waits.
     me: Weak<Self>,
     /// True if the place had no state when it was opened.
@@ -183,6 +184,7 @@ impl Kept {
             state_bytes: AtomicU64::new(state_bytes),
             late: watch::Sender::new(false),
             changes: Changes::default(),
+            interrupts: AtomicU64::new(0),
             me: me.clone(),
             is_new,
             is_ended: CancellationToken::new(),
@@ -218,6 +220,14 @@ impl Kept {
             _ => inside.other.as_ref(),
         };
         current.map(|sandbox| sandbox.clone().counting(self.changes.clone()))
+    }
+
+    /// Interrupts the code that runs. While the state is written or made again, it interrupts the executions that wait for that.
+    pub fn interrupt(&self) {
+        match self.current() {
+            Some(sandbox) => sandbox.interrupt(),
+            None => drop(self.interrupts.fetch_add(1, Ordering::Relaxed)),
+        }
     }
 
     /// The execution that an earlier process has not finished.
@@ -272,9 +282,15 @@ impl Kept {
     /// [`Error::PersistFailed`] when the store fails in such a way that calls would be made twice later, and [`Error::GuestLost`] when
     /// somebody else has ended the guest while its code waited for calls. [`Error::PersistInUse`] when another server has taken the sandbox
     /// over, or may do so; the message tells if code ran.
-    pub async fn execute_with(&self, code: impl Into<String>, options: ExecuteOptions) -> Result<Execution, Error> {
+    pub async fn execute_with(&self, code: impl Into<String>, mut options: ExecuteOptions) -> Result<Execution, Error> {
+        let interrupts = self.interrupts.load(Ordering::Relaxed);
         let turn = self.turn().await?;
         let sandbox = self.written().await?;
+        if self.interrupts.load(Ordering::Relaxed) != interrupts {
+            let is_cancelled = CancellationToken::new();
+            is_cancelled.cancel();
+            options.cancel = Some(is_cancelled);
+        }
         let is_after_end = self.goes_on().await?;
         let marked = self.marked_awake().await?;
         let unkept = marked
@@ -313,75 +329,11 @@ impl Kept {
         Ok(())
     }
 
-    /// Goes on with the pending execution. Output and displays come from the beginning.
-    ///
-    /// # Errors
-    /// [`Error::InvalidOption`] when none is pending, or an answer is given to no call that waits; [`Error::JournalDiffers`] when the code
-    /// goes another way than its journal says. After any error, the execution is still pending.
-    pub async fn resume(&self, options: ResumeOptions) -> Result<Execution, Error> {
-        let turn = self.turn().await?;
-        let (suspended, journal) = match &self.inside().stage {
-            Stage::Pending(suspended, journal) => (suspended.clone(), journal.clone()),
-            _ => return Err(nothing_pending("resume")),
-        };
-        let ResumeOptions { answers, execute } = options;
-        let answers = pending::by_places(&journal, answers)?;
-        let sandbox = built(suspended.begin(self.builder()?)).await?;
-        {
-            let mut inside = self.inside();
-            inside.other = Some(sandbox.clone());
-            inside.unkept = Some("an execution after it was interrupted".to_owned());
-        }
-        let resumed = async {
-            let place_turn = self.place.turn().await;
-            let lost = sandbox.take_up(&suspended, MOST_BYTES).await?;
-            if let Some(LostVariable { name, reason }) = lost.first() {
-                let why = format!("the state before the pending execution cannot be made again: {name} ({reason})");
-                return Err(Error::NoCheckpoint(why));
-            }
-            drop(place_turn);
-            self.work(JournalPlace::mark_awake).await?;
-            sandbox.resume(*journal, answers, execute).await
-        };
-        let resumed = resumed.await;
-        match resumed {
-            Ok(execution) => {
-                {
-                    let mut inside = self.inside();
-                    inside.stage = Stage::Open(sandbox.clone());
-                    inside.unkept = Some("it was not written yet".to_owned());
-                    inside.other = None;
-                }
-                self.ended(&sandbox, execution, turn).await
-            }
-            Err(error) => {
-                let _ = self.lost(&sandbox).await; // the next call tries again
-                Err(error)
-            }
-        }
-    }
-
-    /// Gives the pending execution up. The state stays as it was before it. So does one that has ended, and that cannot be run again now.
-    ///
-    /// # Errors
-    /// [`Error::InvalidOption`] when none is pending; [`Error::PersistFailed`] when the store cannot be written.
-    pub async fn discard(&self) -> Result<(), Error> {
-        let _turn = self.turn().await?;
-        let stage = match &self.inside().stage {
-            Stage::Pending(suspended, _) => Stage::Stored(suspended.clone()),
-            Stage::Ended(before, run) => Stage::without(before.clone(), run.record.execution(), "it was given up"),
-            _ => return Err(nothing_pending("discard")),
-        };
-        self.work(JournalPlace::remove_journal).await?;
-        self.inside().stage = stage;
-        Ok(())
-    }
-
     /// Ends the guest, also while code runs: then its execution is pending in the next sandbox of this place. A process that ends in good
     /// order calls this first. If it drops the future of an execution instead, that interrupts the code.
     pub async fn destroy(&self) {
+        self.is_ended.cancel(); // what waits for its turn never runs
         self.is_written_soon().await;
-        self.is_ended.cancel();
         let lease;
         let (open, other) = {
             let mut inside = self.inside();
@@ -451,7 +403,7 @@ impl Kept {
     async fn settled(&self) -> Result<(), Error> {
         let other = {
             let inside = self.inside();
-            if inside.lease.is_none() {
+            if inside.lease.is_none() || self.is_ended.is_cancelled() {
                 return Err(Error::Destroyed);
             }
             inside.other.clone()
@@ -523,6 +475,7 @@ impl Kept {
             let mut inside = self.inside();
             let is_left = match inside.stage {
                 Stage::Unread { is_left } => is_left,
+                Stage::Ended(_, ref run) => run.after.is_left,
                 _ => self.is_ahead(&inside),
             };
             inside.stage = Stage::Unread { is_left };
@@ -547,7 +500,7 @@ impl Kept {
         if let Some((saved, _, journal)) = found {
             let mut stage = Stage::of((saved, is_left, journal))?;
             if let Stage::Ended(_, run) = &mut stage {
-                run.is_left |= is_left;
+                run.after.is_left |= is_left;
             }
             self.inside().stage = stage;
             return Ok(());
@@ -579,10 +532,6 @@ async fn built(builder: SandboxBuilder) -> Result<Sandbox, Error> {
             ),
         )),
     }
-}
-
-fn nothing_pending(method: &str) -> Error {
-    Error::invalid(method, "no execution is pending; nothing was done")
 }
 
 /// The error for work that the store refused.

@@ -486,9 +486,7 @@ impl Context {
     }
 
     async fn interrupt(&self, _: &Id, of: OfSandbox, _: &mut Named) -> Result<Empty, RpcError> {
-        if let Some(sandbox) = self.sandbox(&of.sandbox)?.current() {
-            sandbox.interrupt();
-        }
+        self.sandbox(&of.sandbox)?.interrupt();
         Ok(Empty {})
     }
 

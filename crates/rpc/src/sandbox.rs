@@ -311,6 +311,14 @@ impl ClientSandbox {
         }
     }
 
+    /// Interrupts its code.
+    pub(crate) fn interrupt(&self) {
+        match &self.inner {
+            Inner::Sandbox(sandbox) => sandbox.interrupt(),
+            Inner::Kept(kept) => kept.interrupt(),
+        }
+    }
+
     /// The sandbox whose executions outlive this program, if it is such a one.
     ///
     /// # Errors

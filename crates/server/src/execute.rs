@@ -232,9 +232,7 @@ pub async fn interrupt(State(app): State<App>, OwnId(id, account): OwnId) -> Res
     match app.sessions.of(&account.owner, &id) {
         Ok((Known::Awake(session), None)) => {
             let _in_use = session.enter()?;
-            if let Some(sandbox) = session.current() {
-                sandbox.interrupt();
-            }
+            session.interrupt();
         }
         Ok(_) => {}
         Err(error) => drop(KeptSandboxes::find(&app, &account, &id).await?.ok_or(error)?),

@@ -218,6 +218,15 @@ impl Session {
         }
     }
 
+    /// Interrupts its code.
+    pub fn interrupt(&self) {
+        match &self.kind {
+            Kind::Sandbox(sandbox) => sandbox.interrupt(),
+            Kind::Kept { kept, .. } => kept.interrupt(),
+            Kind::Channel { .. } => {}
+        }
+    }
+
     /// Keeps a session that has routes over HTTP from expiring.
     ///
     /// # Errors

@@ -97,29 +97,28 @@ impl JournalPlace {
         self.tenant.mark_awake(self.session).map(drop)
     }
 
-    /// Makes an ended execution durable before the state after it is written. `last` is the JSON of the execution. Returns `None`, and writes
+    /// Makes an ended execution durable before the state after it is written. `last` is the JSON of the execution. Returns false, and writes
     /// nothing, if it cannot run again by its journal.
     pub(crate) fn write_ended(
         &self,
         ended: &EndedRecord,
         last: Option<&Bytes>,
-    ) -> Result<Option<AfterEnd>, StateError> {
-        let EndedRecord { record, journal, parts } = ended;
-        let (Some(number), Ok(mut body)) = (*parts, packed(*journal, record)) else {
-            return Ok(None);
+        after: AfterEnd,
+    ) -> Result<bool, StateError> {
+        let Ok(mut body) = packed(ended.journal, &ended.record) else {
+            return Ok(false);
         };
         let text = Text::Ended(body.len());
         let text = serde_json::to_string(&text).map_err(undescribed)?;
         body.extend_from_slice(last.map_or(&[], |last| last));
-        let id = journal.map_or_else(JournalId::random, Ok)?;
-        self.write_part(id, number, &text, Some(&body))?;
-        Ok(Some((id, number.saturating_add(1))))
+        self.write_part(after.journal, after.number.saturating_sub(1), &text, Some(&body))?;
+        Ok(true)
     }
 
     /// Notes that the sandbox goes on from an ended execution, and that this is not kept.
-    pub(crate) fn write_left(&self, (id, number): AfterEnd) -> Result<(), StateError> {
+    pub(crate) fn write_left(&self, after: AfterEnd) -> Result<(), StateError> {
         let text = serde_json::to_string(&Text::Left).map_err(undescribed)?;
-        self.write_part(id, number, &text, None)
+        self.write_part(after.journal, after.number, &text, None)
     }
 
     /// Removes the journal, if there is one.

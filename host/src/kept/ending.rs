@@ -64,6 +64,16 @@ impl Kept {
     /// Writes the state of the sandbox, with the record of the execution before it, and removes its journal. Returns false, and writes nothing,
     /// if the guest with the state is gone. After an error, the sandbox goes on with a state that is not kept.
     pub(super) async fn write(&self, sandbox: &Sandbox, ended: Option<EndedRecord>) -> Result<bool, Error> {
+        self.write_returned(sandbox, ended, false).await
+    }
+
+    /// As [`Kept::write`]. `is_returned_to`: the next execution tells that what came after this state is lost.
+    pub(super) async fn write_returned(
+        &self,
+        sandbox: &Sandbox,
+        ended: Option<EndedRecord>,
+        is_returned_to: bool,
+    ) -> Result<bool, Error> {
         let _turn = self.place.turn().await;
         let changes = self.changes.count();
         let suspended = sandbox.suspend(self.place.most_bytes()).await;
@@ -72,7 +82,10 @@ impl Kept {
             return Ok(false);
         }
         let written = async {
-            let suspended = suspended?;
+            let mut suspended = suspended?;
+            if is_returned_to {
+                suspended.past.is_returned_to();
+            }
             let lost = inexact(&suspended.lost);
             let mut saved = suspended.into_saved(json!(self.settings))?;
             add_last(&mut saved, self.last(), self.place.most_bytes());

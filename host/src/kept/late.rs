@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use bytes::Bytes;
 use sandglass_core::Error;
-use sandglass_core::execution::LostVariable;
+use sandglass_core::execution::{LostVariable, Outcome};
 use sandglass_core::session::Strictness;
 use serde_json::Value as Json;
 use tokio::sync::OwnedMutexGuard;
@@ -20,7 +21,7 @@ use super::ending::described;
 use super::stage::Stage;
 use super::{JournalPlace, Kept, MOST_BYTES, built};
 use crate::driver::EndedRecord;
-use crate::driver::journal::EndedRun;
+use crate::driver::journal::{AfterEnd, EndedRun};
 use crate::sandbox::{ExecuteOptions, Execution, Sandbox, Suspended};
 
 /// The bytes from which on a state is written late.
@@ -62,15 +63,21 @@ impl Kept {
         if !is_large || ended.record.size() > MOST_RECORD_BYTES || execution.guest_time > MOST_MS {
             return false;
         }
+        let Some(after) = AfterEnd::of(ended) else { return false };
         let (written, last) = (ended.clone(), self.last());
-        match self.work(move |place| place.write_ended(&written, last.as_ref())).await {
-            Ok(after_end) => {
+        // The store may have the end also if nobody hears of that.
+        self.inside().after_end = Some(after);
+        match self
+            .work(move |place| place.write_ended(&written, last.as_ref(), after))
+            .await
+        {
+            Ok(is_written) => {
                 let mut inside = self.inside();
-                inside.after_end = after_end;
-                if after_end.is_some() {
-                    inside.unkept = None;
+                match is_written {
+                    true => inside.unkept = None,
+                    false => inside.after_end = None,
                 }
-                after_end.is_some()
+                is_written
             }
             // If another server has the sandbox, the write of the state finds that out.
             Err(error) => {
@@ -116,13 +123,16 @@ impl Kept {
     /// # Errors
     /// [`Error::PersistInUse`].
     pub(super) async fn goes_on(&self) -> Result<bool, Error> {
-        let Some(after_end) = self.inside().after_end else {
+        let Some(after) = self.inside().after_end else {
             return Ok(false);
         };
-        match self.work(move |place| place.write_left(after_end)).await {
+        if after.is_left {
+            return Ok(true);
+        }
+        match self.work(move |place| place.write_left(after)).await {
             Err(taken @ Error::PersistInUse(_)) => return Err(taken),
             Err(error) => tracing::warn!(%error, "a later process will not hear that changes of the sandbox were lost"),
-            Ok(()) => {}
+            Ok(()) => self.inside().after_end = Some(AfterEnd { is_left: true, ..after }),
         }
         Ok(true)
     }
@@ -147,8 +157,8 @@ impl Kept {
             Stage::Ended(before, run) => (before.clone(), run.clone()),
             _ => return Ok(None),
         };
-        let mut attempt = 1;
-        let (sandbox, why) = loop {
+        let mut why = String::new();
+        for attempt in 1..=ATTEMPTS {
             let sandbox = built(before.begin(self.builder()?)).await?;
             let is_destroyed = {
                 let mut inside = self.inside();
@@ -159,57 +169,57 @@ impl Kept {
                 true => Err(Error::Destroyed),
                 false => self.run_again(&sandbox, &before, &run).await,
             };
-            match again {
-                Ok(Again::Done) => break (Some(sandbox), String::new()),
-                Ok(Again::Differs(why)) => {
+            let written = match again {
+                Ok(Again::Done) => self.write_again(&sandbox, &run).await,
+                Ok(Again::Differs(difference)) => {
                     self.end_other(&sandbox).await;
-                    break (None, why);
-                }
-                Err(error @ Error::GuestLost(_)) if attempt < ATTEMPTS => {
-                    tracing::warn!(%error, attempt, "an execution of a kept sandbox is run again once more");
-                    self.end_other(&sandbox).await;
-                    attempt += 1;
+                    why = difference;
+                    break;
                 }
                 Err(error) => {
                     self.end_other(&sandbox).await;
-                    return Err(error);
+                    match error {
+                        Error::GuestLost(_) if attempt < ATTEMPTS => continue,
+                        error => return Err(error),
+                    }
+                }
+            };
+            match written {
+                // The state says that what came after it is lost, so the sandbox begins from there.
+                Ok(true) if run.after.is_left => {
+                    self.end_other(&sandbox).await;
+                    self.read_again(false).await?;
+                    return Ok(None);
+                }
+                Ok(false) => {
+                    self.end_other(&sandbox).await;
+                    "its guest ended while the state was written".clone_into(&mut why);
+                }
+                Err(taken @ Error::PersistInUse(_)) => {
+                    self.end_other(&sandbox).await;
+                    return Err(taken);
+                }
+                // If the state could not be written, the next execution tells it, and the journal stays.
+                Ok(true) | Err(_) => {
+                    let mut inside = self.inside();
+                    inside.after_end = written.is_err().then_some(run.after);
+                    (inside.stage, inside.other) = (Stage::Open(sandbox.clone()), None);
+                    return Ok(Some(sandbox));
                 }
             }
-        };
-        let Some(sandbox) = sandbox else {
-            self.is_given_up(before, &run, &why).await;
-            return Ok(None);
-        };
+        }
+        self.is_given_up(before, &run, &why).await;
+        Ok(None)
+    }
+
+    /// Writes the state after an execution that ran again.
+    async fn write_again(&self, sandbox: &Sandbox, run: &EndedRun) -> Result<bool, Error> {
         let ended = EndedRecord {
             record: run.record.clone().into(),
             journal: run.journal,
             parts: None,
         };
-        let written = self.write(&sandbox, Some(ended)).await;
-        match written {
-            // The next execution has to tell that another one is lost, as after every such end.
-            Ok(true) if run.is_left => {
-                self.end_other(&sandbox).await;
-                self.read_again(true).await?;
-                Ok(None)
-            }
-            Ok(false) => {
-                self.end_other(&sandbox).await;
-                self.is_given_up(before, &run, "its guest ended while the state was written")
-                    .await;
-                Ok(None)
-            }
-            Err(taken @ Error::PersistInUse(_)) => {
-                self.end_other(&sandbox).await;
-                Err(taken)
-            }
-            // If the state could not be written, the next execution tells it.
-            Ok(true) | Err(_) => {
-                let mut inside = self.inside();
-                (inside.stage, inside.other) = (Stage::Open(sandbox.clone()), None);
-                Ok(Some(sandbox))
-            }
-        }
+        self.write_returned(sandbox, Some(ended), run.after.is_left).await
     }
 
     /// Runs an ended execution again.
@@ -234,19 +244,23 @@ impl Kept {
             Err(Error::JournalDiffers(why)) => return Ok(Again::Differs(why)),
             Err(error) => return Err(error),
         };
-        let parsed = |json: Option<bytes::Bytes>| json.and_then(|json| serde_json::from_slice::<Json>(&json).ok());
+        // An execution that was stopped has no such journal. So something else than the code has stopped this one.
+        if matches!(
+            execution.outcome,
+            Outcome::Timeout | Outcome::Interrupted | Outcome::Crashed
+        ) {
+            return Err(Error::GuestLost(
+                "the last execution could not be run again: it was stopped, or its guest ended. Nothing is lost: the next call tries again, and \
+                 discard() gives the execution up"
+                    .to_owned(),
+            ));
+        }
+        let parsed = |json: Option<Bytes>| json.and_then(|json| serde_json::from_slice::<Json>(&json).ok());
         let (Some(now), Some(then)) = (parsed(described(&execution)), parsed(run.last.clone())) else {
             return Ok(Again::Done); // one of them is too long to be kept
         };
         let differs = |part: &&str| repeatable(now.get(*part)) != repeatable(then.get(*part));
         Ok(match SAME.into_iter().find(differs) {
-            Some("outcome") => {
-                let ended = now.get("outcome").and_then(Json::as_str).unwrap_or_default();
-                return Err(Error::GuestLost(format!(
-                    "the last execution could not be run again: it ended by {ended}. Nothing is lost: the next call tries again, and discard() \
-                     gives the execution up"
-                )));
-            }
             Some(part) => Again::Differs(format!("{part} is not the same")),
             None => Again::Done,
         })

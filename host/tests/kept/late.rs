@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sandglass_host::kept::{Kept, KeptPlace, ReplayOptions};
-use sandglass_host::{BackendKind, StateStatus, Value};
+use sandglass_host::{BackendKind, Outcome, StateStatus, Value};
 use tempfile::TempDir;
 
 use super::faults::{Faulty, NO_STATES};
@@ -261,4 +261,51 @@ async fn an_execution_that_cannot_be_run_again_now_may_be_given_up() {
         ("(5120000, False)", Some(1))
     );
     assert_eq!(kept.discard().await.unwrap_err().code(), "invalid_option");
+}
+
+/// The store takes no state in the second process either, whose own execution is lost then. The first one is not.
+#[tokio::test]
+async fn a_later_process_that_cannot_write_the_state_leaves_it_in_the_journal() {
+    let (store, place, kept, _) = large().await;
+    ok(&kept.execute("x = ask('one')").await.unwrap());
+    kept.destroy().await;
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    let next = kept.execute("y = ask('two')\nx").await.unwrap();
+    assert!(ok(&next) == "'answer to one'" && next.unkept.is_some(), "{next:?}");
+    let (kept, calls) = later(&store, &place, &kept).await;
+    let next = kept.execute("x, 'y' in globals()").await.unwrap();
+    assert_eq!(ok(&next), "('answer to one', False)");
+    assert!(questions(&calls).is_empty());
+}
+
+/// Whoever makes the state again, the next execution tells what is lost.
+#[tokio::test]
+async fn a_loss_is_told_also_after_another_end() {
+    let (store, place, kept, _) = large().await;
+    ok(&kept.execute("x = 1").await.unwrap());
+    kept.execute("y = 2").await.unwrap();
+    let (kept, _) = later(&store, &place, &kept).await;
+    kept.replay(2, ReplayOptions::default()).await.unwrap();
+    kept.destroy().await;
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    let next = kept.execute("x, 'y' in globals()").await.unwrap();
+    assert_eq!(ok(&next), "(1, False)");
+    assert_eq!(
+        (next.state.status, next.state.restored_to),
+        (StateStatus::Restored, Some(2))
+    );
+}
+
+#[tokio::test]
+async fn code_that_waits_for_the_state_can_be_interrupted() {
+    let folder = TempDir::new().unwrap();
+    let place = KeptPlace::in_folder(folder.path()).unwrap();
+    let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
+    ok(&kept.execute(LARGE).await.unwrap());
+    ok(&kept.execute("x = 1").await.unwrap());
+    assert!(kept.current().is_none(), "its state is being written");
+    let (waited, ()) = tokio::join!(kept.execute("while True: pass"), async { kept.interrupt() });
+    assert_eq!(waited.unwrap().outcome, Outcome::Interrupted);
+    assert_eq!(ok(&kept.execute("x").await.unwrap()), "1");
+    kept.destroy().await;
 }

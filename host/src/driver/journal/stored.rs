@@ -5,6 +5,7 @@ use sandglass_core::session::{Beginning, Entry, Record};
 use sandglass_states::{JournalId, Part};
 use serde::{Deserialize, Serialize};
 
+use crate::driver::EndedRecord;
 use crate::value::Payload;
 
 /// The text of a part.
@@ -39,12 +40,29 @@ pub(crate) struct EndedRun {
     pub(crate) journal: Option<JournalId>,
     /// The JSON of the execution, unless it was too long.
     pub(crate) last: Option<Bytes>,
-    /// True if the sandbox went on from there, and this is lost.
+    /// The place after its end. If the part there says so, the sandbox went on, and what it did since is lost.
+    pub(crate) after: AfterEnd,
+}
+
+/// The place of a part after the end of a journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AfterEnd {
+    pub(crate) journal: JournalId,
+    pub(crate) number: u32,
+    /// True if the part is there.
     pub(crate) is_left: bool,
 }
 
-/// The place of a part after the end of a journal: its journal and its number.
-pub(crate) type AfterEnd = (JournalId, u32);
+impl AfterEnd {
+    /// The place after the end that an execution's journal will have. `None` if the journal cannot have one.
+    pub(crate) fn of(ended: &EndedRecord) -> Option<Self> {
+        Some(Self {
+            journal: ended.journal.or_else(|| JournalId::random().ok())?,
+            number: ended.parts?.checked_add(1)?,
+            is_left: false,
+        })
+    }
+}
 
 impl Stored {
     /// Reads the parts of a journal.
@@ -67,7 +85,11 @@ impl Stored {
             record,
             journal,
             last: Some(body).filter(|last| !last.is_empty()),
-            is_left,
+            after: AfterEnd {
+                journal: id,
+                number: u32::try_from(parts.len() - usize::from(is_left)).unwrap_or(u32::MAX),
+                is_left,
+            },
         }))
     }
 }

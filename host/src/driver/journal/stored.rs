@@ -1,4 +1,6 @@
 //! Journals as a store has them: the parts of the one under way, and those of ended executions, each in one piece.
+//!
+//! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use bytes::Bytes;
 use sandglass_core::session::{Beginning, Entry, Record};

@@ -98,6 +98,9 @@ export function createBridge(post, mailbox, detector, library) {
   /** Set while the exchange waits for more text, with Python outside of it. @type {(() => void) | null} */
   let wake = null;
 
+  /** The number of functions on the stack that `run_sync` does not know of. */
+  let inside = 0;
+
   const breath = new MessageChannel();
   /** @type {() => void} */
   let breathTaken = () => {};
@@ -355,6 +358,22 @@ export function createBridge(post, mailbox, detector, library) {
 
     // ---- for Pyodide ----
 
+    /**
+     * Has this function of Pyodide count as one on the stack. `run_sync` knows of those only that code calls.
+     * @param {any} module @param {string} name
+     */
+    notice(module, name) {
+      const original = module[name];
+      module[name] = (/** @type {any[]} */ ...args) => {
+        inside++;
+        try {
+          return original(...args);
+        } finally {
+          inside--;
+        }
+      };
+    },
+
     /** Hears that Python is suspended, or goes on. @param {boolean} on */
     suspended(on) {
       if (on) suspensions += 1;
@@ -511,6 +530,9 @@ export function createBridge(post, mailbox, detector, library) {
           breath.port2.postMessage(null);
         });
       },
+
+      /** Returns true while Pyodide's own JavaScript is on the stack: then Python cannot be suspended. */
+      isInside: () => inside > 0,
 
       /** Asks for another look soon. The handler calls this when it cannot raise an exception at this moment. */
       lookAgain() {

@@ -120,6 +120,7 @@ export async function loadRuntime(given, parts, wasm, bridge, detector, library)
   }
 
   const module = /** @type {any} */ (pyodide)._module;
+  bridge.notice(module, "handle_js_error"); // makes an error of JavaScript one of Python, which may look for signals
   leaveTerminals(module.FS);
   library.stand(module.FS, LIBRARY);
   const files = createFiles(module);

@@ -129,7 +129,7 @@ class BrowserBridge:
 
     def _breathe(self, _signal: int, frame: FrameType | None) -> None:
         js = self._js
-        if not in_user_code(frame):
+        if not in_user_code(frame) or js.isInside():
             js.lookAgain()
             return
         is_short = False  # of memory or stack: no fault of the code, which would take it for its own

@@ -20,9 +20,9 @@ _ROOM_BYTES = 128 << 10
 _LEAST_PIECES = 8
 
 
-#: Nested so deep that its text takes about the stack that a callback of an event loop takes.
+#: Nested so deep that its text takes more stack than a callback of an event loop.
 _NESTED: list[object] = []
-for _ in range(50):
+for _ in range(200):
     _NESTED = [_NESTED]
 
 

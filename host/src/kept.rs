@@ -1,6 +1,7 @@
 //! Sandboxes whose executions outlive the process.
 //!
-//! A [`Kept`] sandbox writes its state into a store before and after each execution, by value. While an execution runs, it also writes a
+//! A [`Kept`] sandbox writes its state into a store after each execution, by value. A large state is written once the execution was answered,
+//! and until then its journal makes the execution durable. While an execution runs, the sandbox writes a
 //! *journal*: what the world has answered to the code, such as host calls, times and random bytes. If the process ends meanwhile, in any way,
 //! a later one finds the execution *pending*. [`Kept::resume`] runs its code again from the state before, with the same answers, and goes on
 //! where the journal ends. A call whose answer is in the journal is not made again.

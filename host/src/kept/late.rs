@@ -48,11 +48,11 @@ impl Drop for Writer {
     }
 }
 
-/// What became of an execution that ran again.
+/// The outcome of a second run.
 enum Again {
     /// The guest has the state after it.
     Done,
-    /// It went another way, because of this.
+    /// The code went another way, or printed something else. The text says where.
     Differs(String),
 }
 

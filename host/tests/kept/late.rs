@@ -52,7 +52,7 @@ async fn an_execution_is_durable_before_its_state_is_written() {
         let next = kept.execute("x").await.unwrap();
         assert_eq!(
             (next.id, ok(&next), next.state.status),
-            (3, x, StateStatus::Kept),
+            (3, x.clone(), StateStatus::Kept),
             "{code}"
         );
         assert!(questions(&calls).is_empty(), "{asked:?} was answered");
@@ -65,8 +65,8 @@ async fn an_execution_is_durable_before_its_state_is_written() {
 
         let (kept, _) = open(&place, BackendKind::Subprocess, all).await;
         assert_eq!(
-            ok(&kept.execute("x == x and len(data)").await.unwrap()),
-            "5120000",
+            ok(&kept.execute("(x, len(data))").await.unwrap()),
+            format!("({x}, 5120000)"),
             "{code}"
         );
     }
@@ -178,7 +178,12 @@ async fn an_execution_whose_state_cannot_be_written_is_given_up() {
     ok(&kept.execute(LARGE).await.unwrap());
     let code = "import os, sys\nx = 2\nopen('last', 'w').close()\n\
         sys.addaudithook(lambda event, args: os._exit(1) if event == 'open' and 'last' in str(args[0]) else None)";
-    kept.execute(code).await.unwrap();
+    let ran = kept.execute(code).await.unwrap();
+    assert_eq!(
+        (ran.state.status, &ran.unkept),
+        (StateStatus::Kept, &None),
+        "it is answered first"
+    );
     let next = kept.execute("len(data), 'x' in globals()").await.unwrap();
     assert_eq!(ok(&next), "(5120000, False)");
     assert_eq!(
@@ -189,7 +194,7 @@ async fn an_execution_whose_state_cannot_be_written_is_given_up() {
     kept.destroy().await;
 }
 
-/// What happens after an execution that only the journal has is told as lost, and the execution is not.
+/// A sandbox goes on from an execution that only the journal has. That execution is not lost, and what came after it is told as lost.
 #[tokio::test]
 async fn a_sandbox_may_go_on_from_an_execution_that_only_the_journal_has() {
     for crashes in [false, true] {

@@ -61,6 +61,7 @@ pub mod sandbox;
 pub mod seccomp;
 mod seqpacket;
 pub mod stateless;
+pub mod temporary;
 pub mod traces;
 pub mod users;
 pub mod value;

@@ -8,10 +8,10 @@ use std::process::Stdio;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::launcher::Settings;
+use crate::temporary::TemporaryFolder;
 use sandglass_core::Error;
 use sandglass_core::guest::FILES;
 use serde::Deserialize;
-use tempfile::TempDir;
 use tokio::process::Command;
 
 /// The oldest supported Python of guests.
@@ -151,7 +151,7 @@ fn unwritten(error: std::io::Error) -> Error {
 /// the folder, and only its owner can write. It is removed with the last backend that uses it.
 #[derive(Debug)]
 pub struct Runtime {
-    folder: TempDir,
+    folder: TemporaryFolder,
 }
 
 static SHARED: Mutex<Option<HashMap<PathBuf, Weak<Runtime>>>> = Mutex::new(None);
@@ -233,7 +233,7 @@ impl Runtime {
     }
 
     fn write() -> std::io::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("sandglass-").tempdir()?;
+        let folder = TemporaryFolder::new("runtime")?;
         let readable = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(folder.path(), readable.clone())?;
         for (name, files) in [("python/sandglass", FILES), ("etc", &ETC[..])] {

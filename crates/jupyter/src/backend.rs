@@ -22,10 +22,10 @@ use sandglass_core::Error;
 use sandglass_host::frame::Frame;
 use sandglass_host::guest::{Exit, Guest, Hits, Plan, Process, epoch};
 use sandglass_host::launcher::{BackendKind, Kernels, Launcher, Settings};
+use sandglass_host::temporary::TemporaryFolder;
 use sandglass_host::value::Variable;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tempfile::TempDir;
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc};
@@ -362,8 +362,8 @@ fn plan(settings: &Settings, spec: &Spec, connection_file: &Path, home: &Path, c
 }
 
 /// A folder that no other user can enter. Its path is UTF-8, because kernels are told the path in JSON.
-fn private_folder() -> std::io::Result<TempDir> {
-    let folder = tempfile::Builder::new().prefix("sandglass-kernel-").tempdir()?;
+fn private_folder() -> std::io::Result<TemporaryFolder> {
+    let folder = TemporaryFolder::new("kernel")?;
     if folder.path().to_str().is_none() {
         let path = folder.path().display();
         return Err(std::io::Error::other(format!(

@@ -9,6 +9,8 @@
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +25,9 @@ const MOST_PARTS: u32 = 1 << 20;
 
 /// The bytes that a part counts beside its text and body: a block of a disk, which a file of any size takes.
 const PART_BYTES: u64 = 4096;
+
+/// A larger body has objects of its own. Writing one takes as long as writing the part.
+const MOST_INLINE: usize = 64 << 10;
 
 /// A part of a journal.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,8 +46,36 @@ pub(crate) struct Sealed {
     format: u32,
     journal: JournalId,
     text: String,
-    pub(crate) body: Option<Body>,
+    pub(crate) body: Option<PartBody>,
     written_ms: u64,
+}
+
+/// The body of a part.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum PartBody {
+    Objects(Body),
+    /// Base64.
+    Inline {
+        inline: String,
+    },
+}
+
+impl PartBody {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Objects(body) => body.bytes,
+            Self::Inline { inline } => inline.len() as u64 / 4 * 3,
+        }
+    }
+
+    /// The body in objects, unless it has none.
+    pub(crate) fn into_objects(self) -> Option<Body> {
+        match self {
+            Self::Objects(body) => Some(body),
+            Self::Inline { .. } => None,
+        }
+    }
 }
 
 impl JournalId {
@@ -88,14 +121,11 @@ impl Tenant {
             self.remove_parts(session, writer)?;
         }
         let _writing = self.writers();
-        let mut written = Written::default();
         let part = Sealed {
             format: FORMAT,
             journal,
             text: text.to_owned(),
-            body: body
-                .map(|body| self.write_body(writer, body, &mut written))
-                .transpose()?,
+            body: body.map(|body| self.write_part_body(writer, body)).transpose()?,
             written_ms: now_ms(),
         };
         self.write_sealed(&Name::Part(self.id(), session, writer, number), &write(&part)?)?;
@@ -116,10 +146,10 @@ impl Tenant {
         let (journal, mut bytes) = (first.journal, 0_u64);
         let mut take = |part: Sealed| -> Result<Part, StateError> {
             let body = part.body.as_ref();
-            bytes = bytes.saturating_add(body.map_or(0, |body| body.bytes));
+            bytes = bytes.saturating_add(body.map_or(0, PartBody::bytes));
             within(bytes, most)?;
             Ok(Part {
-                body: body.map(|body| self.read_body(writer, body)).transpose()?,
+                body: body.map(|body| self.read_part_body(writer, body)).transpose()?,
                 text: part.text,
                 written_ms: part.written_ms,
             })
@@ -154,7 +184,7 @@ impl Tenant {
         let mut bytes = 0_u64;
         for number in self.part_numbers(session, writer)? {
             if let Some(Sealed { text, body, .. }) = self.part(session, writer, number)? {
-                bytes = bytes.saturating_add(part_bytes(&text, body.map_or(0, |body| body.bytes)));
+                bytes = bytes.saturating_add(part_bytes(&text, body.as_ref().map_or(0, PartBody::bytes)));
             }
         }
         Ok(bytes)
@@ -209,13 +239,32 @@ impl Tenant {
                 return Err(StateError::Damaged(what));
             }
             if let Some(body) = &part.body {
-                let body = self.read_body(from, body)?;
-                part.body = Some(self.write_body(to, &body, &mut Written::default())?);
+                let body = self.read_part_body(from, body)?;
+                part.body = Some(self.write_part_body(to, &body)?);
             }
             self.write_sealed(&Name::Part(self.id(), session, to, number), &write(&part)?)?;
             next += 1;
         }
         Ok(())
+    }
+
+    fn write_part_body(&self, writer: Option<ServerId>, body: &[u8]) -> Result<PartBody, StateError> {
+        if body.len() <= MOST_INLINE {
+            let inline = BASE64.encode(body);
+            return Ok(PartBody::Inline { inline });
+        }
+        let body = self.write_body(writer, body, &mut Written::default())?;
+        Ok(PartBody::Objects(body))
+    }
+
+    fn read_part_body(&self, writer: Option<ServerId>, body: &PartBody) -> Result<Bytes, StateError> {
+        match body {
+            PartBody::Objects(body) => self.read_body(writer, body),
+            PartBody::Inline { inline } => BASE64
+                .decode(inline)
+                .map(Bytes::from)
+                .map_err(|error| StateError::Damaged(format!("the body of a part is malformed: {error}"))),
+        }
     }
 
     /// Removes the parts of a session that is gone, whoever wrote them.

@@ -22,7 +22,6 @@ use bollard::Docker;
 use bollard::models::{ContainerCreateBody, HostConfig, Mount, MountType};
 use bollard::query_parameters::{CreateContainerOptionsBuilder, StartContainerOptions};
 use sandglass_core::Error;
-use tempfile::TempDir;
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::engine::{self, is_missing, said, unavailable};
@@ -31,6 +30,7 @@ use crate::image;
 use crate::launcher::{BackendKind, Launcher, Settings};
 use crate::runtime::Runtime;
 use crate::seccomp;
+use crate::temporary::TemporaryFolder;
 use crate::users::{NOBODY, User};
 use futures_util::future::BoxFuture;
 
@@ -273,13 +273,13 @@ const SHARED: &str = "shared";
 /// A socket for one guest, in a folder that no other user can enter.
 struct Channel {
     listener: UnixListener,
-    folder: TempDir,
+    folder: TemporaryFolder,
 }
 
 impl Channel {
     fn open(filter: &[u8], (uid, gid): (u32, u32)) -> std::io::Result<Self> {
         let set = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode));
-        let folder = tempfile::Builder::new().prefix("sandglass-channel-").tempdir()?;
+        let folder = TemporaryFolder::new("channel")?;
         set(folder.path(), 0o700)?;
         let shared = folder.path().join(SHARED);
         std::fs::create_dir(&shared)?;

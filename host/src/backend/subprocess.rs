@@ -9,6 +9,7 @@ use sandglass_core::Error;
 use crate::guest::{Guest, Plan};
 use crate::launcher::{BackendKind, COPIED_MEMORY, Launcher, ONE_THREAD, Settings};
 use crate::runtime::{HASH_SEED, Python, Runtime, guest_args};
+use crate::temporary::TemporaryFolder;
 use futures_util::future::BoxFuture;
 
 /// The launcher of guests as plain processes. It warns, every time.
@@ -58,9 +59,7 @@ impl Launcher for Subprocess {
     fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
         Box::pin(async move {
             // A folder that is not the host's own, although nothing keeps the guest in it.
-            let home = tempfile::Builder::new()
-                .prefix("sandglass-guest-")
-                .tempdir()
+            let home = TemporaryFolder::new("guest")
                 .map_err(|error| Error::BootFailed(format!("a folder for the guest could not be made: {error}")))?;
             let plan = plan(
                 &self.settings,

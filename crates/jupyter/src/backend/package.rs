@@ -5,9 +5,9 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use sandglass_core::Error;
 use sandglass_core::guest::FILES;
+use sandglass_host::temporary::TemporaryFolder;
 use serde_json::json;
 use sha2::{Digest, Sha256};
-use tempfile::TempDir;
 
 /// The package's name in the kernel, which differs from `sandglass`: the user may have imported another version of that.
 pub(super) static NAME: LazyLock<String> = LazyLock::new(|| {
@@ -42,7 +42,7 @@ kernel.attach(path, token, epoch)
 
 /// The files, for kernels of this user. They are gone when the last guest is.
 #[derive(Debug)]
-pub(super) struct Package(TempDir);
+pub(super) struct Package(TemporaryFolder);
 
 impl Package {
     pub(super) fn prepared() -> Result<Arc<Self>, Error> {
@@ -61,7 +61,7 @@ impl Package {
     }
 
     fn write() -> std::io::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("sandglass-").tempdir()?;
+        let folder = TemporaryFolder::new("package")?;
         let path = folder.path().join(&*NAME);
         std::fs::create_dir(&path)?;
         for (name, text) in FILES {

@@ -74,7 +74,10 @@ impl Tenant {
                     continue;
                 }
                 let part = self.part(session, writer, number)?;
-                let pieces = part.and_then(|part| part.body).into_iter().flat_map(|body| body.pieces);
+                let pieces = part
+                    .and_then(|part| part.body?.into_objects())
+                    .into_iter()
+                    .flat_map(|body| body.pieces);
                 named.extend(pieces.map(|id| (writer, id)));
             }
             collected.sessions += 1;

@@ -14,7 +14,7 @@ import ctypes, json, mmap, os, resource, signal, sys
 sys.path.insert(0, sys.argv[1])
 from sandglass.native import hot_pages
 
-PAGES = 4096
+PAGES = 20000
 block = mmap.mmap(-1, PAGES * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 start = ctypes.addressof(ctypes.c_char.from_buffer(block))
 fork = ctypes.CDLL(None).fork
@@ -80,11 +80,15 @@ def test_pages_that_are_written_later_join_them() -> None:
 
 
 def test_much_that_was_written_at_once_is_not_copied_ahead() -> None:
-    assert run("copy(); write(range(3000)); copy()\nresult = found(), copied(range(50))") == [[], []]
+    assert run("copy(); write(range(0, PAGES, 2)); copy()\nresult = found(), copied(range(50))") == [[], []]
 
 
 def test_much_that_was_written_at_once_changes_no_hot_pages() -> None:
-    assert run("copy(); write([1]); copy(); write(range(3000)); copy()\nresult = copied(range(9))") == [1]
+    assert run("copy(); write([1]); copy(); write(range(0, PAGES, 2)); copy()\nresult = copied(range(9))") == [1]
+
+
+def test_a_new_array_is_not_copied_ahead() -> None:
+    assert run("copy(); write([1, *range(100, 1000)]); copy()\nresult = found(), copied([1, 100, 500])") == [[1], [1]]
 
 
 def test_pages_that_are_written_no_longer_are_forgotten() -> None:

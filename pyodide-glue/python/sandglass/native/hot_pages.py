@@ -30,7 +30,9 @@ _ENTRY = 8
 #: The last byte of an entry whose page is there, is no file's, and is this process's alone.
 _OWN = to_pattern(rb"\x81+")
 #: The most bytes that are copied ahead. More were written by a cell that is unlike the others, such as an import.
-_MOST_BYTES = 8 << 20
+_MOST_BYTES = 32 << 20
+#: A longer row of pages outside of the heap is an array that the last cell has made. The next cell seldom writes to it.
+_MOST_ROW_BYTES = 2 << 20
 #: Larger mappings hold data, and looking through them would take long.
 _MOST_MAPPED = 256 << 20
 #: As much is copied at a time, between two looks for a message: about half a millisecond.
@@ -90,7 +92,10 @@ def _own_ranges() -> Iterator[tuple[int, int]]:
             if not rights.startswith(b"rw-p") or end - begin > _MOST_MAPPED:
                 continue
             entries = pread(pages, (end - begin) // _PAGE * _ENTRY, begin // _PAGE * _ENTRY)
+            is_heap = line.endswith(b"[heap]\n")
             for row in _OWN.finditer(entries[_ENTRY - 1 :: _ENTRY]):
-                yield begin + row.start() * _PAGE, (row.end() - row.start()) * _PAGE
+                size = (row.end() - row.start()) * _PAGE
+                if is_heap or size <= _MOST_ROW_BYTES:
+                    yield begin + row.start() * _PAGE, size
     finally:
         close(pages)

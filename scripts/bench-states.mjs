@@ -1,5 +1,5 @@
 // npm run bench:states: what keeping a session's state costs, beside rivals, over 40 cells of a data session. Needs Linux and bubblewrap.
-//   node scripts/bench-states.mjs [--quick] [--only copies,kishu] [--rows plain,resident] [--write]
+//   node scripts/bench-states.mjs [--rounds 7] [--only copies,kishu] [--rows plain,resident] [--write]
 //   --write puts the table into BENCHMARKS.md. SANDGLASS_HOST names another program than that of target/release.
 import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { cpus, loadavg } from "node:os";
@@ -41,7 +41,7 @@ const ROWS = {
 
 const { values } = parseArgs({
   options: {
-    quick: { type: "boolean", default: false },
+    rounds: { type: "string" },
     only: { type: "string", default: Object.keys(WAYS).join(",") },
     rows: { type: "string", default: Object.keys(ROWS).join(",") },
     write: { type: "boolean", default: false },
@@ -62,7 +62,7 @@ for (const row of rows) {
   const { title, rounds } = /** @type {{ title: string, rounds: number }} */ (ROWS[row]);
   lines.push(`| **${title}** | | | | |`);
   console.log(title);
-  const measured = await inTurns(row, values.quick ? 1 : rounds);
+  const measured = await inTurns(row, Number(values.rounds ?? rounds));
   for (const way of ways) {
     const line = lineOf(way, measured.get(way) ?? []);
     lines.push(line);

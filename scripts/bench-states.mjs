@@ -48,6 +48,9 @@ const { values } = parseArgs({
   },
 });
 const ways = chosen("only", values.only, WAYS);
+const rounds = values.rounds === undefined ? undefined : Number(values.rounds);
+if (rounds !== undefined && !(Number.isInteger(rounds) && rounds > 0))
+  throw new Error("--rounds takes a number from 1 on");
 const rows = chosen("rows", values.rows, ROWS);
 
 /** @typedef {{ run: number[], total: number[], bytes: number, states: number }} Measured */
@@ -59,10 +62,10 @@ const lines = [];
 await prepare();
 const load = loadavg()[0] ?? NaN;
 for (const row of rows) {
-  const { title, rounds } = /** @type {{ title: string, rounds: number }} */ (ROWS[row]);
+  const { title, rounds: usual } = /** @type {{ title: string, rounds: number }} */ (ROWS[row]);
   lines.push(`| **${title}** | | | | |`);
   console.log(title);
-  const measured = await inTurns(row, Number(values.rounds ?? rounds));
+  const measured = await inTurns(row, rounds ?? usual);
   for (const way of ways) {
     const line = lineOf(way, measured.get(way) ?? []);
     lines.push(line);
@@ -177,7 +180,7 @@ function write() {
   const day = new Date().toLocaleDateString("en-GB", { day: "numeric", month: "long", year: "numeric" });
   const machine = `${cpus().length} × ${cpus()[0]?.model}`;
   const head = "| | added to a cell, p50 | p95 | of the run time | kept after 40 cells |";
-  const about = `A run on ${day}: ${machine}, a load of ${load.toFixed(1)}${values.quick ? ", in the short form" : ""}.`;
+  const about = `A run on ${day}: ${machine}, a load of ${load.toFixed(1)}${rounds ? `, in ${rounds} rounds` : ""}.`;
   const part = [about, "", head, "|---|---|---|---|---|", ...lines].join("\n");
   writeFileSync(path, between(readFileSync(path, "utf8"), part, MARK));
 }

@@ -1,19 +1,26 @@
 //! Temporary folders of this process. Those of hosts that were killed are removed by the next host.
 
-use std::fs::{self, File};
+use std::fs::{self, DirEntry, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Once;
+use std::sync::{LazyLock, Once};
+use std::thread;
 use std::time::{Duration, SystemTime};
 
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::process::geteuid;
 use tempfile::TempDir;
 
-/// What the names of all these folders begin with.
-const PREFIX: &str = "sandglass-host-";
-/// A folder is locked right after it was made. A younger one is left alone.
-const LOCKED_BY: Duration = Duration::from_secs(60);
+/// A folder that is younger may not be locked yet, so it is left alone.
+const LOCKED_AFTER: Duration = Duration::from_secs(60);
+
+/// What the names of all these folders begin with. It names the boot of this machine: machines that share a folder do not see each other's
+/// locks.
+static PREFIX: LazyLock<String> = LazyLock::new(|| {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    format!("sandglass-{}-", boot.get(..8).unwrap_or("host"))
+});
 
 /// A folder that is removed when this is dropped. It is locked meanwhile, so that no other process takes it for one that was left.
 #[derive(Debug)]
@@ -24,23 +31,32 @@ pub struct TemporaryFolder {
 
 impl TemporaryFolder {
     /// Makes a folder in the system's folder for temporary files, which no other user can enter. `purpose` is a part of its name.
-    /// The first call also removes what killed hosts of this user have left.
+    /// The first call also has a thread remove what killed hosts of this user have left.
     ///
     /// # Errors
-    /// The folder cannot be made or locked.
+    /// The folder cannot be made.
     pub fn new(purpose: &str) -> io::Result<Self> {
         static CLEAN: Once = Once::new();
         let place = std::env::temp_dir();
-        CLEAN.call_once(|| remove_left(&place));
+        CLEAN.call_once(|| {
+            let place = place.clone();
+            let cleaner = thread::Builder::new().name("cleaner".to_owned());
+            if let Err(error) = cleaner.spawn(move || remove_left(&place)) {
+                tracing::debug!(%error, "what killed hosts have left is not removed");
+            }
+        });
         Self::new_in(&place, purpose)
     }
 
     fn new_in(place: &Path, purpose: &str) -> io::Result<Self> {
         let folder = tempfile::Builder::new()
-            .prefix(&format!("{PREFIX}{purpose}-"))
+            .prefix(&format!("{}{purpose}-", *PREFIX))
             .tempdir_in(place)?;
         let lock = File::open(folder.path())?;
-        lock.try_lock()?;
+        if let Err(error) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            // Then nobody can lock it, and so nobody removes it.
+            tracing::debug!(%error, "a temporary folder cannot be locked");
+        }
         Ok(Self { folder, _lock: lock })
     }
 
@@ -50,24 +66,15 @@ impl TemporaryFolder {
     }
 }
 
-/// Removes the folders whose processes are gone. Others may write to the place, so only this user's own folders are looked at.
+/// Removes the folders whose processes are gone.
 fn remove_left(place: &Path) {
-    let user = geteuid().as_raw();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     for entry in fs::read_dir(place).into_iter().flatten().flatten() {
-        if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
-            continue;
-        }
-        let Ok(data) = entry.metadata() else { continue }; // follows no link
-        let is_old = data
-            .modified()
-            .is_ok_and(|made| SystemTime::now().duration_since(made).is_ok_and(|age| age > LOCKED_BY));
-        if !data.is_dir() || data.uid() != user || !is_old {
-            continue;
-        }
         let path = entry.path();
         // The lock is kept until the folder is gone, so that two hosts do not remove it at once.
-        let Ok(lock) = File::open(&path) else { continue };
-        if lock.try_lock().is_ok()
+        if is_left(&entry)
+            && let Some(_lock) = locked(&path)
+            && !has_mounts(&path, &mounts)
             && let Err(error) = fs::remove_dir_all(&path)
         {
             tracing::debug!(%error, path = %path.display(), "a folder that a killed host has left is not removed");
@@ -75,43 +82,98 @@ fn remove_left(place: &Path) {
     }
 }
 
+/// Returns true for an old folder of this user with such a name. Others may write to the place, too.
+fn is_left(entry: &DirEntry) -> bool {
+    entry.file_name().to_string_lossy().starts_with(&*PREFIX)
+        // The metadata of a link is its own.
+        && entry.metadata().is_ok_and(|data| {
+            let age = data.modified().ok().and_then(|made| SystemTime::now().duration_since(made).ok());
+            data.is_dir() && data.uid() == geteuid().as_raw() && age.is_some_and(|age| age > LOCKED_AFTER)
+        })
+}
+
+/// The locked folder; `None` if another process has the lock.
+fn locked(path: &Path) -> Option<File> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
+    flock(&folder, FlockOperation::NonBlockingLockExclusive).ok()?;
+    Some(folder)
+}
+
+/// Returns true if something is mounted in the folder: its files are not this folder's. `mounts` is a `/proc/self/mountinfo`.
+fn has_mounts(folder: &Path, mounts: &str) -> bool {
+    mounts
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .any(|mounted| Path::new(mounted).starts_with(folder))
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::path::PathBuf;
+    use std::process::{Command, Stdio};
 
     use super::*;
 
-    fn is_old(path: &Path) {
-        let made = SystemTime::now() - 2 * LOCKED_BY;
+    fn make_old(path: &Path) {
+        let made = SystemTime::now() - 2 * LOCKED_AFTER;
         File::open(path).unwrap().set_modified(made).unwrap();
+    }
+
+    fn folder(place: &Path, name: &str) -> PathBuf {
+        let path = place.join(format!("{}{name}", *PREFIX));
+        fs::create_dir_all(path.join("deep")).unwrap();
+        fs::write(path.join("deep/file"), "x").unwrap();
+        make_old(&path);
+        path
     }
 
     #[test]
     fn what_a_killed_host_has_left_is_removed_and_nothing_else() {
         let place = tempfile::tempdir().unwrap();
-        let at = |name: &str| place.path().join(name);
         let used = TemporaryFolder::new_in(place.path(), "used").unwrap();
-        let ended = TemporaryFolder::new_in(place.path(), "ended")
-            .unwrap()
-            .path()
-            .to_owned();
-        for name in ["sandglass-host-left-1/deep", "sandglass-host-young-1", "other"] {
-            fs::create_dir_all(at(name)).unwrap();
-        }
-        fs::write(at("sandglass-host-left-1/deep/file"), "x").unwrap();
-        symlink(at("other"), at("sandglass-host-link-1")).unwrap();
-        for path in [used.path(), &at("sandglass-host-left-1"), &at("other")] {
-            is_old(path);
-        }
+        make_old(used.path());
+        let left = folder(place.path(), "left-1");
+        let young = folder(place.path(), "young-1");
+        fs::write(young.join("new"), "x").unwrap();
+        let other = place.path().join("other");
+        fs::create_dir(&other).unwrap();
+        make_old(&other);
+        let link = place.path().join(format!("{}link-1", *PREFIX));
+        symlink(&other, &link).unwrap();
         remove_left(place.path());
-        assert!(!ended.exists() && !at("sandglass-host-left-1").exists());
-        for kept in [
-            used.path(),
-            &at("sandglass-host-young-1"),
-            &at("other"),
-            &at("sandglass-host-link-1"),
-        ] {
+        assert!(!left.exists());
+        for kept in [used.path(), &young, &other, &link] {
             assert!(kept.exists(), "{}", kept.display());
         }
+    }
+
+    #[test]
+    fn a_folder_is_left_when_the_process_that_locked_it_is_killed() {
+        let place = tempfile::tempdir().unwrap();
+        let path = folder(place.path(), "guest-1");
+        let mut process = Command::new("flock")
+            .arg("--no-fork")
+            .arg(&path)
+            .args(["sh", "-c", "echo locked; exec sleep 60"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        io::Read::read_exact(process.stdout.as_mut().unwrap(), &mut [0; 7]).unwrap();
+        remove_left(place.path());
+        assert!(path.exists());
+        process.kill().unwrap();
+        process.wait().unwrap();
+        remove_left(place.path());
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_folder_with_a_mount_in_it_is_not_removed() {
+        let mounts = "36 35 98:0 / /tmp/sandglass-1-guest-1/data rw - fuse.sshfs a: rw\n";
+        assert!(has_mounts(Path::new("/tmp/sandglass-1-guest-1"), mounts));
+        assert!(!has_mounts(Path::new("/tmp/sandglass-1-guest"), mounts));
+        assert!(!has_mounts(Path::new("/tmp/sandglass-1-guest-2"), mounts));
     }
 }

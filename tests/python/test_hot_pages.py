@@ -14,7 +14,7 @@ import ctypes, json, mmap, os, resource, signal, sys
 sys.path.insert(0, sys.argv[1])
 from sandglass.native import hot_pages
 
-PAGES = 20000
+PAGES = (80 << 20) // mmap.PAGESIZE
 block = mmap.mmap(-1, PAGES * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 start = ctypes.addressof(ctypes.c_char.from_buffer(block))
 fork = ctypes.CDLL(None).fork
@@ -25,8 +25,8 @@ def write(numbers):
     for number in numbers:
         block[number * mmap.PAGESIZE] = 1
 
-def copy(is_idle=lambda: True):
-    hot.find()
+def copy(is_idle=lambda: True, room=None):
+    hot.find(room)
     pid = fork()
     if pid == 0:
         signal.pause()
@@ -87,8 +87,34 @@ def test_much_that_was_written_at_once_changes_no_hot_pages() -> None:
     assert run("copy(); write([1]); copy(); write(range(0, PAGES, 2)); copy()\nresult = copied(range(9))") == [1]
 
 
+MAKE_ARRAY = "array = range(100, 101 + (2 << 20) // mmap.PAGESIZE)\ncopy(); write([1, *array]); copy()\n"
+
+
 def test_a_new_array_is_not_copied_ahead() -> None:
-    assert run("copy(); write([1, *range(100, 1000)]); copy()\nresult = found(), copied([1, 100, 500])") == [[1], [1]]
+    assert run(MAKE_ARRAY + "result = found(), copied([1, 100, 500])") == [[1], [1]]
+
+
+def test_a_row_that_could_be_of_small_arrays_is_copied_ahead() -> None:
+    assert run(MAKE_ARRAY.replace("101", "100") + "result = len(found()), copied([1, 100])") == [513, [1, 100]]
+
+
+def test_an_array_that_is_written_again_is_copied_ahead() -> None:
+    code = "write(array[:5]); write(array[200:]); copy()\nwrite(array); copy()\nresult = copied([1, 100, 400])"
+    assert run(MAKE_ARRAY + code) == [1, 100, 400]
+
+
+def test_the_heap_has_no_arrays_to_leave_out() -> None:
+    code = (
+        "hot_pages._own_rows = lambda: iter([(True, start, 8 << 20), (False, start + (16 << 20), 8 << 20)])\n"
+        "copy(); copy()\nresult = hot._ranges == [(start, 8 << 20)]"
+    )
+    assert run(code) is True
+
+
+def test_pages_that_would_take_more_than_the_room_are_not_copied_ahead() -> None:
+    code = "copy(); write(range(100)); copy(room={room})\nresult = len(found()), len(copied(range(100)))"
+    assert run(code.format(room="100 * mmap.PAGESIZE - 1")) == [100, 0]
+    assert run(code.format(room="1 << 30")) == [100, 100]
 
 
 def test_pages_that_are_written_no_longer_are_forgotten() -> None:

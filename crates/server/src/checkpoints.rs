@@ -82,7 +82,10 @@ impl Checkpoints {
         if self.kept.len() > self.most {
             return Err(format!("the session keeps {} checkpoints at most", self.most));
         }
-        self.making = Some((checkpoint, self.copies.pause(checkpoint, process, kin)));
+        self.making = Some((
+            checkpoint,
+            self.copies.pause(checkpoint, self.memory_bytes, process, kin),
+        ));
         Ok(())
     }
 

@@ -26,7 +26,7 @@ const MOST_PARTS: u32 = 1 << 20;
 /// The bytes that a part counts beside its text and body: a block of a disk, which a file of any size takes.
 const PART_BYTES: u64 = 4096;
 
-/// A larger body has objects of its own. Writing one takes as long as writing the part.
+/// A larger body has objects of its own. Writing an object takes as long as writing the part.
 const MOST_INLINE: usize = 64 << 10;
 
 /// A part of a journal.
@@ -65,11 +65,14 @@ impl PartBody {
     fn bytes(&self) -> u64 {
         match self {
             Self::Objects(body) => body.bytes,
-            Self::Inline { inline } => inline.len() as u64 / 4 * 3,
+            Self::Inline { inline } => {
+                let padding = inline.bytes().rev().take_while(|byte| *byte == b'=').count();
+                (inline.len() / 4 * 3).saturating_sub(padding) as u64
+            }
         }
     }
 
-    /// The body in objects, unless it has none.
+    /// The objects of the body; `None` if the body is inline.
     pub(crate) fn into_objects(self) -> Option<Body> {
         match self {
             Self::Objects(body) => Some(body),

@@ -656,9 +656,15 @@ fn a_collection_spares_what_a_journal_needs() {
     ann.write(session(1), &some_state()).unwrap();
     let journal = JournalId::random().unwrap();
     part(&ann, journal, 0, "begins", None);
-    part(&ann, journal, 1, "a call", Some(b"arguments"));
+    let large = vec![7; (64 << 10) + 1];
+    part(&ann, journal, 1, "a call", Some(&large));
+    part(&ann, journal, 2, "a small one", Some(&large[1..]));
     ann.collect(Duration::ZERO).unwrap();
-    assert_eq!(texts(&ann).unwrap()[1].1.as_deref(), Some(b"arguments".as_slice()));
+    let texts = texts(&ann).unwrap();
+    assert_eq!(
+        (texts[1].1.as_deref(), texts[2].1.as_deref()),
+        (Some(&*large), Some(&large[1..]))
+    );
     ann.remove_journal(session(1)).unwrap();
     assert_eq!(ann.collect(Duration::ZERO).unwrap().removed, 1);
 }

@@ -75,7 +75,8 @@ impl SandboxTask {
         let Some(Running { process, kin, .. }) = self.slots.running(Slot::Main) else {
             return self.paused((generation, checkpoint, Err("there is no guest".to_owned())));
         };
-        let pausing = self.paused.copies.pause(checkpoint, process, kin);
+        let memory_bytes = self.session.limits().max_memory_bytes;
+        let pausing = self.paused.copies.pause(checkpoint, memory_bytes, process, kin);
         self.paused
             .making
             .spawn(async move { (generation, checkpoint, pausing.await) });

@@ -122,19 +122,21 @@ impl Copies {
         }
     }
 
-    /// Has the guest make a paused copy of itself.
+    /// Has the guest make a paused copy of itself. `memory_bytes` is the session's limit.
     ///
     /// # Errors
     /// The guest makes no copies, or cannot be copied now. The message says why.
     pub fn pause(
         &mut self,
         checkpoint: u32,
+        memory_bytes: f64,
         process: &GuestProcess,
         kin: &Kin,
     ) -> BoxFuture<'static, Result<PausedCopy, String>> {
         self.note_written(checkpoint, process, kin);
         let means = kin.forker.as_ref().zip(kin.boundary.as_ref());
-        let means = means.map(|(forker, boundary)| (forker.pause(), Arc::clone(boundary)));
+        let room = process.held_bytes().map(|held| room(memory_bytes, held));
+        let means = means.map(|(forker, boundary)| (forker.pause(room), Arc::clone(boundary)));
         Box::pin(async move {
             let Some((pausing, boundary)) = means else {
                 return Err("guests of this kind make no copies of themselves".to_owned());
@@ -260,6 +262,17 @@ impl Copies {
             .retain(|number, _| Some(*number) > oldest && Some(*number) <= newest);
         self.written.insert(checkpoint, bytes.unwrap_or(u64::MAX));
     }
+}
+
+/// The memory that a guest may take ahead of its next execution: half of what it can take before a copy is given up.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "far below 2^53, and never negative"
+)]
+fn room(memory_bytes: f64, held_bytes: u64) -> u64 {
+    ((memory_bytes * MEMORY_SHARE - held_bytes as f64) / 2.0).max(0.0) as u64
 }
 
 fn stop(all: &[Arc<PausedCopy>]) {

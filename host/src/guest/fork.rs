@@ -40,6 +40,9 @@ pub(super) struct Order<'a> {
     /// True for a copy that is paused at once.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) pause: bool,
+    /// The bytes of memory that the guest may take once it is copied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) room: Option<u64>,
     /// The numbers of all paused copies, for a guest that comes from one of them.
     #[serde(skip_serializing_if = "<[u32]>::is_empty")]
     pub(super) paused: &'a [u32],

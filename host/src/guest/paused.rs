@@ -41,18 +41,19 @@ pub(crate) struct Revived {
 }
 
 impl Forker {
-    /// Has the guest make a paused copy of itself.
-    pub(crate) fn pause(&self) -> impl Future<Output = Result<PausedGuest, Error>> + Send + 'static {
+    /// Has the guest make a paused copy of itself. `room` is the memory that it may take after that; `None` if nothing bounds it.
+    pub(crate) fn pause(&self, room: Option<u64>) -> impl Future<Output = Result<PausedGuest, Error>> + Send + 'static {
         let forker = self.same();
-        async move { Ok(forker.pause_within(None).await?.0) }
+        async move { Ok(forker.pause_within(None, room).await?.0) }
     }
 
     /// Has the guest make a paused copy of itself. Returns the guest's own process, too. A guest that is starting takes longer.
-    async fn pause_within(&self, time: Option<Duration>) -> Result<(PausedGuest, OwnedFd), Error> {
+    async fn pause_within(&self, time: Option<Duration>, room: Option<u64>) -> Result<(PausedGuest, OwnedFd), Error> {
         let (next, control) = self.next()?;
         let order = Order {
             epoch: epoch()?,
             pause: true,
+            room,
             ..Order::default()
         };
         let fds = [control.as_fd()];
@@ -77,8 +78,8 @@ impl PausedGuest {
         let (forker, control) = self.forker.next()?;
         let order = Order {
             epoch: epoch()?,
-            pause: false,
             paused,
+            ..Order::default()
         };
         let fds = [its_channel.as_fd(), control.as_fd()];
         let Forked { copy, .. } = self.forker.order(&order, &fds).await?;
@@ -165,7 +166,7 @@ pub(crate) async fn with_beginning(mut guest: Guest) -> Guest {
 impl Boundary {
     /// The boundary of a guest that gets no messages yet, and the guest's own process.
     async fn around(forker: &Forker) -> Result<(Self, GuestProcess), Error> {
-        let (beginning, own) = forker.pause_within(Some(START_TIMEOUT)).await?;
+        let (beginning, own) = forker.pause_within(Some(START_TIMEOUT), None).await?;
         let own = CopyProcess::new(own, Arc::default())?;
         let line = forker
             .root()

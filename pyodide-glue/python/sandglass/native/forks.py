@@ -3,7 +3,8 @@
 The host asks for a copy on a control socket of type SOCK_SEQPACKET, between two exchanges. The packet is `{"epoch":
 n}`. Three descriptors come with it: the copy's channel, the copy's own control socket, and a socket that gets a byte
 when the copy is promoted. The answer is `{"forked": n}` with pidfds of the copy and of the guest, or `{"failed": why}`.
-With `"pause":true` and only the control socket, the copy is a checkpoint (`paused.py`).
+With `"pause":true` and only the control socket, the copy is a checkpoint (`paused.py`). `"room"` is then the bytes of
+memory that the guest may take ahead of its next cell.
 
 The fork is the bare system call. Python's own steps at a fork are left out, such as seeding `random` anew, because the
 copy may become the guest. So the guest may have one thread only, and nothing that a fork does not copy or would share.
@@ -137,7 +138,7 @@ class Forks:
             if why := why_not(pauses):
                 raise Refused(why)
             if pauses:
-                made = self._pause(shared, fds[0])
+                made = self._pause(shared, fds[0], order.get("room"))
                 if not isinstance(made, int):
                     fds.clear()
                     return made["epoch"], None
@@ -197,13 +198,13 @@ class Forks:
     def _receive(self, fds: list[int]) -> bytes:
         return receive(self._control, fds, _FDS, MSG_DONTWAIT)
 
-    def _pause(self, shared: Collection[int], control: int) -> int | dict[str, Any]:
+    def _pause(self, shared: Collection[int], control: int, room: object) -> int | dict[str, Any]:
         """Makes a paused copy: see `pause`."""
         self._check_likeness(shared)
         own = {*shared, self._control.fileno(), self._heirs, control}
         others = {int(name) for name in listdir("/proc/self/fd")} - own
         offsets = offsets_of([fd for fd in others if (fd, _identity(fd)) not in self._given])
-        self.hot_pages.find()
+        self.hot_pages.find(room if isinstance(room, int) else None)
         made = pause(self._control, self._channel, self._heirs, control, offsets)
         if not isinstance(made, int):
             self._copies.clear()

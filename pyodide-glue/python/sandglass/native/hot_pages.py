@@ -15,6 +15,7 @@ MADV_POPULATE_WRITE (Linux 5.14), nothing is copied ahead.
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect
 from os import O_CLOEXEC, O_RDONLY, close, pread, sysconf
 from os import open as open_fd
 from re import compile as to_pattern
@@ -25,13 +26,17 @@ from sandglass.runtime.pristine import BUILTINS as __builtins__  # noqa: F401  (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    #: An address and a size.
+    _Range = tuple[int, int]
+
 _PAGE = sysconf("SC_PAGE_SIZE")
 _ENTRY = 8
 #: The last byte of an entry whose page is there, is no file's, and is this process's alone.
 _OWN = to_pattern(rb"\x81+")
-#: The most bytes that are copied ahead. More were written by a cell that is unlike the others, such as an import.
+#: The most bytes that are copied ahead. A cell that writes more is unlike the others, such as an import.
 _MOST_BYTES = 32 << 20
-#: A longer row of pages outside of the heap is an array that the last cell has made. The next cell seldom writes to it.
+#: A longer row of pages outside of the heap may be an array that the last cell has made, and that no cell writes to
+#: again. So it is hot only if it is written to once more.
 _MOST_ROW_BYTES = 2 << 20
 #: Larger mappings hold data, and looking through them would take long.
 _MOST_MAPPED = 256 << 20
@@ -48,25 +53,39 @@ class HotPages:
     """The hot pages of this process. Never fails: without them, a cell only takes longer."""
 
     def __init__(self) -> None:
-        self._ranges: list[tuple[int, int]] = []
+        self._ranges: list[_Range] = []
+        self._rows: list[_Range] = []  # of pages that were this process's own before the last paused copy, in order
         self._is_shared = False  # whether there was a paused copy before
         self._uses = 0
         self._is_due = False  # whether the pages are to be copied again
 
-    def find(self) -> None:
-        """Finds the hot pages. Call this before a paused copy is made."""
+    def find(self, room: int | None = None) -> None:
+        """Finds the hot pages. Call this before a paused copy is made. `room` is the memory that they may take then."""
         if self._is_shared:
             try:
-                found = list(_own_ranges())
+                found = list(self._found())
             except OSError:
                 found = []
-            if sum(size for _, size in found) <= _MOST_BYTES:
+            if _bytes_of(found) <= _MOST_BYTES:
                 self._ranges = found
             elif self._uses == 0:
                 self._ranges = []
         self._is_shared = True
         self._uses = (self._uses + 1) % _FORGET_AFTER if self._ranges else 0
-        self._is_due = self._uses != 0
+        self._is_due = self._uses != 0 and (room is None or _bytes_of(self._ranges) <= room)
+
+    def _found(self) -> Iterator[_Range]:
+        before, self._rows = self._rows, []
+        for is_heap, begin, size in _own_rows():
+            self._rows.append((begin, size))
+            if is_heap or size <= _MOST_ROW_BYTES:
+                yield begin, size
+                continue
+            first = max(bisect(before, (begin, 0)) - 1, 0)
+            for other, its_size in before[first : bisect(before, (begin + size, 0))]:
+                both = max(begin, other)
+                if (left := min(begin + size, other + its_size) - both) > 0:
+                    yield both, left
 
     def copy(self, is_idle: Callable[[], bool]) -> None:
         """Copies the hot pages while the process is idle. Call this after a paused copy was made."""
@@ -80,8 +99,12 @@ class HotPages:
                 _madvise(begin + offset, min(_PIECE_BYTES, size - offset), _MADV_POPULATE_WRITE)
 
 
-def _own_ranges() -> Iterator[tuple[int, int]]:
-    """Yields address and size of each row of pages that this process alone has."""
+def _bytes_of(ranges: list[_Range]) -> int:
+    return sum(size for _, size in ranges)
+
+
+def _own_rows() -> Iterator[tuple[bool, int, int]]:
+    """Yields each row of pages that this process alone has: whether it is in the heap, its address and its size."""
     pages = open_fd("/proc/self/pagemap", O_RDONLY | O_CLOEXEC)
     try:
         with open("/proc/self/maps", "rb") as file:
@@ -94,8 +117,6 @@ def _own_ranges() -> Iterator[tuple[int, int]]:
             entries = pread(pages, (end - begin) // _PAGE * _ENTRY, begin // _PAGE * _ENTRY)
             is_heap = line.endswith(b"[heap]\n")
             for row in _OWN.finditer(entries[_ENTRY - 1 :: _ENTRY]):
-                size = (row.end() - row.start()) * _PAGE
-                if is_heap or size <= _MOST_ROW_BYTES:
-                    yield begin + row.start() * _PAGE, size
+                yield is_heap, begin + row.start() * _PAGE, (row.end() - row.start()) * _PAGE
     finally:
         close(pages)

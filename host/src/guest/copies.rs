@@ -278,3 +278,16 @@ fn room(memory_bytes: f64, held_bytes: u64) -> u64 {
 fn stop(all: &[Arc<PausedCopy>]) {
     all.iter().for_each(|copy| copy.guest.stop());
 }
+
+#[cfg(test)]
+mod tests {
+    use super::room;
+
+    #[test]
+    fn a_guest_takes_nothing_ahead_that_would_cost_a_copy() {
+        let limit = f64::from(128 << 20);
+        assert_eq!(room(limit, 32 << 20), 32 << 20);
+        assert_eq!(room(limit, 96 << 20), 0);
+        assert_eq!(room(limit, 120 << 20), 0);
+    }
+}

@@ -24,7 +24,6 @@ on_both!(
     a_fork_bomb_ends_and_the_state_comes_back,
     a_copy_that_ran_ahead_has_checkpoints,
     the_oldest_goes_when_memory_is_short,
-    a_guest_near_its_limit_is_not_ended_while_it_waits,
     the_beginning_comes_back_within_the_same_limits,
     without_its_beginning_a_guest_starts_anew_and_alone,
     a_guest_has_nobody_killed_by_its_checkpoints,
@@ -367,25 +366,6 @@ async fn the_oldest_goes_when_memory_is_short(kind: BackendKind) {
     assert_eq!(error.code(), "no_checkpoint", "{error}");
     assert_eq!(sandbox.undo().await, Ok(3));
     assert_eq!(prints(&sandbox, "print(x[0])").await, "3\n");
-}
-
-async fn a_guest_near_its_limit_is_not_ended_while_it_waits(kind: BackendKind) {
-    let resources = Resources {
-        memory_bytes: 128 << 20,
-        ..Resources::default()
-    };
-    let sandbox = builder(kind).resources(resources).build().await.unwrap();
-    prints(
-        &sandbox,
-        "data = b'x' * (80 << 20)\nblocks = [bytearray(4096) for _ in range(3072)]",
-    )
-    .await;
-    for _ in 0..8 {
-        prints(&sandbox, "for block in blocks: block[0] ^= 1").await;
-        // Meanwhile a guest copies what most cells write to, which has no room here.
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    assert_eq!(prints(&sandbox, "print(len(blocks))").await, "3072\n");
 }
 
 /// Goes back to the state before the first execution, for which there is no checkpoint.

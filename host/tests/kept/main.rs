@@ -313,7 +313,7 @@ const UNRESUMABLE: [(&str, &str); 4] = [
         "it started a process",
     ),
     (
-        "import asyncio\nawait asyncio.sleep(0)\nawait asyncio.sleep(0.001)\nask('x?')",
+        "import asyncio\nawait asyncio.sleep(0)\nawait asyncio.sleep(0.5)\nask('x?')",
         "it waited in an event loop, whose order no journal holds",
     ),
     (

@@ -360,10 +360,9 @@ async function turns() {
     await pause(20);
     const before = frames();
     const served = what !== "JavaScript";
-    let were = await hits(4, `a hit after ${what}`);
-    // On a busy machine, a guest that takes the place of another may come too late.
-    for (let more = 3; served && !were && more > 0; more--) were = await hits(4, `a hit after ${what}`);
-    problems.push(...different(were, served, `hits after ${what}`));
+    const goes = () => hits(4, `a hit after ${what}`);
+    if (served) await usedAtLast(problems, `hits after ${what}`, goes);
+    else problems.push(...different(await goes(), false, `hits after ${what}`));
     const { result, state } = await sandbox.execute("len(n)");
     problems.push(...different([result, state.status], [`${length}`, "kept"], `the state after ${what}`));
     if (served) await until(() => !before.every((frame) => frame.isConnected), `a guest ends after ${what}`);

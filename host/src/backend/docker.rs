@@ -3,7 +3,6 @@
 //! The engine starts a container whose first process connects to a socket. The socket is in a folder that only this process and
 //! the container can reach. The first process then confines itself further and becomes the guest's parent (`container.py`). The
 //! engine's own streams carry nothing important.
-//! through the engine's own streams.
 //!
 //! Decisions: `docs/internals/guests-on-hosts.md`.
 

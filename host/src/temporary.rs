@@ -15,8 +15,8 @@ use tempfile::TempDir;
 /// A folder that is younger may not be locked yet, so it is left alone.
 const LOCKED_AFTER: Duration = Duration::from_secs(60);
 
-/// What the names of all these folders begin with. It names the boot of this machine: machines that share a folder do not see each other's
-/// locks.
+/// The begin of the names of all these folders. It names the boot of this machine, because machines that share a disk may not see each
+/// other's locks.
 static PREFIX: LazyLock<String> = LazyLock::new(|| {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     format!("sandglass-{}-", boot.get(..8).unwrap_or("host"))

@@ -55,7 +55,7 @@ pub(crate) struct Sealed {
 #[serde(untagged)]
 pub(crate) enum PartBody {
     Objects(Body),
-    /// Base64.
+    /// The bytes themselves, in Base64.
     Inline {
         inline: String,
     },

@@ -133,9 +133,12 @@ impl Copies {
         process: &GuestProcess,
         kin: &Kin,
     ) -> BoxFuture<'static, Result<PausedCopy, String>> {
-        self.note_written(checkpoint, process, kin);
+        let held = process.held_bytes();
+        if held.is_none() {
+            self.note_written(checkpoint, kin);
+        }
         let means = kin.forker.as_ref().zip(kin.boundary.as_ref());
-        let room = process.held_bytes().map(|held| room(memory_bytes, held));
+        let room = held.map(|held| room(memory_bytes, held));
         let means = means.map(|(forker, boundary)| (forker.pause(room), Arc::clone(boundary)));
         Box::pin(async move {
             let Some((pausing, boundary)) = means else {
@@ -248,11 +251,9 @@ impl Copies {
         Some(memory::at_most(kin.own.as_ref()?.id()?, &ids, written))
     }
 
-    /// Takes note of the bytes that the guest does not share with its copies, before it makes another one.
-    fn note_written(&mut self, checkpoint: u32, process: &GuestProcess, kin: &Kin) {
-        if process.held_bytes().is_some() {
-            return;
-        }
+    /// Takes note of the bytes that the guest does not share with its copies, before it makes another one. Nothing else tells them without a
+    /// control group.
+    fn note_written(&mut self, checkpoint: u32, kin: &Kin) {
         let own = kin.own.as_ref().and_then(GuestProcess::id);
         let bytes = own.and_then(|own| memory::unshared_bytes(own).or_else(|_| memory::own_bytes(own)).ok());
         // Copies that are gone may have had pages that later ones share.

@@ -116,7 +116,8 @@ async fn output_comes_while_the_code_runs() {
     let server = TestServer::start(&[]).await;
     let id = server.session(json!({})).await;
     // The code ends only because a client who has read its output stops it.
-    let mut events = Events::of(&server, &id, "print('waiting')\nwhile True: pass").await;
+    // `print('waiting')` would write the end of the line by itself, which may come in a second event.
+    let mut events = Events::of(&server, &id, "print('waiting\\n', end='')\nwhile True: pass").await;
     let (name, data) = events.next().await.unwrap();
     assert_eq!((name.as_str(), &data["text"]), ("stdout", &json!("waiting\n")));
     let interrupted = server.post(&format!("/v1/sessions/{id}/interrupt"), &json!({}));

@@ -29,13 +29,14 @@ use sandglass_core::Error;
 use sandglass_core::execution::LostVariable;
 use sandglass_core::predictions::Prediction;
 use sandglass_core::protocol::GuestInfo;
-use sandglass_core::session::{Command, Encoded, Input, Past, Record, Reply, Session, Ticket};
+use sandglass_core::session::{Command, Encoded, Fork, Input, Past, Record, Reply, Session, Ticket};
 use sandglass_core::stats::Stats;
 use sandglass_states::JournalId;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::callbacks::{Functions, OnDisplay, OnOutput};
+use crate::guest::Guest;
 use crate::launcher::Launcher;
 use crate::value::{Payload, Value};
 use journal::{JournalPlace, Written};
@@ -81,10 +82,24 @@ pub(crate) struct Watch {
     pub(crate) value: Option<Arc<OnceLock<Value>>>,
     /// The caller's name for the command, which its host calls tell.
     pub(crate) request: Option<String>,
+    /// Takes the copies of the sandbox that the command asks for.
+    pub(crate) copies: Option<CopiesOrder>,
     /// Takes the command back when it is cancelled.
     pub(crate) cancel: Option<CancellationToken>,
     /// The trace of the command, which its host calls continue.
     pub(crate) trace: Context,
+}
+
+/// An order for copies of a sandbox, each in namespaces of its own.
+pub(crate) struct CopiesOrder {
+    pub(crate) count: usize,
+    pub(crate) made: oneshot::Sender<Result<Vec<MadeCopy>, String>>,
+}
+
+/// A copy of a sandbox that no driver runs yet: its session, and its guest, which waits.
+pub(crate) struct MadeCopy {
+    pub(crate) fork: Fork<Payload>,
+    pub(crate) guest: Guest,
 }
 
 /// The record of an execution that has ended, and what the store has of it.
@@ -137,11 +152,12 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Starts the task of a session.
+    /// Starts the task of a session. `waiting` is its first guest, if the session is a copy.
     pub(crate) fn start(
         session: Session<Payload>,
         max_value_bytes: f64,
         launcher: Arc<dyn Launcher>,
+        waiting: Option<Guest>,
         functions: Functions,
         callbacks: Callbacks,
     ) -> Self {
@@ -151,6 +167,7 @@ impl Driver {
             session,
             max_value_bytes,
             launcher,
+            waiting,
             functions,
             callbacks,
             messages.downgrade(),

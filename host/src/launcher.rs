@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Bounds;
 use crate::guest::Guest;
+use crate::guest::isolated::CopyLimits;
 use crate::users::Users;
 
 /// Which backend runs the guests.
@@ -141,11 +142,12 @@ impl Resources {
 /// Variables by which NumPy's libraries start no threads. A process that has several cannot be forked.
 pub const ONE_THREAD: [(&str, &str); 2] = [("OPENBLAS_NUM_THREADS", "1"), ("OMP_NUM_THREADS", "1")];
 
-/// The C library's settings of memory for guests that keep copies of themselves. A block of 4 MiB or more is a mapping of its own, which goes
+/// The C library's settings for guests that keep copies of themselves. A block of 4 MiB or more is a mapping of its own, which goes
 /// back to the system when it is freed. In the heap, a later cell would write to it, and each page would be copied, as a copy still has it.
+/// It does not register restartable sequences, which an [isolated copy](crate::guest::isolated) would not have.
 pub const COPIED_MEMORY: (&str, &str) = (
     "GLIBC_TUNABLES",
-    "glibc.malloc.mmap_threshold=4194304:glibc.malloc.trim_threshold=33554432",
+    "glibc.malloc.mmap_threshold=4194304:glibc.malloc.trim_threshold=33554432:glibc.pthread.rseq=0",
 );
 
 /// The settings from which a backend makes its plans.
@@ -231,6 +233,11 @@ pub trait Launcher: Send + Sync + 'static {
     /// The number of paused copies of a guest that are kept as checkpoints.
     fn checkpoints(&self) -> u32 {
         0
+    }
+
+    /// The limits of an exact copy of a guest. `None` if guests of this kind have none.
+    fn copy_limits(&self) -> Option<CopyLimits> {
+        None
     }
 
     /// Starts a guest, which has not received any message. Dropping the guest ends it.

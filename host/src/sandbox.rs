@@ -3,6 +3,7 @@
 mod builder;
 mod captured;
 mod changes;
+mod copying;
 mod files;
 mod going_back;
 mod resuming;
@@ -34,6 +35,7 @@ pub use crate::callbacks::{
 pub use crate::value::Variable;
 pub use builder::SandboxBuilder;
 pub use captured::Captured;
+pub use copying::SandboxCopy;
 pub use files::Files;
 pub use suspended::{Past, Spent, Suspended, number_of_copies};
 
@@ -248,6 +250,7 @@ impl Sandbox {
             on_display,
             value: value.clone(),
             request,
+            copies: None,
             cancel,
             trace: Context::current(),
         };

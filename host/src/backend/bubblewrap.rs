@@ -12,6 +12,8 @@ use rustix::process::geteuid;
 use sandglass_core::Error;
 use tokio::process::Command;
 
+use crate::guest::isolated::CopyLimits;
+use crate::guest::isolated::rooms::{FOLDERS, MOST_ROOMS, ROOMS};
 use crate::guest::{FILTER_FD, Guest, GuestProcess, INFO_FD, MAPPED_FD, Plan};
 use crate::launcher::{BackendKind, COPIED_MEMORY, Launcher, ONE_THREAD, Settings};
 use crate::runtime::{HASH_SEED, Python, Runtime, guest_args, packaged, which};
@@ -57,6 +59,10 @@ pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
     let owner = owner(settings)?;
     let plan = plan(&view, settings);
     Ok(Arc::new(Bubblewrap {
+        copy_limits: can_be_copied(&view, settings).then_some(CopyLimits {
+            bounds: settings.resources.bounds(),
+            tmp_bytes: settings.resources.tmp_bytes,
+        }),
         plan,
         ahead: settings.ahead,
         checkpoints: settings.checkpoints,
@@ -180,7 +186,14 @@ struct Bubblewrap {
     users: Users,
     /// The owner of the workspace, where guests have one.
     owner: Option<Arc<User>>,
+    copy_limits: Option<CopyLimits>,
     runtime: Arc<Runtime>,
+}
+
+/// Returns true if guests can be [copied](crate::guest::isolated): the host is root, and files are in memory.
+fn can_be_copied(view: &View, settings: &Settings) -> bool {
+    let can_trace = cfg!(target_arch = "x86_64") && view.user.is_some() && view.filter.is_some();
+    can_trace && settings.checkpoints > 0 && settings.workspace.is_none()
 }
 
 impl Launcher for Bubblewrap {
@@ -194,6 +207,10 @@ impl Launcher for Bubblewrap {
 
     fn checkpoints(&self) -> u32 {
         self.checkpoints
+    }
+
+    fn copy_limits(&self) -> Option<CopyLimits> {
+        self.copy_limits
     }
 
     fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {
@@ -288,7 +305,12 @@ fn seen_at(path: &Path) -> PathBuf {
 pub fn plan(view: &View, settings: &Settings) -> Plan {
     let resources = &settings.resources;
     let mut args = Args::around(view, settings);
-    args.add(["--disable-userns"]);
+    if can_be_copied(view, settings) {
+        // The host makes user namespaces for copies, which this option would forbid. The filter refuses them to the guest.
+        args.rooms(resources.disk_bytes);
+    } else {
+        args.add(["--disable-userns"]);
+    }
     match &settings.workspace {
         Some(folder) => {
             args.bind("--bind", folder, Path::new("/workspace"));
@@ -440,6 +462,17 @@ impl Args {
 
     fn bind(&mut self, how: &str, from: &Path, to: &Path) {
         self.0.extend([how.into(), from.into(), to.into()]);
+    }
+
+    /// Adds the folders of later copies. They cannot be written to here.
+    fn rooms(&mut self, bytes: u64) {
+        // The memory of each copy's control group is what bounds its files.
+        let bytes = bytes.saturating_mul(MOST_ROOMS.into()).min(1 << 50);
+        self.folder(ROOMS, bytes);
+        for (number, folder) in (0..MOST_ROOMS).flat_map(|number| FOLDERS.map(|folder| (number, folder))) {
+            self.add(["--dir", &format!("{ROOMS}/{number}/{folder}")]);
+        }
+        self.add(["--remount-ro", ROOMS]);
     }
 
     /// Lets all users enter the folders around a mount. By itself, bubblewrap 0.8 makes them for its own user only. A forked

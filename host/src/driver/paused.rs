@@ -7,15 +7,17 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use sandglass_core::Killer;
+use futures_util::future::BoxFuture;
 use sandglass_core::protocol::Event;
-use sandglass_core::session::{GuestInput, Input, Slot};
+use sandglass_core::session::{Fork, GuestInput, Input, Slot};
+use sandglass_core::{Error, Killer};
 use tokio::task::JoinSet;
 
 use super::slots::{HeldGuest, Running};
 use super::task::SandboxTask;
+use super::{CopiesOrder, MadeCopy};
 use crate::guest::copies::{Copies, PausedCopy};
-use crate::guest::{Exit, GuestProcess};
+use crate::guest::{Exit, Guest, GuestProcess};
 use crate::value::Payload;
 
 /// The paused copies of a sandbox's guests.
@@ -23,6 +25,8 @@ pub(super) struct PausedGuests {
     copies: Copies,
     /// Copies that are being made.
     pub(super) making: JoinSet<Made>,
+    /// The session's first guest, if the session is a copy.
+    waiting: Option<Guest>,
 }
 
 /// The generation of the guest, the number of the checkpoint, and the copy that the guest has made, or the reason why not.
@@ -41,8 +45,9 @@ impl AsRef<[u8]> for Handle {
 }
 
 impl PausedGuests {
-    pub(super) fn new(are_made: bool) -> Self {
+    pub(super) fn new(are_made: bool, waiting: Option<Guest>) -> Self {
         Self {
+            waiting,
             copies: Copies::new(are_made),
             making: JoinSet::new(),
         }
@@ -63,6 +68,9 @@ impl SandboxTask {
             return;
         };
         let (left, root) = self.paused.copies.started(&running.kin);
+        if running.kin.is_copied {
+            self.session.leaves_checkpoints();
+        }
         for number in left {
             self.give_up(number, "a guest within new limits has started");
         }
@@ -144,8 +152,58 @@ impl SandboxTask {
     /// Starts a copy of a paused copy as the sandbox's guest.
     pub(super) fn revive(&mut self, checkpoint: &Payload) {
         let number = <[u8; 4]>::try_from(&*checkpoint.0).map_or(0, u32::from_le_bytes); // checkpoints are numbered from 1
-        let launch = self.paused.copies.revive(number);
+        let launch = match (self.paused.waiting.take(), self.ordered_copies()) {
+            (Some(guest), _) => Box::pin(async { Ok(guest) }),
+            (None, Some((order, fork))) => self.spread(number, order, fork),
+            (None, None) => self.paused.copies.revive(number),
+        };
         self.slots.launch(Slot::Main, launch, Vec::new());
+    }
+
+    /// The order for copies for which the guest ends just now.
+    fn ordered_copies(&mut self) -> Option<(CopiesOrder, Fork<Payload>)> {
+        let ordered = self.waiters.iter_mut().find_map(|(ticket, waiter)| {
+            let fork = waiter.watch.copies.is_some().then(|| self.session.copied_for(*ticket))??;
+            Some((waiter.watch.copies.take()?, fork))
+        });
+        ordered
+    }
+
+    /// Makes copies of the sandbox. Its own guest is one of them, or comes alone if there can be none.
+    fn spread(
+        &self,
+        checkpoint: u32,
+        order: CopiesOrder,
+        fork: Fork<Payload>,
+    ) -> BoxFuture<'static, Result<Guest, Error>> {
+        let CopiesOrder { count, made } = order;
+        let Some(limits) = self.launcher.copy_limits() else {
+            let _ = made.send(Err("guests of this kind are copied by value".to_owned()));
+            return self.paused.copies.revive(checkpoint);
+        };
+        let (spreading, alone) = (
+            self.paused.copies.spread(checkpoint, limits, count + 1),
+            self.paused.copies.revive(checkpoint),
+        );
+        Box::pin(async move {
+            let why = match spreading.await {
+                Ok(mut guests) => {
+                    if let Some(own) = guests.pop() {
+                        let copies = guests.into_iter().map(|guest| MadeCopy {
+                            fork: fork.clone(),
+                            guest,
+                        });
+                        let _ = made.send(Ok(copies.collect())); // if nobody waits for them any more, they end
+                        return Ok(own);
+                    }
+                    "none was made".to_owned()
+                }
+                Err(why) => why,
+            };
+            tracing::debug!(why, "a session is not copied exactly");
+            let _ = made.send(Err(why));
+            alone.await
+        })
     }
 
     /// Ends the main guest. Its paused copies stay, unless the session is over.

@@ -55,7 +55,7 @@ pub(super) struct SandboxTask {
     /// The counts of the guest's limits when the execution under way began.
     pub(super) begun: Hits,
     pub(super) effects: VecDeque<Effect<Payload>>,
-    waiters: HashMap<Ticket, Waiter>,
+    pub(super) waiters: HashMap<Ticket, Waiter>,
     calls: HashMap<u32, AbortHandle>,
     claims: Claims,
     pub(super) journal: Journal,
@@ -67,9 +67,9 @@ pub(super) struct SandboxTask {
 }
 
 /// A caller that waits for a command.
-struct Waiter {
+pub(super) struct Waiter {
     answer: oneshot::Sender<Answered>,
-    watch: Watch,
+    pub(super) watch: Watch,
     displays: Vec<Display>,
 }
 
@@ -91,6 +91,7 @@ impl SandboxTask {
         session: Session<Payload>,
         max_value_bytes: f64,
         launcher: Arc<dyn Launcher>,
+        waiting: Option<Guest>,
         functions: Functions,
         mut callbacks: Callbacks,
         messages: mpsc::WeakUnboundedSender<Message>,
@@ -102,7 +103,7 @@ impl SandboxTask {
             reason = "within 2 GB by its range"
         )]
         let max_value_bytes = max_value_bytes as usize;
-        let paused = PausedGuests::new(session.limits().checkpoints);
+        let paused = PausedGuests::new(session.limits().checkpoints, waiting);
         let journal = Journal::new(callbacks.journal.take());
         Self {
             session,

@@ -12,6 +12,7 @@ use futures_util::future::BoxFuture;
 use sandglass_core::Error;
 
 use super::fork::Forker;
+use super::isolated::CopyLimits;
 use super::memory;
 use super::paused::{Boundary, PausedGuest, with_beginning};
 use super::{Guest, GuestProcess};
@@ -42,6 +43,10 @@ impl PausedCopy {
     pub async fn end(self) {
         self.guest.end().await;
     }
+
+    pub(super) fn guest(&self) -> &PausedGuest {
+        &self.guest
+    }
 }
 
 /// A running guest's place among its copies.
@@ -52,6 +57,8 @@ pub struct Kin {
     pub(crate) own: Option<GuestProcess>,
     /// All that was started for the guest, if its paused copies are kept.
     pub(crate) boundary: Option<Arc<Boundary>>,
+    /// True if the guest is an isolated copy. It has the state of a checkpoint, and none of the checkpoints.
+    pub(crate) is_copied: bool,
 }
 
 impl Kin {
@@ -85,8 +92,8 @@ impl Copies {
         let boundary = self.boundary.clone().filter(|boundary| self.are_within(boundary));
         let (paused, all) = self.others();
         Box::pin(async move {
-            if let Some(boundary) = boundary {
-                match boundary.revive(boundary.beginning(), &paused, || stop(&all)).await {
+            if let Some((boundary, beginning)) = boundary.as_ref().and_then(|its| Some((its, its.beginning()?))) {
+                match boundary.revive(beginning, &paused, || stop(&all)).await {
                     Ok(guest) => return Ok(guest),
                     Err(error) => tracing::debug!(%error, "a guest does not come from its beginning"),
                 }
@@ -106,6 +113,22 @@ impl Copies {
         })
     }
 
+    /// Makes guests of a paused copy, each in namespaces of its own. The sandbox goes on in one of them, and its guest so far ends before.
+    pub fn spread(
+        &self,
+        checkpoint: u32,
+        limits: CopyLimits,
+        count: usize,
+    ) -> BoxFuture<'static, Result<Vec<Guest>, String>> {
+        let copy = self.copies.get(&checkpoint).and_then(Weak::upgrade);
+        let (_, all) = self.others();
+        Box::pin(async move {
+            let copy = copy.ok_or("its process is gone")?;
+            let boundary = Arc::clone(&copy.boundary);
+            boundary.spread(copy, limits, count, || stop(&all)).await
+        })
+    }
+
     /// Takes note of a guest that has started. Copies within another boundary have limits of their own, so they must end: returns their numbers,
     /// and the process to end with them.
     pub fn started(&mut self, kin: &Kin) -> (Vec<u32>, Option<GuestProcess>) {
@@ -113,6 +136,10 @@ impl Copies {
             return (Vec::new(), None);
         };
         let before = self.boundary.replace(Arc::clone(boundary));
+        if kin.is_copied {
+            self.copies.clear();
+            return (Vec::new(), None);
+        }
         match before.filter(|before| !Arc::ptr_eq(before, boundary)) {
             None => (Vec::new(), None),
             Some(before) => {
@@ -204,7 +231,9 @@ impl Copies {
             }
         }
         let boundary = self.boundary.take()?;
-        boundary.beginning().kill();
+        if let Some(beginning) = boundary.beginning() {
+            beginning.kill();
+        }
         boundary.take_root()
     }
 
@@ -220,7 +249,7 @@ impl Copies {
     /// The numbers of all paused processes, as the guest knows them, and all copies.
     fn others(&self) -> (Vec<u32>, Vec<Arc<PausedCopy>>) {
         let all: Vec<_> = self.alive().map(|(_, copy)| copy).collect();
-        let beginning = self.boundary.iter().map(|boundary| boundary.beginning());
+        let beginning = self.boundary.iter().filter_map(|boundary| boundary.beginning());
         let paused = all.iter().map(|copy| &copy.guest).chain(beginning);
         (paused.filter_map(PausedGuest::inner_id).collect(), all)
     }

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::process::process_of;
 use super::{Exit, Guest, Process, epoch};
@@ -92,6 +92,21 @@ impl Forker {
             },
             theirs,
         ))
+    }
+
+    /// The forker of a guest that has its end of this control socket already.
+    pub(super) fn on(control: OwnedFd, root: Option<u32>, kept: Option<Arc<dyn Any + Send + Sync>>) -> std::io::Result<Self> {
+        let control = watched(control, Interest::READABLE | Interest::WRITABLE)?;
+        Ok(Self {
+            control: Arc::new(Mutex::new(control)),
+            root,
+            kept,
+        })
+    }
+
+    /// The control socket, for as long as nobody else gives orders.
+    pub(super) async fn lock(&self) -> OwnedMutexGuard<AsyncFd<OwnedFd>> {
+        Arc::clone(&self.control).lock_owned().await
     }
 
     /// Sets the process that the host started for the guest.

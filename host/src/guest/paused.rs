@@ -9,7 +9,7 @@
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,11 +18,17 @@ use sandglass_core::Error;
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
+use super::copies::PausedCopy;
 use super::fork::{CopyProcess, Forked, Forker, Order, channel, parent_of};
+use super::isolated::family::{Parts, Trunk};
+use super::isolated::rooms::Rooms;
+use super::isolated::{self, CopyLimits, Origin};
 use super::{Guest, GuestProcess, Process, epoch};
 
 /// The time for a guest to start and to make its first copy.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time to make copies in namespaces of their own.
+const SPREAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time for a killed copy to end.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -132,10 +138,15 @@ impl PausedGuest {
 
 /// All that was started for a guest and its paused copies. It is kept as long as one of them lives.
 pub(crate) struct Boundary {
-    /// The processes between the host and the guest. They run none of the user's code.
+    /// The processes between the host and the guest, the nearest to the guest first. They run none of the user's code.
     standing: Vec<u32>,
-    beginning: PausedGuest,
+    /// The paused copy of the guest without any state. A guest that is a copy has none.
+    beginning: Option<PausedGuest>,
     rest: Rest,
+    /// What the guest stands below, if it is a copy.
+    above: Option<Arc<Trunk>>,
+    /// The folders for copies of the guest, once there are copies.
+    rooms: OnceLock<Arc<Rooms>>,
 }
 
 /// A boundary's processes while it has no guest.
@@ -181,23 +192,103 @@ impl Boundary {
         Ok((
             Self {
                 standing,
-                beginning,
+                beginning: Some(beginning),
                 rest,
+                above: None,
+                rooms: OnceLock::new(),
             },
             own,
         ))
     }
 
+    /// The boundary of a copy, whose keeper is this process.
+    fn of_copy(keeper: u32, above: &Arc<Trunk>, rooms: &Arc<Rooms>) -> Self {
+        Self {
+            standing: vec![keeper],
+            beginning: None,
+            rest: Rest::default(),
+            above: Some(Arc::clone(above)),
+            rooms: OnceLock::from(Arc::clone(rooms)),
+        }
+    }
+
     /// The paused copy of the guest without any state.
-    pub(crate) fn beginning(&self) -> &PausedGuest {
-        &self.beginning
+    pub(crate) fn beginning(&self) -> Option<&PausedGuest> {
+        self.beginning.as_ref()
+    }
+
+    /// The folders for copies of the guest.
+    fn rooms(&self) -> std::io::Result<Arc<Rooms>> {
+        if self.rooms.get().is_none() {
+            let nearest = self.standing.first().copied().unwrap_or_default();
+            let _ = self.rooms.set(Arc::new(Rooms::around(nearest)?));
+        }
+        let rooms = self.rooms.get().cloned();
+        rooms.ok_or_else(|| std::io::Error::other("there are no folders"))
+    }
+
+    /// Makes guests of a paused copy once the last guest is gone, each in namespaces of its own. They may take `most_bytes` together with what
+    /// they stand below. The boundary then has no guest any more.
+    ///
+    /// # Errors
+    /// The reason why there can be none. The paused copy is then as before.
+    pub(crate) async fn spread(
+        &self,
+        copy: Arc<PausedCopy>,
+        limits: CopyLimits,
+        count: usize,
+        stop_all: impl Fn(),
+    ) -> Result<Vec<Guest>, String> {
+        let text = |error: std::io::Error| error.to_string();
+        let mut lent = self.rest.emptied().await.map_err(|error| error.to_string())?;
+        stop_all();
+        if let Some(beginning) = &self.beginning {
+            beginning.stop();
+        }
+        let root = lent.processes.root.as_ref().ok_or("its processes are gone")?;
+        let held = root.held_bytes().unwrap_or_default();
+        let above = self.above.as_ref().map_or(0, |above| above.held_bytes());
+        if held.saturating_add(above) > limits.bounds.memory_bytes {
+            return Err("the states that it was copied from take too much memory".to_owned());
+        }
+        let paused = copy.guest();
+        let forker = &paused.forker;
+        let control = forker.lock().await;
+        let origin = Origin {
+            pid: paused.id().ok_or("its process is gone")?,
+            control: control.get_ref().try_clone().map_err(text)?,
+            rooms: self.rooms().map_err(text)?,
+            limits,
+        };
+        let (epoch, kept) = (epoch().map_err(|error| error.to_string())?, forker.kept());
+        let rooms = Arc::clone(&origin.rooms);
+        let mut making = tokio::task::spawn_blocking(move || isolated::make(&origin, epoch, count));
+        let made = match tokio::time::timeout(SPREAD_TIMEOUT, &mut making).await {
+            Ok(made) => made,
+            Err(_) => {
+                paused.kill(); // which ends the making
+                making.await
+            }
+        };
+        let made = made.map_err(|error| error.to_string())?.map_err(text)?;
+        let root = lent.processes.root.take().ok_or("its processes are gone")?;
+        let trunk = Arc::new(Trunk::new(root, Arc::clone(&copy), self.above.clone()));
+        let guests = made.into_iter().map(|made| {
+            let parts = Parts::of(made, &trunk)?;
+            let keeper = parts.process.id().unwrap_or_default();
+            let boundary = Self::of_copy(keeper, &trunk, &rooms);
+            Guest::copied(parts, keeper, Arc::new(boundary), kept.clone())
+        });
+        let guests: Result<Vec<_>, Error> = guests.collect();
+        guests.map_err(|error| error.to_string())
     }
 
     /// Ends the guest with everything else but its paused copies. `paused` are their numbers. Gives the process back if it can only end as a
     /// whole.
     pub(crate) fn end_guest(&self, root: GuestProcess, paused: impl Iterator<Item = u32>) -> Option<GuestProcess> {
         let standing = self.standing.iter().copied();
-        let spared = standing.chain(self.beginning.id()).chain(paused).collect();
+        let beginning = self.beginning.as_ref().and_then(PausedGuest::id);
+        let spared = standing.chain(beginning).chain(paused).collect();
         let Some(sweep) = root.sweeper(spared) else {
             return Some(root);
         };

@@ -2,18 +2,18 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use sandglass_core::budget::Budget;
 use sandglass_core::limits::MAX_CHECKPOINTS;
 use sandglass_core::protocol::{GuestInfo, QUERIES};
 use sandglass_core::{BudgetLimits, Error, Limits, Profile, Session};
 
-use super::{Capabilities, Past, Sandbox, Spent};
+use super::{Capabilities, Past, Sandbox, SandboxCopy, Spent};
 use crate::backend;
 use crate::callbacks::{self, Answer, Functions, HostCall, HostFunctions, Query};
 use crate::driver::journal::JournalPlace;
-use crate::driver::{Callbacks, Driver, OnStart, now};
+use crate::driver::{Callbacks, Driver, MadeCopy, OnStart, now};
 use crate::launcher::{BackendKind, Kernels, Launcher, Resources, Settings};
 use crate::users::Users;
 use crate::value::Value;
@@ -36,6 +36,7 @@ pub struct SandboxBuilder {
     budget_limits: BudgetLimits,
     spent: Spent,
     past: Option<Past>,
+    copy: Option<Arc<Mutex<Option<MadeCopy>>>>,
     functions: Functions,
     callbacks: Callbacks,
     on_start: Option<OnFacts>,
@@ -266,6 +267,14 @@ impl SandboxBuilder {
         self
     }
 
+    /// Makes the sandbox of a copy, with the options of its original.
+    #[must_use]
+    pub fn copy(mut self, copy: SandboxCopy) -> Self {
+        let SandboxCopy { made, spent } = copy;
+        self.copy = Some(Arc::new(Mutex::new(Some(made))));
+        self.spent(spent)
+    }
+
     /// Sets a budget that the sandbox shares with others. Its times are on the clock of [`now`].
     #[must_use]
     pub fn shared_budget(mut self, budget: Budget) -> Self {
@@ -367,7 +376,12 @@ impl SandboxBuilder {
                 budget
             }
         };
-        let session = Session::new(limits.clone(), names)
+        let made = self.copy.and_then(|copy| copy.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let (session, waiting) = match made {
+            Some(MadeCopy { fork, guest }) => (Session::forked(fork), Some(guest)),
+            None => (Session::new(limits.clone(), names), None),
+        };
+        let session = session
             .with_budget(budget.clone())
             .with_profile(self.profile, self.output_fields)
             .with_values(self.max_result_bytes);
@@ -404,6 +418,7 @@ impl SandboxBuilder {
             session,
             limits.max_value_bytes,
             launcher,
+            waiting,
             self.functions,
             Callbacks {
                 on_start,

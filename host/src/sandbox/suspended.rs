@@ -165,10 +165,7 @@ impl Sandbox {
     /// # Errors
     /// [`Error::NotSerializable`] when it is more than `max_bytes` or 2000 files, and as all calls.
     pub async fn suspend(&self, max_bytes: u64) -> Result<Suspended, Error> {
-        let spent = Spent {
-            usage: self.spent(),
-            time_ms: self.budget_time().unwrap_or_default(),
-        };
+        let spent = self.all_spent();
         let Captured { state, mut lost } = self.capture_portable_state(max_bytes).await?;
         let past = Past(self.driver.past().await?);
         let left = max_bytes.checked_sub(state.len() as u64 + past.bytes());
@@ -197,6 +194,14 @@ impl Sandbox {
         let lost = self.open_state(suspended.state.clone(), max_bytes).await?;
         self.driver.add_lost(lost.clone());
         Ok(lost)
+    }
+
+    /// The used part of the budget.
+    pub(super) fn all_spent(&self) -> Spent {
+        Spent {
+            usage: self.spent(),
+            time_ms: self.budget_time().unwrap_or_default(),
+        }
     }
 
     /// The time in milliseconds since the sandbox's budget began, if the budget limits time.

@@ -9,6 +9,7 @@
 
 mod ahead;
 mod checkpoints;
+mod copies;
 mod displays;
 mod docker;
 mod ends;

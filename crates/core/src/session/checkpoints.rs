@@ -28,7 +28,8 @@ pub enum StateCommand {
     Restore(Option<u32>),
     /// Goes back to the state before the last execution.
     Undo,
-    /// Saves the state, and returns it for another session.
+    /// Saves the state, and returns it for another session. If checkpoints are paused copies, the session goes on in a guest that comes from the
+    /// newest one, and the driver makes the other sessions' guests beside it.
     Fork,
     /// Goes to the state before the pending execution.
     Rewind,
@@ -63,6 +64,8 @@ pub(super) struct Checkpoints<B> {
     pub(super) growing: bool,
     /// The user's request to go back that is under way.
     pub(super) reverting: Option<Reverting<B>>,
+    /// True if the guest that comes from a paused copy cannot have it, or the older ones, as checkpoints.
+    pub(super) left_behind: bool,
     /// True if nobody was told yet which variables the restored checkpoint lacks.
     pub(super) tells: bool,
     /// If the state is another session's and not restored yet: what to say if it cannot be, and what holds then.
@@ -120,6 +123,7 @@ impl<B> Checkpoints<B> {
             saving: None,
             growing: false,
             reverting: None,
+            left_behind: false,
             tells: false,
             given: None,
             settings: 0,
@@ -323,10 +327,14 @@ impl<B: Body> Interpreter<B> {
     pub(super) fn answer_about_state(&mut self, now: f64, ticket: Ticket, command: StateCommand) {
         let reply = match command {
             _ if !self.checkpoints.are_made => Err(Error::invalid("checkpoints", "is \"off\": nothing is saved")),
-            StateCommand::Fork if self.checkpoints.most_paused.is_some() => {
-                let why = "are paused copies of the guest, which belong to one sandbox; copy its variables by value";
-                Err(Error::invalid("checkpoints", why))
-            }
+            StateCommand::Fork if self.checkpoints.most_paused.is_some() => match self.checkpoints.newest() {
+                Ok(link) if self.checkpoints.at() == Some(link.number) => {
+                    let origin = Origin::Saved(link.number, Steps::default());
+                    return self.revert(now, ticket, origin);
+                }
+                Ok(_) => Err(Error::NotSerializable("the state is not saved; variables are kept".to_owned())),
+                Err(error) => Err(error),
+            },
             StateCommand::Checkpoint => self.checkpoints.newest().map(|link| Reply::State(link.execution)),
             StateCommand::Fork => self
                 .checkpoints
@@ -520,6 +528,9 @@ impl<B: Body> Interpreter<B> {
             self.resolve(ticket, Ok(Reply::State(execution)));
         } else {
             self.tell_later(state);
+        }
+        if std::mem::take(&mut self.checkpoints.left_behind) {
+            self.checkpoints.leave_behind();
         }
         if is_outdated {
             return self.configure_again(now);

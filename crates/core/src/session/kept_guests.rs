@@ -5,10 +5,12 @@
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
-use super::Body;
 use super::checkpoints::Checkpoints;
+use super::copies::Fork;
 use super::interpreter::{Guest, Interpreter};
+use super::journal::Origin;
 use super::saves::Demand;
+use super::{Body, Session, Ticket};
 use crate::error::Error;
 use crate::execution::StateReport;
 
@@ -27,6 +29,14 @@ impl<B: Body> Checkpoints<B> {
         self.most_paused.is_some() && (demand.executes || (self.saving.is_some() && !demand.undoes))
     }
 
+    /// Drops all checkpoints, of which the guest has none. Its state is saved anew.
+    pub(super) fn leave_behind(&mut self) {
+        self.chain.clear();
+        (self.base, self.before) = (None, None);
+        self.end_journal();
+        self.dirty = true;
+    }
+
     /// Drops the checkpoint that the state came from. The state has the same relation to an older checkpoint then, if there is one.
     fn drop_base(&mut self, number: u32) {
         let parent = self.chain.find(number).and_then(|link| link.parent);
@@ -37,6 +47,21 @@ impl<B: Body> Checkpoints<B> {
         self.chain.remove(number);
         self.base = older;
         self.end_journal();
+    }
+}
+
+impl<B: Body> Session<B> {
+    /// All that another session needs to go on from the paused copy of which the guest is being made for `ticket`.
+    pub fn copied_for(&self, ticket: Ticket) -> Option<Fork<B>> {
+        let checkpoints = &self.interpreter.checkpoints;
+        let reverting = checkpoints.reverting.as_ref().filter(|reverting| reverting.ticket == ticket)?;
+        let Origin::Saved(number, _) = reverting.origin else { return None };
+        Some(self.interpreter.fork_of(checkpoints.chain.find(number)?))
+    }
+
+    /// Takes note that the guest which comes from a paused copy has none of the checkpoints: they belong to others than it.
+    pub fn leaves_checkpoints(&mut self) {
+        self.interpreter.checkpoints.left_behind = true;
     }
 }
 
@@ -116,6 +141,7 @@ impl<B: Body> Interpreter<B> {
     pub(super) fn not_revived(&mut self, now: f64, why: &Error) {
         let wanted = self.checkpoints.wanted();
         (self.checkpoints.reviving, self.checkpoints.gone) = (None, None);
+        self.checkpoints.left_behind = false;
         self.exchange = None;
         self.end_guest(Guest::Down);
         if let Some(ticket) = self.take_reverting() {

@@ -12,6 +12,8 @@ import os
 
 #: The folders below which guests may write: their own, devices such as /dev/null, and settings of a process itself.
 WRITABLE = ("/workspace", "/tmp", "/dev", "/proc")
+#: The host's `host/src/guest/isolated/rooms.rs` has the same path.
+ROOMS = "/run/copies"
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION = 1
@@ -64,7 +66,7 @@ def confine() -> bool:
     ruleset = _call(_CREATE_RULESET, ctypes.byref(rules), size, 0)
     try:
         _allow(ruleset, "/", _READ)
-        for folder in WRITABLE:
+        for folder in (*WRITABLE, *_rooms()):
             if os.path.isdir(folder):
                 _allow(ruleset, folder, write | _READ)
         if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
@@ -73,6 +75,15 @@ def confine() -> bool:
     finally:
         os.close(ruleset)
     return True
+
+
+def _rooms() -> list[str]:
+    """The folders that later copies of the guest get as their own. This process sees them empty, and cannot write there."""
+    try:
+        numbers = os.listdir(ROOMS)
+    except FileNotFoundError:
+        return []
+    return [f"{ROOMS}/{number}/{folder}" for number in numbers for folder in ("workspace", "tmp")]
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:

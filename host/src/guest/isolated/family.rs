@@ -1,0 +1,120 @@
+//! What lives as long as a copy: the paused copy that it came from, with all that stands over both.
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use sandglass_core::{Error, Killer};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::rooms::Room;
+use super::{Copy, Keeper};
+use crate::cgroup::Cgroup;
+use crate::guest::copies::PausedCopy;
+use crate::guest::process::{GONE_WITHIN, process_of};
+use crate::guest::{Exit, GuestProcess, Hits, Process, Sweeper};
+use crate::seqpacket::watched;
+
+/// The processes that copies of a session stand below. All copies end with them, so they stay until the last copy has ended.
+pub(crate) struct Trunk {
+    /// The process that the host has started for the session before it was copied. It goes before the paused copy.
+    root: GuestProcess,
+    _origin: Arc<PausedCopy>,
+    above: Option<Arc<Trunk>>,
+}
+
+impl Trunk {
+    pub(crate) fn new(root: GuestProcess, origin: Arc<PausedCopy>, above: Option<Arc<Self>>) -> Self {
+        Self {
+            root,
+            _origin: origin,
+            above,
+        }
+    }
+
+    /// Bytes of memory that it holds, with all that it stands below.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let own = self.root.held_bytes().unwrap_or_default();
+        own.saturating_add(self.above.as_ref().map_or(0, |above| above.held_bytes()))
+    }
+}
+
+/// The processes of a copy.
+pub(crate) struct CopiedProcess {
+    keeper: Keeper,
+    /// The keeper's end.
+    end: AsyncFd<OwnedFd>,
+    group: Arc<Cgroup>,
+    /// These go after the processes.
+    _room: Room,
+    _trunk: Arc<Trunk>,
+}
+
+/// A copy that runs, in parts.
+pub(crate) struct Parts {
+    pub(crate) channel: std::os::unix::net::UnixStream,
+    pub(crate) control: OwnedFd,
+    pub(crate) epoch: u32,
+    pub(crate) guest: OwnedFd,
+    pub(crate) process: CopiedProcess,
+}
+
+impl Parts {
+    pub(crate) fn of(copy: Copy, trunk: &Arc<Trunk>) -> Result<Self, Error> {
+        let failed = |error: std::io::Error| Error::BootFailed(format!("a copy cannot be watched: {error}"));
+        let end = copy.keeper.0.try_clone().map_err(failed)?;
+        Ok(Self {
+            channel: copy.channel,
+            control: copy.control,
+            epoch: copy.epoch,
+            guest: copy.guest,
+            process: CopiedProcess {
+                end: watched(end, Interest::READABLE).map_err(failed)?,
+                keeper: copy.keeper,
+                group: copy.group,
+                _room: copy.room,
+                _trunk: Arc::clone(trunk),
+            },
+        })
+    }
+}
+
+impl Process for CopiedProcess {
+    fn kill(&mut self) {
+        self.keeper.kill();
+    }
+
+    fn wait(&mut self) -> BoxFuture<'_, Exit> {
+        Box::pin(async move {
+            // It is readable when the first process of the namespace is gone, and with it all others.
+            let _ = self.end.readable().await;
+            Exit {
+                killer: (self.hits().oom > 0).then_some(Killer::Oom),
+                ..Exit::default()
+            }
+        })
+    }
+
+    fn id(&self) -> Option<u32> {
+        process_of(self.end.get_ref())
+    }
+
+    fn held_bytes(&self) -> Option<u64> {
+        self.group.held_bytes()
+    }
+
+    fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
+        let (group, spared) = (Arc::clone(&self.group), HashSet::from_iter(spared));
+        Some(Box::new(move || group.kill_others(&spared, GONE_WITHIN)))
+    }
+
+    fn hits(&self) -> Hits {
+        let events = self.group.events();
+        Hits {
+            oom: events.oom_kills,
+            pids: events.pids_refused,
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The folders of copies, and the mounts that a copy sees instead of its origin's.
+//!
+//! A rule of Landlock is tied to a folder itself, and a confined process cannot add rules. So the folders of all copies are made, with their
+//! rules, when the first guest of a family starts (`backend/bubblewrap.rs`). A *room* is two such folders: one becomes a copy's `/workspace`,
+//! the other its `/tmp`.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::sched::{CloneFlags, unshare};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, unlinkat};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, mount, mount_remount, move_mount, open_tree};
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sendto, socket_with};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// The folder of the rooms, as guests see it. It cannot be written to there.
+pub const ROOMS: &str = "/run/copies";
+/// The number of rooms, and so the most copies of a family that live at once.
+pub const MOST_ROOMS: u16 = 128;
+/// The folders of a room.
+pub const FOLDERS: [&str; 2] = ["workspace", "tmp"];
+/// The deepest folder that is emptied. A deeper one costs its room.
+const DEEPEST: usize = 256;
+
+/// The rooms of a family: of a guest that the host has started, and of all copies that come from it.
+pub(crate) struct Rooms {
+    /// The mount namespace of the first guest.
+    namespace: OwnedFd,
+    free: Mutex<Vec<u16>>,
+}
+
+/// A room. Its files go when this is dropped.
+pub(crate) struct Room {
+    number: u16,
+    /// The two folders, as mounts that belong to no namespace yet.
+    folders: [OwnedFd; 2],
+    rooms: Arc<Rooms>,
+}
+
+impl Rooms {
+    /// The rooms of a family whose first guest is in the namespaces of process `standing`.
+    pub(crate) fn around(standing: u32) -> io::Result<Self> {
+        Ok(Self {
+            namespace: File::open(format!("/proc/{standing}/ns/mnt"))?.into(),
+            free: Mutex::new((0..MOST_ROOMS).rev().collect()),
+        })
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<u16>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes so many rooms. Moves the thread into the namespace of the first guest.
+    pub(super) fn take(self: &Arc<Self>, count: usize) -> io::Result<Vec<Room>> {
+        unshare(CloneFlags::CLONE_FS)?;
+        move_into_link_name_space(self.namespace.as_fd(), Some(LinkNameSpaceType::Mount))?;
+        (0..count).map(|_| self.take_one()).collect()
+    }
+
+    fn take_one(self: &Arc<Self>) -> io::Result<Room> {
+        let none = || io::Error::other(format!("a family has at most {MOST_ROOMS} copies at once"));
+        let number = self.free().pop().ok_or_else(none)?;
+        let open = |folder| {
+            let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+            open_tree(CWD, format!("{ROOMS}/{number}/{folder}"), flags)
+        };
+        let folders = open(FOLDERS[0]).and_then(|workspace| Ok([workspace, open(FOLDERS[1])?]));
+        match folders {
+            Ok(folders) => Ok(Room {
+                number,
+                folders,
+                rooms: Arc::clone(self),
+            }),
+            Err(error) => {
+                self.free().push(number);
+                let why = match error {
+                    Errno::NOENT => "its guest has no folders for copies".to_owned(),
+                    error => error.to_string(),
+                };
+                Err(io::Error::other(why))
+            }
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let (rooms, number) = (Arc::clone(&self.rooms), self.number);
+        let Ok(folders) = self.folders[0].try_clone().and_then(|one| Ok([one, self.folders[1].try_clone()?])) else {
+            return; // the room is not used again
+        };
+        // Not by the caller, which may be a task.
+        let emptying = move || {
+            if folders.iter().all(|folder| empty(folder.as_fd(), 0).is_ok()) {
+                rooms.free().push(number);
+            }
+        };
+        let _ = std::thread::Builder::new().name("sandglass-room".to_owned()).spawn(emptying);
+    }
+}
+
+/// What a copy sees, and whose it is.
+pub(super) struct Furnishing {
+    pub(super) user: u32,
+    pub(super) group: u32,
+    /// The most bytes of shared memory.
+    pub(super) bytes: u64,
+}
+
+impl Furnishing {
+    /// Gives the process its own empty folders, its `/proc`, its terminals and its loopback. Moves the thread into the process's namespaces:
+    /// `namespaces` are those of mounts and of the network.
+    pub(super) fn furnish(&self, namespaces: [&OwnedFd; 2], room: &Room, proc: &OwnedFd) -> io::Result<()> {
+        let [mounts, network] = namespaces;
+        move_into_link_name_space(mounts.as_fd(), Some(LinkNameSpaceType::Mount))?;
+        move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
+        let safe = MountFlags::NOSUID | MountFlags::NODEV;
+        let empty_path = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        for (folder, tree) in FOLDERS.into_iter().zip(&room.folders) {
+            let target = format!("/{folder}");
+            move_mount(tree, "", CWD, &*target, empty_path)?;
+            mount_remount(&*target, MountFlags::BIND | safe, "")?;
+        }
+        let hidden = safe | MountFlags::NOEXEC | MountFlags::RDONLY;
+        mount_at(ROOMS, "tmpfs", hidden, "size=4k,mode=000")?;
+        let (user, group) = (self.user, self.group);
+        let shared = format!("size={},mode=1777,uid={user},gid={group}", self.bytes);
+        mount_at("/dev/shm", "tmpfs", safe | MountFlags::NOEXEC, &shared)?;
+        let terminals = "newinstance,ptmxmode=0666,mode=620,max=64";
+        mount_at("/dev/pts", "devpts", MountFlags::NOSUID | MountFlags::NOEXEC, terminals)?;
+        move_mount(proc, "", CWD, "/proc", empty_path)?;
+        loopback_up()
+    }
+}
+
+fn mount_at(target: &str, kind: &str, flags: MountFlags, options: &str) -> io::Result<()> {
+    let options = std::ffi::CString::new(options).map_err(io::Error::other)?;
+    Ok(mount(kind, target, kind, flags, &*options)?)
+}
+
+fn open_folder(at: impl AsFd, path: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(at, path, flags, Mode::empty())
+}
+
+/// Removes all that is in a folder.
+fn empty(folder: impl AsFd, depth: usize) -> rustix::io::Result<()> {
+    if depth > DEEPEST {
+        return Err(Errno::LOOP);
+    }
+    let inside = open_folder(folder, ".")?;
+    let names: Vec<_> = Dir::read_from(&inside)?
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_owned()))
+        .filter(|name| &**name != c"." && &**name != c"..")
+        .collect();
+    for name in names {
+        match unlinkat(&inside, &*name, AtFlags::empty()) {
+            Err(Errno::ISDIR) => {
+                empty(open_folder(&inside, &*name)?, depth + 1)?;
+                unlinkat(&inside, &*name, AtFlags::REMOVEDIR)?;
+            }
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+/// Sets the loopback of the thread's network namespace up: a request `RTM_NEWLINK` (rtnetlink(7)) about the first link.
+fn loopback_up() -> io::Result<()> {
+    const NEW_LINK: u16 = 16;
+    const REQUEST: u16 = 1;
+    const BYTES: u32 = 32;
+    const UP: u32 = 1;
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    let mut message = Vec::new();
+    message.extend(BYTES.to_ne_bytes());
+    message.extend(NEW_LINK.to_ne_bytes());
+    message.extend(REQUEST.to_ne_bytes());
+    message.extend([0; 8]); // sequence number, sender
+    message.extend([0; 4]); // family, padding, kind of device
+    message.extend(1_u32.to_ne_bytes());
+    message.extend(UP.to_ne_bytes());
+    message.extend(UP.to_ne_bytes());
+    sendto(&socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    Ok(())
+}

@@ -1,0 +1,284 @@
+//! Tracing of stopped processes (`ptrace`). All functions of a process are called by the thread that traces it. If that thread ends before it
+//! lets the process go, the process ends.
+
+use std::io;
+
+use nix::errno::Errno;
+use nix::libc::{self, c_long, user_regs_struct};
+use nix::sys::ptrace::{self, Options};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+/// Lets the system calls of a process pass its filter (`PTRACE_O_SUSPEND_SECCOMP`). The kernel asks for `CAP_SYS_ADMIN` in the first user
+/// namespace.
+const SUSPEND_FILTER: Options = Options::from_bits_retain(1 << 21);
+/// The kernel's name of the machine, of which a process makes its calls (`AUDIT_ARCH_X86_64`).
+const MACHINE: u32 = 0xC000_003E;
+/// Bytes of the instruction that makes a call.
+const CALL_BYTES: u64 = 2;
+/// A register's value for "no call is under way".
+const NO_CALL: u64 = u64::MAX;
+
+pub(super) type Registers = user_regs_struct;
+
+/// A stopped process that this thread traces.
+pub(super) struct Traced {
+    pid: Pid,
+}
+
+/// The reason for which a process has stopped.
+#[derive(Debug, PartialEq)]
+enum Stop {
+    /// The begin or the end of a call.
+    Call,
+    /// The process has made another one.
+    Forked,
+    /// It was interrupted by its tracer, or has just been made.
+    Interrupted,
+    Signal(Signal),
+}
+
+fn options() -> Options {
+    Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_TRACEFORK | Options::PTRACE_O_EXITKILL
+}
+
+fn unexpected(what: impl std::fmt::Display) -> io::Error {
+    io::Error::other(what.to_string())
+}
+
+impl Traced {
+    /// Stops a process, even one that waits in a call. A process that a signal has stopped stays so.
+    pub(super) fn seize(pid: u32) -> io::Result<Self> {
+        let traced = Self {
+            pid: Pid::from_raw(pid.cast_signed()),
+        };
+        ptrace::seize(traced.pid, options())?;
+        ptrace::interrupt(traced.pid)?;
+        traced.wait()?;
+        Ok(traced)
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid.as_raw().cast_unsigned()
+    }
+
+    fn wait(&self) -> io::Result<Stop> {
+        loop {
+            match waitpid(self.pid, Some(WaitPidFlag::__WALL)) {
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+                Ok(WaitStatus::PtraceSyscall(_)) => return Ok(Stop::Call),
+                Ok(WaitStatus::PtraceEvent(_, _, libc::PTRACE_EVENT_FORK)) => return Ok(Stop::Forked),
+                Ok(WaitStatus::PtraceEvent(..)) => return Ok(Stop::Interrupted),
+                Ok(WaitStatus::Stopped(_, signal)) => return Ok(Stop::Signal(signal)),
+                Ok(_) => return Err(unexpected(format_args!("the process {} has ended", self.pid))),
+            }
+        }
+    }
+
+    pub(super) fn registers(&self) -> io::Result<Registers> {
+        Ok(ptrace::getregs(self.pid)?)
+    }
+
+    /// Lets a process that a signal has stopped run again, once it is let run.
+    pub(super) fn take_back_stop(&self) -> io::Result<()> {
+        Ok(kill(self.pid, Signal::SIGCONT)?)
+    }
+
+    /// Runs to the begin of a call. Any call but those allowed ends the process before it is made.
+    pub(super) fn run_to(&self, call: c_long, allowed: &[c_long]) -> io::Result<()> {
+        loop {
+            ptrace::syscall(self.pid, None)?;
+            match self.wait()? {
+                Stop::Call => {}
+                // The stop that is taken back may still be told.
+                Stop::Interrupted | Stop::Signal(Signal::SIGCONT) => continue,
+                stop => return Err(unexpected(format_args!("the process {} stopped: {stop:?}", self.pid))),
+            }
+            let info = ptrace::syscall_info(self.pid)?;
+            if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
+                continue;
+            }
+            let number = self.registers()?.orig_rax.cast_signed();
+            let is_own_machine = info.arch == MACHINE;
+            if is_own_machine && number == call {
+                return Ok(());
+            }
+            if !is_own_machine || !allowed.contains(&number) {
+                self.kill();
+                return Err(unexpected(format_args!(
+                    "the process {} was about to make the call {number}, and was ended",
+                    self.pid
+                )));
+            }
+        }
+    }
+
+    /// Makes a call in place of the one at whose begin the process stands, and comes back to that begin. `at` are the registers there.
+    pub(super) fn call_instead(&self, at: &Registers, number: c_long, arguments: [u64; 6]) -> io::Result<u64> {
+        self.begin_instead(at, number, arguments)?;
+        match self.wait()? {
+            Stop::Call => {}
+            stop => return Err(unexpected(format_args!("a call stopped: {stop:?}"))),
+        }
+        let result = self.registers()?.rax;
+        self.return_to(at)?;
+        succeeded(result)
+    }
+
+    /// Has the process make another one, past its filter, in place of the call at whose begin it stands. The new process has made no step. The
+    /// old one comes back to that begin.
+    pub(super) fn clone_instead(&self, at: &Registers, flags: c_long) -> io::Result<Self> {
+        ptrace::setoptions(self.pid, options() | SUSPEND_FILTER)?;
+        self.begin_instead(at, libc::SYS_clone, [flags.cast_unsigned(), 0, 0, 0, 0, 0])?;
+        let stop = self.wait()?;
+        let made = match stop {
+            Stop::Forked => Some(self.take_made()?),
+            Stop::Call => None,
+            stop => return Err(unexpected(format_args!("a call stopped: {stop:?}"))),
+        };
+        ptrace::setoptions(self.pid, options())?;
+        let Some(made) = made else {
+            let failed = succeeded(self.registers()?.rax);
+            self.return_to(at)?;
+            return Err(failed.err().unwrap_or_else(|| unexpected("no process was made")));
+        };
+        ptrace::syscall(self.pid, None)?;
+        match self.wait()? {
+            Stop::Call => {}
+            stop => return Err(unexpected(format_args!("a call stopped: {stop:?}"))),
+        }
+        self.return_to(at)?;
+        Ok(made)
+    }
+
+    /// The process that was just made.
+    fn take_made(&self) -> io::Result<Self> {
+        let number = ptrace::getevent(self.pid)?;
+        let number = i32::try_from(number).map_err(unexpected)?;
+        let made = Self {
+            pid: Pid::from_raw(number),
+        };
+        match made.wait()? {
+            Stop::Interrupted => Ok(made),
+            stop => Err(unexpected(format_args!("a new process stopped: {stop:?}"))),
+        }
+    }
+
+    fn begin_instead(&self, at: &Registers, number: c_long, arguments: [u64; 6]) -> io::Result<()> {
+        let mut registers = *at;
+        registers.orig_rax = number.cast_unsigned();
+        [
+            registers.rdi,
+            registers.rsi,
+            registers.rdx,
+            registers.r10,
+            registers.r8,
+            registers.r9,
+        ] = arguments;
+        ptrace::setregs(self.pid, registers)?;
+        Ok(ptrace::syscall(self.pid, None)?)
+    }
+
+    /// Goes from the end of a call back to the begin of the one in whose place it was made.
+    fn return_to(&self, at: &Registers) -> io::Result<()> {
+        let mut again = *at;
+        (again.rip, again.rax, again.orig_rax) = (at.rip - CALL_BYTES, at.orig_rax, NO_CALL);
+        ptrace::setregs(self.pid, again)?;
+        ptrace::syscall(self.pid, None)?;
+        match self.wait()? {
+            Stop::Call => Ok(()),
+            stop => Err(unexpected(format_args!("a call stopped: {stop:?}"))),
+        }
+    }
+
+    /// Has the call fail, at whose begin the process stands.
+    pub(super) fn fail(&self, at: &Registers, error: Errno) -> io::Result<()> {
+        let mut registers = *at;
+        registers.orig_rax = NO_CALL;
+        ptrace::setregs(self.pid, registers)?;
+        ptrace::syscall(self.pid, None)?;
+        match self.wait()? {
+            Stop::Call => {}
+            stop => return Err(unexpected(format_args!("a call stopped: {stop:?}"))),
+        }
+        let mut registers = self.registers()?;
+        registers.rax = i64::from(-(error as i32)).cast_unsigned();
+        Ok(ptrace::setregs(self.pid, registers)?)
+    }
+
+    /// Has the process run from `rip` until it stops itself by a signal. If it makes another process on its way, returns that one, which has made
+    /// no step.
+    pub(super) fn run(&self, registers: &Registers) -> io::Result<Option<Self>> {
+        let mut registers = *registers;
+        registers.orig_rax = NO_CALL;
+        ptrace::setregs(self.pid, registers)?;
+        let mut made = None;
+        loop {
+            ptrace::cont(self.pid, None)?;
+            match self.wait()? {
+                Stop::Signal(Signal::SIGSTOP) => return Ok(made),
+                Stop::Forked if made.is_none() => made = Some(self.take_made()?),
+                stop => return Err(unexpected(format_args!("the calls of a copy stopped: {stop:?}"))),
+            }
+        }
+    }
+
+    /// Has a process make a call. `at` are registers at the end of a call, of which only the instruction's address is taken.
+    pub(super) fn call(&self, at: &Registers, number: c_long, arguments: [u64; 6]) -> io::Result<u64> {
+        let mut registers = *at;
+        (registers.rip, registers.rax, registers.orig_rax) = (at.rip - CALL_BYTES, number.cast_unsigned(), NO_CALL);
+        [
+            registers.rdi,
+            registers.rsi,
+            registers.rdx,
+            registers.r10,
+            registers.r8,
+            registers.r9,
+        ] = arguments;
+        ptrace::setregs(self.pid, registers)?;
+        for _ in ["its begin", "its end"] {
+            ptrace::syscall(self.pid, None)?;
+            match self.wait()? {
+                Stop::Call => {}
+                stop => return Err(unexpected(format_args!("a call stopped: {stop:?}"))),
+            }
+        }
+        succeeded(self.registers()?.rax)
+    }
+
+    /// Lets the process go on at the end of its call, with this result.
+    pub(super) fn let_go_with(self, at: &Registers, result: u64) -> io::Result<()> {
+        let mut registers = *at;
+        (registers.rax, registers.orig_rax) = (result, NO_CALL);
+        self.let_go_at(&registers)
+    }
+
+    /// Lets the process go on with these registers. Its filter holds again.
+    pub(super) fn let_go_at(self, registers: &Registers) -> io::Result<()> {
+        let mut registers = *registers;
+        registers.orig_rax = NO_CALL;
+        ptrace::setregs(self.pid, registers)?;
+        ptrace::setoptions(self.pid, options())?;
+        Ok(ptrace::detach(self.pid, None)?)
+    }
+
+    /// Lets the process go, stopped by a signal.
+    pub(super) fn let_go_stopped(self) -> io::Result<()> {
+        kill(self.pid, Signal::SIGSTOP)?;
+        Ok(ptrace::detach(self.pid, None)?)
+    }
+
+    pub(super) fn kill(&self) {
+        let _ = kill(self.pid, Signal::SIGKILL); // it may have ended
+    }
+}
+
+/// The result of a call, or its error.
+pub(super) fn succeeded(result: u64) -> io::Result<u64> {
+    match result.cast_signed() {
+        error @ -4095..=-1 => Err(io::Error::from_raw_os_error(i32::try_from(-error).unwrap_or_default())),
+        _ => Ok(result),
+    }
+}

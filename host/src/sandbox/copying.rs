@@ -1,0 +1,47 @@
+//! Copies of a sandbox.
+
+use sandglass_core::Error;
+use sandglass_core::session::{Command, Reply, StateCommand};
+use tokio::sync::oneshot;
+
+use super::{Sandbox, Spent};
+use crate::driver::{CopiesOrder, MadeCopy, Watch};
+
+/// An exact copy of a sandbox: all that is in Python's memory, and the files of its folders. [`SandboxBuilder::copy`] makes a sandbox of it,
+/// and dropping it ends it.
+///
+/// [`SandboxBuilder::copy`]: super::SandboxBuilder::copy
+pub struct SandboxCopy {
+    pub(super) made: MadeCopy,
+    pub(super) spent: Spent,
+}
+
+impl std::fmt::Debug for SandboxCopy {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("SandboxCopy").finish_non_exhaustive()
+    }
+}
+
+impl Sandbox {
+    /// Makes exact copies, each isolated like any other sandbox. The sandbox goes on in another process. Its older checkpoints end.
+    ///
+    /// # Errors
+    /// [`Error::NotSerializable`] names the reason for which there can be none; [`Sandbox::suspend`] then gives copies by value. Variables are
+    /// kept. [`Error::InvalidOption`] when checkpoints are off.
+    pub async fn fork(&self, count: usize) -> Result<Vec<SandboxCopy>, Error> {
+        let (made, copies) = oneshot::channel();
+        let watch = Watch {
+            copies: Some(CopiesOrder { count, made }),
+            ..Watch::default()
+        };
+        match self.driver.submit(Command::State(StateCommand::Fork), watch).await? {
+            Reply::State(_) => {}
+            _ => return Err(Error::Protocol("an answer that is no state".to_owned())),
+        }
+        let why_not = |why| Error::NotSerializable(format!("there can be no exact copy: {why}; variables are kept"));
+        let copies = copies.await.unwrap_or_else(|_| Err("the guest ended meanwhile".to_owned()));
+        let spent = self.all_spent();
+        let copies = copies.map_err(why_not)?.into_iter();
+        Ok(copies.map(|made| SandboxCopy { made, spent }).collect())
+    }
+}

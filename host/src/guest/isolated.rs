@@ -147,8 +147,6 @@ fn descriptor(pid: u32) -> io::Result<OwnedFd> {
 pub(crate) fn make(origin: &Origin, epoch: u32, count: usize) -> io::Result<Vec<Copy>> {
     let facts = Facts::of(origin.pid)?;
     facts.can_be_copied(origin.pid)?;
-    Table::of(origin.pid)?.has_no_other_sockets(SOCKETS - 2)?;
-    let files = Files::of(origin.pid)?;
     let furnishing = Furnishing {
         user: facts.number("Uid")?,
         group: facts.number("Gid")?,
@@ -170,7 +168,7 @@ pub(crate) fn make(origin: &Origin, epoch: u32, count: usize) -> io::Result<Vec<
         let rooms = taken.recv().map_err(given_up)??;
         let tracer = thread::Builder::new().name("sandglass-copy".to_owned());
         let tracing = move || {
-            let copying = Copying::begin(origin, epoch, facts, files)?;
+            let copying = Copying::begin(origin, epoch, facts)?;
             let each = rooms.into_iter().map(|room| copying.make_one(origin, room, &jobs));
             let copies = each.collect::<io::Result<Vec<_>>>();
             copying.end(origin)?;
@@ -206,10 +204,21 @@ struct Copying {
 }
 
 impl Copying {
-    fn begin(origin: &Origin, epoch: u32, facts: Facts, files: Files) -> io::Result<Self> {
+    fn begin(origin: &Origin, epoch: u32, facts: Facts) -> io::Result<Self> {
         let traced = Traced::seize(origin.pid)?;
         traced.take_back_stop()?;
         traced.run_to(libc::SYS_recvmsg, &ALLOWED)?;
+        let looked = || {
+            Table::of(origin.pid)?.has_no_other_sockets(SOCKETS - 2)?;
+            Files::of(origin.pid)
+        };
+        let files = match looked() {
+            Ok(files) => files,
+            Err(why) => {
+                traced.let_go_stopped()?;
+                return Err(why);
+            }
+        };
         let (ours, first) = pair()?;
         let (_other, second) = pair()?;
         let order = format!("{{\"epoch\":{epoch}}}");
@@ -273,11 +282,12 @@ impl Copying {
         let handed: Vec<BorrowedFd<'_>> = entrances
             .iter()
             .map(AsFd::as_fd)
-            .chain([its_channel.as_fd(), its_control.as_fd()])
+            .chain([origin.rooms.proc.as_fd(), its_channel.as_fd(), its_control.as_fd()])
             .collect();
         let numbers: Vec<u64> = handed.iter().map(|_| taken.take()).collect();
         self.receive(&mut calls, &traced, &handed, &numbers)?;
-        let (entering, sockets) = numbers.split_at(entrances.len());
+        let (entering, others) = numbers.split_at(entrances.len());
+        let (proc, sockets) = others.split_at(1);
         for entrance in entering {
             let zero = calls.data(b"0");
             calls.add("enter its control group", libc::SYS_write, [*entrance, zero, 1]);
@@ -292,8 +302,14 @@ impl Copying {
         for (folder, fd) in FOLDERS.into_iter().zip(old) {
             files::open(&mut calls, folder, fd);
         }
+        let own = Facts::of(traced.pid())?.numbers()?.get(origin.rooms.level - 1).copied();
+        let own = own.ok_or_else(|| refused("it is not below the first guest"))?;
         let free = taken.clone().take();
-        set_ids(&mut calls, free);
+        for proc in proc {
+            set_ids(&mut calls, *proc, own, free);
+            close(&mut calls, *proc);
+            taken.give_back(*proc);
+        }
         let proc = make_proc(&mut calls, &mut taken);
         calls.run(&traced, &self.at)?;
 
@@ -410,14 +426,15 @@ struct Job {
     done: mpsc::Sender<io::Result<Room>>,
 }
 
-/// Adds calls that set the ids of a new user namespace. Meanwhile the process's files in `/proc` are its own, and not root's.
-fn set_ids(calls: &mut Calls<'_>, free: u64) {
+/// Adds calls that set the ids of a new user namespace. Meanwhile the process's files in `/proc` are its own, and not root's. `own` is its number
+/// in the folder `proc`.
+fn set_ids(calls: &mut Calls<'_>, proc: u64, own: u32, free: u64) {
     let ids = format!("{INSIDE} {INSIDE} 1");
     calls.add("prctl", libc::SYS_prctl, [flags(libc::PR_SET_DUMPABLE), 1]);
     for (file, content) in [("setgroups", "deny"), ("uid_map", &*ids), ("gid_map", &*ids)] {
-        let path = calls.text(format!("/proc/self/{file}").as_bytes());
+        let path = calls.text(format!("{own}/{file}").as_bytes());
         let content_at = calls.data(content.as_bytes());
-        calls.opens("open", libc::SYS_open, [path, flags(libc::O_WRONLY)], free);
+        calls.opens("open the map of its ids", libc::SYS_openat, [proc, path, flags(libc::O_WRONLY)], free);
         calls.add("set its ids", libc::SYS_write, [free, content_at, content.len() as u64]);
         close(calls, free);
     }
@@ -473,6 +490,12 @@ impl Facts {
         value.and_then(|value| value.parse().ok()).ok_or_else(|| refused(format_args!("{name} is no number")))
     }
 
+    /// The process's numbers, in the host's namespace and in those below it.
+    fn numbers(&self) -> io::Result<Vec<u32>> {
+        let numbers = self.get("NSpid")?.split_whitespace().map(str::parse);
+        numbers.collect::<Result<_, _>>().map_err(refused)
+    }
+
     /// Returns an error if a copy would share something with the process.
     fn can_be_copied(&self, pid: u32) -> io::Result<()> {
         if self.get("Threads")? != "1" {
@@ -481,7 +504,7 @@ impl Facts {
         if self.get("Seccomp")? != "2" {
             return Err(refused("it has no filter of system calls"));
         }
-        if self.get("NSpid")?.split_whitespace().count() > DEEPEST {
+        if self.numbers()?.len() > DEEPEST {
             return Err(refused(format_args!("it is a copy of a copy, {DEEPEST} times over")));
         }
         let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;

@@ -1,15 +1,20 @@
 //! Exact copies of a session, each in namespaces of its own.
 
+use std::sync::Arc;
+
 use futures_util::future::join_all;
 use sandglass_core::execution::{Outcome, StateStatus};
-use sandglass_host::{BackendKind, Sandbox, SandboxBuilder};
+use sandglass_host::{BackendKind, ExecuteOptions, Limits, Sandbox, SandboxBuilder};
 
 use crate::ahead::prints;
-use crate::support::limits;
+use crate::support::{limits, processes_with, starts_processes, token, until};
 
 fn builder() -> SandboxBuilder {
     crate::support::builder(BackendKind::Bubblewrap)
-        .limits(limits())
+        .limits(Limits {
+            grace_period_ms: 100.0,
+            ..limits()
+        })
         .without_context()
         .checkpoints(3)
 }
@@ -61,4 +66,93 @@ async fn each_goes_on_where_the_session_was() {
         assert_eq!((run.outcome, &*run.stdout, run.id), (Outcome::Ok, SEEN, 2), "{run:?}");
         assert_eq!(run.state.status, StateStatus::Kept, "{run:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_have_checkpoints_of_their_own() {
+    let sandbox = builder().build().await.unwrap();
+    prints(&sandbox, "x = [1]\nnumbers = (n for n in range(9))").await;
+    let copies = copies_of(&sandbox, 2).await;
+    for (index, sandbox) in copies.iter().chain([&sandbox]).enumerate() {
+        prints(sandbox, &format!("x.append({index}); next(numbers)")).await;
+        assert_eq!(prints(sandbox, "print(x, next(numbers))").await, format!("[1, {index}] 1\n"));
+        assert_eq!(sandbox.undo().await, Ok(2));
+        assert_eq!(sandbox.undo().await, Ok(1));
+        assert_eq!(prints(sandbox, "print(x, next(numbers))").await, "[1] 0\n");
+        let ended = sandbox.execute("x.append(5); __import__('os')._exit(1)").await.unwrap();
+        assert_eq!(
+            (ended.outcome, ended.state.status, ended.state.restored_to),
+            (Outcome::Crashed, StateStatus::Restored, Some(4)),
+            "{ended:?}"
+        );
+        let stuck = "sum(range(10**13))"; // a call into C, which nothing interrupts
+        let options = ExecuteOptions {
+            timeout_ms: Some(1_000.0),
+            ..ExecuteOptions::default()
+        };
+        let stuck = sandbox.execute_with(stuck, options).await.unwrap();
+        assert_eq!((stuck.outcome, stuck.state.restored_to), (Outcome::Timeout, Some(4)), "{stuck:?}");
+        assert_eq!(prints(sandbox, "print(x, next(numbers))").await, "[1] 1\n");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_are_copied_again_and_outlive_their_originals() {
+    let mut line = vec![builder().build().await.unwrap()];
+    prints(&line[0], "depth = 0\nnumbers = (n for n in range(99))").await;
+    for depth in 1..=6 {
+        let last = line.last().unwrap();
+        let copy = copies_of(last, 1).await.pop().unwrap();
+        let code = "depth += 1; open(f'{depth}.txt', 'w').close(); next(numbers)";
+        prints(&copy, code).await;
+        if depth == 3 {
+            line.remove(0).destroy().await;
+        }
+        line.push(copy);
+    }
+    for (depth, sandbox) in (1..).zip(&line) {
+        let look = "import os; print(depth, next(numbers), len(os.listdir()), os.listdir('/proc').count('1'))";
+        assert_eq!(prints(sandbox, look).await, format!("{depth} {depth} {depth} 1\n"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_shared_is_named_and_the_session_goes_on() {
+    let obstacles = [
+        ("import threading; t = threading.Thread(target=stop.wait); t.start()", "there are threads", "stop.set(); t.join()"),
+        ("import socket; s = socket.socket()", "a socket is open", "s.close()"),
+        ("f = open('gone', 'w'); import os; os.remove('gone')", "gone (deleted) is open", "f.close()"),
+        ("import os; os.mkfifo('fifo')", "fifo is no ordinary file", "os.remove('fifo')"),
+        ("for n in range(2001): open(f'f{n}', 'w').close()", "more than 2000 files", "for n in range(2001): os.remove(f'f{n}')"),
+    ];
+    let sandbox = builder().build().await.unwrap();
+    prints(&sandbox, "import threading; stop = threading.Event(); numbers = (n for n in range(9))").await;
+    for (number, (code, why, remove)) in obstacles.into_iter().enumerate() {
+        prints(&sandbox, code).await;
+        let error = sandbox.fork(1).await.unwrap_err();
+        assert_eq!(error.code(), "not_serializable", "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+        prints(&sandbox, remove).await;
+        assert_eq!(prints(&sandbox, "print(next(numbers))").await, format!("{number}\n"));
+    }
+    assert_eq!(copies_of(&sandbox, 1).await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_left_of_copies_in_the_end() {
+    let token = token();
+    let sandbox = builder().build().await.unwrap();
+    prints(&sandbox, &format!("token = '{token}'\nopen('file', 'w').write(token)")).await;
+    let copies: Vec<_> = copies_of(&sandbox, 4).await.into_iter().map(Arc::new).collect();
+    for copy in &copies {
+        let (copy, busy) = (Arc::clone(copy), format!("{}\nwhile True: time.sleep(1)", starts_processes(&token)));
+        tokio::spawn(async move { copy.execute(busy).await });
+    }
+    until("all have started", || processes_with(&token) >= 8).await;
+    sandbox.destroy().await;
+    assert_eq!(processes_with(&token), 8, "copies outlive their original");
+    for copy in &copies {
+        copy.destroy().await;
+    }
+    until("all have ended", || processes_with(&token) == 0).await;
 }

@@ -17,6 +17,8 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sendto, socket_with};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use super::Facts;
+
 /// The folder of the rooms, as guests see it. It cannot be written to there.
 pub const ROOMS: &str = "/run/copies";
 /// The number of rooms, and so the most copies of a family that live at once.
@@ -30,6 +32,10 @@ const DEEPEST: usize = 256;
 pub(crate) struct Rooms {
     /// The mount namespace of the first guest.
     namespace: OwnedFd,
+    /// The first guest's `/proc`. A copy may not write to one of its own, as Landlock's rule is tied to this one.
+    pub(super) proc: OwnedFd,
+    /// How many namespaces of processes the first guest is below the host's.
+    pub(super) level: usize,
     free: Mutex<Vec<u16>>,
 }
 
@@ -46,6 +52,8 @@ impl Rooms {
     pub(crate) fn around(standing: u32) -> io::Result<Self> {
         Ok(Self {
             namespace: File::open(format!("/proc/{standing}/ns/mnt"))?.into(),
+            proc: open_folder(CWD, format!("/proc/{standing}/root/proc"))?,
+            level: Facts::of(standing)?.numbers()?.len(),
             free: Mutex::new((0..MOST_ROOMS).rev().collect()),
         })
     }

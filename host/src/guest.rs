@@ -21,7 +21,7 @@ use futures_util::future::BoxFuture;
 
 pub mod copies;
 pub(crate) mod fork;
-pub(crate) mod isolated;
+pub mod isolated;
 pub(crate) mod memory;
 pub(crate) mod paused;
 pub(crate) mod process;

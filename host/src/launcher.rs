@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup::Bounds;
 use crate::guest::Guest;
 use crate::guest::isolated::CopyLimits;
+use crate::guest::isolated::rooms::MOST_ROOMS;
 use crate::users::Users;
 
 /// Which backend runs the guests.
@@ -133,6 +134,11 @@ impl Resources {
         std::thread::available_parallelism().map_or(1, |here| most.min(here.get()))
     }
 
+    /// The size of all folders of copies together, in bytes. The memory of each copy's control group is what bounds its files.
+    pub(crate) fn all_rooms_bytes(&self) -> u64 {
+        self.disk_bytes.saturating_mul(MOST_ROOMS.into()).min(1 << 50)
+    }
+
     /// The largest file in bytes: the size of the largest place for files.
     pub fn file_bytes(&self) -> u64 {
         self.disk_bytes.max(self.tmp_bytes)
@@ -142,9 +148,12 @@ impl Resources {
 /// Variables by which NumPy's libraries start no threads. A process that has several cannot be forked.
 pub const ONE_THREAD: [(&str, &str); 2] = [("OPENBLAS_NUM_THREADS", "1"), ("OMP_NUM_THREADS", "1")];
 
+/// The C library's setting by which it registers no restartable sequences. An [isolated copy](crate::guest::isolated) would not have them.
+pub const NO_SEQUENCES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
+
 /// The C library's settings for guests that keep copies of themselves. A block of 4 MiB or more is a mapping of its own, which goes
 /// back to the system when it is freed. In the heap, a later cell would write to it, and each page would be copied, as a copy still has it.
-/// It does not register restartable sequences, which an [isolated copy](crate::guest::isolated) would not have.
+/// The last one is [`NO_SEQUENCES`].
 pub const COPIED_MEMORY: (&str, &str) = (
     "GLIBC_TUNABLES",
     "glibc.malloc.mmap_threshold=4194304:glibc.malloc.trim_threshold=33554432:glibc.pthread.rseq=0",

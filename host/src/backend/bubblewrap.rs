@@ -15,7 +15,7 @@ use tokio::process::Command;
 use crate::guest::isolated::CopyLimits;
 use crate::guest::isolated::rooms::{FOLDERS, MOST_ROOMS, ROOMS};
 use crate::guest::{FILTER_FD, Guest, GuestProcess, INFO_FD, MAPPED_FD, Plan};
-use crate::launcher::{BackendKind, COPIED_MEMORY, Launcher, ONE_THREAD, Settings};
+use crate::launcher::{BackendKind, COPIED_MEMORY, Launcher, NO_SEQUENCES, ONE_THREAD, Settings};
 use crate::runtime::{HASH_SEED, Python, Runtime, guest_args, packaged, which};
 use crate::seccomp;
 pub use crate::users::NOBODY;
@@ -59,10 +59,7 @@ pub async fn launcher(settings: &Settings) -> Result<Arc<dyn Launcher>, Error> {
     let owner = owner(settings)?;
     let plan = plan(&view, settings);
     Ok(Arc::new(Bubblewrap {
-        copy_limits: can_be_copied(&view, settings).then_some(CopyLimits {
-            bounds: settings.resources.bounds(),
-            tmp_bytes: settings.resources.tmp_bytes,
-        }),
+        copy_limits: copy_limits(settings),
         plan,
         ahead: settings.ahead,
         checkpoints: settings.checkpoints,
@@ -190,10 +187,14 @@ struct Bubblewrap {
     runtime: Arc<Runtime>,
 }
 
-/// Returns true if guests can be [copied](crate::guest::isolated): the host is root, and files are in memory.
-fn can_be_copied(view: &View, settings: &Settings) -> bool {
-    let can_trace = cfg!(target_arch = "x86_64") && view.user.is_some() && view.filter.is_some();
-    can_trace && settings.checkpoints > 0 && settings.workspace.is_none()
+/// The limits of an exact copy of such a guest. `None` if there can be none: the host has to be root, and files have to be in memory.
+pub fn copy_limits(settings: &Settings) -> Option<CopyLimits> {
+    let can_trace = cfg!(target_arch = "x86_64") && geteuid().is_root();
+    let can_be_copied = can_trace && settings.checkpoints > 0 && settings.workspace.is_none();
+    can_be_copied.then(|| CopyLimits {
+        bounds: settings.resources.bounds(),
+        tmp_bytes: settings.resources.tmp_bytes,
+    })
 }
 
 impl Launcher for Bubblewrap {
@@ -305,9 +306,9 @@ fn seen_at(path: &Path) -> PathBuf {
 pub fn plan(view: &View, settings: &Settings) -> Plan {
     let resources = &settings.resources;
     let mut args = Args::around(view, settings);
-    if can_be_copied(view, settings) {
+    if view.filter.is_some() && copy_limits(settings).is_some() {
         // The host makes user namespaces for copies, which this option would forbid. The filter refuses them to the guest.
-        args.rooms(resources.disk_bytes);
+        args.rooms(resources.all_rooms_bytes());
     } else {
         args.add(["--disable-userns"]);
     }
@@ -359,6 +360,8 @@ pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>, 
     }
     args.set(ONE_THREAD);
     args.folder("/workspace", ZYGOTE_BYTES);
+    args.folder(ROOMS, ZYGOTE_BYTES);
+    args.set([NO_SEQUENCES]);
     if let Some(folder) = workspaces {
         args.bind("--bind", folder, Path::new(WORKSPACES));
     }
@@ -466,11 +469,9 @@ impl Args {
 
     /// Adds the folders of later copies. They cannot be written to here.
     fn rooms(&mut self, bytes: u64) {
-        // The memory of each copy's control group is what bounds its files.
-        let bytes = bytes.saturating_mul(MOST_ROOMS.into()).min(1 << 50);
         self.folder(ROOMS, bytes);
         for (number, folder) in (0..MOST_ROOMS).flat_map(|number| FOLDERS.map(|folder| (number, folder))) {
-            self.add(["--dir", &format!("{ROOMS}/{number}/{folder}")]);
+            self.add(["--dir", &format!("{ROOMS}/{folder}/{number}")]);
         }
         self.add(["--remount-ro", ROOMS]);
     }

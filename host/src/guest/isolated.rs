@@ -171,6 +171,11 @@ pub(crate) fn make(origin: &Origin, epoch: u32, count: usize) -> io::Result<Vec<
             let copying = Copying::begin(origin, epoch, facts)?;
             let each = rooms.into_iter().map(|room| copying.make_one(origin, room, &jobs));
             let copies = each.collect::<io::Result<Vec<_>>>();
+            // Only now, because guests that run would slow the making of the others down.
+            let copies = copies.and_then(|copies| {
+                let each = copies.into_iter().map(|(guest, copy)| guest.let_go_with(&copying.at, 0).map(|()| copy));
+                each.collect()
+            });
             copying.end(origin)?;
             copies
         };
@@ -267,7 +272,8 @@ impl Copying {
         self.traced.let_go_stopped()
     }
 
-    fn make_one(&self, origin: &Origin, room: Room, jobs: &mpsc::Sender<Job>) -> io::Result<Copy> {
+    /// Makes a copy, whose guest is still stopped.
+    fn make_one(&self, origin: &Origin, room: Room, jobs: &mpsc::Sender<Job>) -> io::Result<(Traced, Copy)> {
         let group = Arc::new(Cgroup::create("copy", &origin.limits.bounds).map_err(refused)?);
         let (channel, its_channel) = UnixStream::pair()?;
         let (control, its_control) = pair()?;
@@ -345,8 +351,7 @@ impl Copying {
         self.facts.check(guest.pid(), origin.pid, group.folder())?;
         traced.let_go_at(&calls::reaper(&self.at, self.pages))?;
         guest.call(&self.at, libc::SYS_munmap, [self.pages, calls::BYTES, 0, 0, 0, 0])?;
-        guest.let_go_with(&self.at, 0)?;
-        Ok(Copy {
+        let copy = Copy {
             channel,
             control,
             epoch: self.epoch,
@@ -354,7 +359,8 @@ impl Copying {
             keeper,
             group,
             room,
-        })
+        };
+        Ok((guest, copy))
     }
 
     /// Has a keeper receive descriptors, which get these numbers.

@@ -22,6 +22,13 @@ impl std::fmt::Debug for SandboxCopy {
     }
 }
 
+impl SandboxCopy {
+    /// The number of executions that were requested of the original.
+    pub fn execution(&self) -> u32 {
+        self.made.fork.execution()
+    }
+}
+
 impl Sandbox {
     /// Makes exact copies, each isolated like any other sandbox. The sandbox goes on in another process. Its older checkpoints end.
     ///

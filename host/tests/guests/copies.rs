@@ -156,3 +156,24 @@ async fn nothing_is_left_of_copies_in_the_end() {
     }
     until("all have ended", || processes_with(&token) == 0).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn zz_timing() {
+    let sandbox = builder().python("/work/main/.setup/states/bin/python").build().await.unwrap();
+    prints(&sandbox, "import numpy as np, pandas as pd\nframe = pd.DataFrame(np.random.rand(6_553_600, 2), columns=['a', 'b'])\n").await;
+    println!("{}", prints(&sandbox, "print(open('/proc/self/smaps_rollup').read(), len(open('/proc/self/maps').readlines()))").await);
+    for n in [100, 100] {
+        let begin = std::time::Instant::now();
+        let copies = sandbox.fork(n).await.unwrap();
+        println!("{n} copies: {:?}", begin.elapsed());
+        let made = copies.into_iter().map(|copy| builder().python("/work/main/.setup/states/bin/python").copy(copy).build());
+        let copies: Vec<_> = join_all(made).await.into_iter().map(Result::unwrap).collect();
+        println!("  built: {:?}", begin.elapsed());
+        join_all(copies.iter().map(|copy| copy.start())).await;
+        println!("  started: {:?}", begin.elapsed());
+        join_all(copies.iter().map(|copy| copy.execute("1"))).await;
+        println!("  each has run: {:?}", begin.elapsed());
+        join_all(copies.iter().map(|copy| copy.destroy())).await;
+        println!("  gone: {:?}", begin.elapsed());
+    }
+}

@@ -158,6 +158,11 @@ impl<B: Body> Kept<B> {
 }
 
 impl<B> Fork<B> {
+    /// The number of executions that were requested.
+    pub fn execution(&self) -> u32 {
+        self.last_execution
+    }
+
     /// The same for guests that keep the settings of this checkpoint.
     pub(super) fn with_settings_of(mut self, link: &Link<B>) -> Self {
         self.settings = link.settings;

@@ -74,7 +74,7 @@ impl Rooms {
         let number = self.free().pop().ok_or_else(none)?;
         let open = |folder| {
             let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-            open_tree(CWD, format!("{ROOMS}/{number}/{folder}"), flags)
+            open_tree(CWD, format!("{ROOMS}/{folder}/{number}"), flags)
         };
         let folders = open(FOLDERS[0]).and_then(|workspace| Ok([workspace, open(FOLDERS[1])?]));
         match folders {

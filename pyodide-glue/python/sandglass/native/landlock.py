@@ -12,8 +12,9 @@ import os
 
 #: The folders below which guests may write: their own, devices such as /dev/null, and settings of a process itself.
 WRITABLE = ("/workspace", "/tmp", "/dev", "/proc")
-#: The host's `host/src/guest/isolated/rooms.rs` has the same path.
+#: The host's `host/src/guest/isolated/rooms.rs` has the same path and number.
 ROOMS = "/run/copies"
+_MOST_ROOMS = 128
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION = 1
@@ -66,7 +67,7 @@ def confine() -> bool:
     ruleset = _call(_CREATE_RULESET, ctypes.byref(rules), size, 0)
     try:
         _allow(ruleset, "/", _READ)
-        for folder in (*WRITABLE, *_rooms()):
+        for folder in (*WRITABLE, *rooms()):
             if os.path.isdir(folder):
                 _allow(ruleset, folder, write | _READ)
         if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
@@ -77,13 +78,9 @@ def confine() -> bool:
     return True
 
 
-def _rooms() -> list[str]:
-    """The folders that later copies of the guest get as their own. This process sees them empty, and cannot write there."""
-    try:
-        numbers = os.listdir(ROOMS)
-    except FileNotFoundError:
-        return []
-    return [f"{ROOMS}/{number}/{folder}" for number in numbers for folder in ("workspace", "tmp")]
+def rooms() -> list[str]:
+    """Returns the folders that later copies of the guest get as their own. The guest sees them empty, and cannot write there."""
+    return [f"{ROOMS}/{folder}/{number}" for folder in ("workspace", "tmp") for number in range(_MOST_ROOMS)]
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:

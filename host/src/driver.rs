@@ -167,13 +167,12 @@ impl Driver {
             session,
             max_value_bytes,
             launcher,
-            waiting,
             functions,
             callbacks,
             messages.downgrade(),
             Arc::clone(&info),
         );
-        tokio::spawn(task.run(inbox));
+        tokio::spawn(task.with_guest(waiting).run(inbox));
         Self {
             messages,
             last_ticket: AtomicU32::new(0),

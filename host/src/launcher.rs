@@ -149,14 +149,13 @@ impl Resources {
 pub const ONE_THREAD: [(&str, &str); 2] = [("OPENBLAS_NUM_THREADS", "1"), ("OMP_NUM_THREADS", "1")];
 
 /// The C library's setting by which it registers no restartable sequences. An [isolated copy](crate::guest::isolated) would not have them.
-pub const NO_SEQUENCES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
+pub const NO_SEQUENCES: &str = ":glibc.pthread.rseq=0";
 
 /// The C library's settings for guests that keep copies of themselves. A block of 4 MiB or more is a mapping of its own, which goes
 /// back to the system when it is freed. In the heap, a later cell would write to it, and each page would be copied, as a copy still has it.
-/// The last one is [`NO_SEQUENCES`].
 pub const COPIED_MEMORY: (&str, &str) = (
     "GLIBC_TUNABLES",
-    "glibc.malloc.mmap_threshold=4194304:glibc.malloc.trim_threshold=33554432:glibc.pthread.rseq=0",
+    "glibc.malloc.mmap_threshold=4194304:glibc.malloc.trim_threshold=33554432",
 );
 
 /// The settings from which a backend makes its plans.
@@ -185,6 +184,8 @@ pub struct Settings {
     /// The number of paused copies of a guest that are kept as checkpoints; 0 for none. Only in bubblewrap and plain processes. Such guests
     /// have [`ONE_THREAD`] and [`COPIED_MEMORY`] in their environment.
     pub checkpoints: u32,
+    /// True when guests with checkpoints can be copied exactly: see [`Sandbox::fork`](crate::Sandbox::fork). Only in bubblewrap.
+    pub exact_copies: bool,
     /// The seed of hashes of a guest that records executions. Guests of an earlier and a later process then have sets in the same order. Only
     /// in bubblewrap and plain processes.
     pub journal_seed: Option<u32>,

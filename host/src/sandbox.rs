@@ -237,21 +237,14 @@ impl Sandbox {
 
     /// The receivers of an execution's events, and the place of its value.
     fn watch(&self, options: ExecuteOptions) -> (Watch, Option<ValuePlace>) {
-        let ExecuteOptions {
-            on_output,
-            on_display,
-            request,
-            cancel,
-            ..
-        } = options;
         let value = self.values.then(Arc::default);
         let watch = Watch {
-            on_output,
-            on_display,
+            on_output: options.on_output,
+            on_display: options.on_display,
             value: value.clone(),
-            request,
+            request: options.request,
             copies: None,
-            cancel,
+            cancel: options.cancel,
             trace: Context::current(),
         };
         (watch, value)

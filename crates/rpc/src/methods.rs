@@ -4,13 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-use futures_util::future::{poll_fn, try_join_all};
+use futures_util::future::poll_fn;
 use sandglass_core::execution::LostVariable;
 use sandglass_core::protocol::Stream;
 use sandglass_core::session::{Series, ToResult};
-use sandglass_host::sandbox::{
-    Captured, ExecuteOptions, Execution, OnDisplay, OnOutput, SandboxCopy, Suspended, number_of_copies,
-};
+use sandglass_host::sandbox::{Captured, ExecuteOptions, Execution, OnDisplay, OnOutput, Suspended, number_of_copies};
 use sandglass_host::{Value, sanitize_html};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -403,15 +401,6 @@ impl Context {
             let problem = "a sandbox with a workspace of its own cannot be copied: both would write into the same folder; nothing was done";
             return Err(RpcError::InvalidParams(format!("fork: {problem}")));
         }
-        if let Ok(own) = original.own().await
-            && let Ok(copies) = own.fork(count).await
-        {
-            let made = copies.into_iter().map(|copy| self.exact_copy(&options, copy));
-            let copies = try_join_all(made).await?.into_iter();
-            let lost = Vec::new();
-            let sandboxes = copies.map(|copy| self.add(copy)).collect();
-            return Ok(Forked { sandboxes, lost });
-        }
         let most_bytes = self.home.bounds().max_state_bytes;
         let admitted = original.keeper().admit(None)?; // pickling runs the user's code
         let suspended = original.own().await?.suspend(most_bytes).await?;
@@ -420,17 +409,6 @@ impl Context {
         let (copies, lost) = suspended.copies(0..count, make).await?;
         let sandboxes = copies.into_iter().map(|copy| self.add(copy)).collect();
         Ok(Forked { sandboxes, lost })
-    }
-
-    /// An exact copy, which runs already.
-    async fn exact_copy(&self, options: &Options, copy: SandboxCopy) -> Result<Arc<ClientSandbox>, RpcError> {
-        let caller = Caller::new(Arc::clone(&self.client));
-        let functions = caller.functions_of(options)?;
-        let with_copy = move |builder| functions(builder).copy(copy);
-        let made = self.home.make(options.clone(), Box::new(with_copy)).await?;
-        let copy = Arc::new(ClientSandbox::new(made, caller, options.clone()));
-        copy.own().await?.start().await?;
-        Ok(copy)
     }
 
     /// A copy, and the variables that it could not take.

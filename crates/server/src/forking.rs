@@ -1,7 +1,6 @@
 //! The route that copies sessions.
 //!
-//! Copies are exact where the host can isolate a fork of the guest (`host/src/guest/isolated.rs`). Elsewhere they have the state by value, as a
-//! woken session has it.
+//! A copy has the state by value, as a woken session has it: an exact copy of a process would share its namespaces with the original.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -11,9 +10,8 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use futures_util::future::try_join_all;
 use sandglass_core::execution::LostVariable;
-use sandglass_host::sandbox::{SandboxCopy, Suspended, number_of_copies};
+use sandglass_host::sandbox::{Suspended, number_of_copies};
 use sandglass_rpc::options::Options;
 use serde::Deserialize;
 use serde_json::json;
@@ -58,16 +56,6 @@ pub async fn fork(
         .collect::<Result<Vec<Held>, _>>()?;
     let options = Options::read(recipe.0.clone(), &bounds(&app))?;
     let turn = session.turn().await?;
-    match sandbox.fork(count).await {
-        Ok(copies) => {
-            drop(turn);
-            let execution = copies.first().map(SandboxCopy::execution);
-            let made = copies.into_iter().zip(places).map(|(copy, place)| exact_copy(&app, &account, &options, &recipe, copy, place));
-            let made = try_join_all(made).await?;
-            return tell(&app, made, execution.unwrap_or_default(), &[]).await;
-        }
-        Err(why) => tracing::debug!(%why, "a session is copied by value"),
-    }
     let _open = account.open_state().await;
     let suspending = tokio::time::timeout(WRITE_TIME, sandbox.suspend(most_bytes(&app)));
     let suspended = match suspending.await {
@@ -83,39 +71,13 @@ pub async fn fork(
     let suspended = &original.suspended;
     let make = |place| copy(&app, &account, &original, place);
     let (copies, lost) = suspended.copies(places, make).await?;
-    tell(&app, copies, suspended.past.execution(), &lost).await
-}
-
-/// Adds the copies to the sessions, and tells of them.
-async fn tell(
-    app: &App,
-    copies: Vec<Arc<Session>>,
-    execution: u32,
-    lost: &[LostVariable],
-) -> Result<Response, ApiError> {
     let mut told = Vec::new();
     for copy in copies {
-        let copy = add(app, copy).await?;
+        let copy = add(&app, copy).await?;
         told.push(json!({ "id": copy.id, "backend": copy.backend(), "capabilities": capabilities(&copy) }));
     }
-    let told = json!({ "sessions": told, "execution": execution, "lost": lost });
+    let told = json!({ "sessions": told, "execution": suspended.past.execution(), "lost": lost });
     bodies::json(StatusCode::CREATED, 0, told).await
-}
-
-/// The session of an exact copy, which runs already.
-async fn exact_copy(
-    app: &App,
-    account: &Account,
-    options: &Options,
-    recipe: &Recipe,
-    copy: SandboxCopy,
-    place: Held,
-) -> Result<Arc<Session>, ApiError> {
-    let prepared = prepare(app, &account.owner, new_id(app.home())?, options, Fate::Removed).await?;
-    let sandbox = prepared.builder(app, options).copy(copy).build().await?;
-    sandbox.start().await?;
-    let stored = (Some(recipe.clone()), None);
-    Ok(prepared.session(&account.owner, Kind::Sandbox(sandbox), place, stored))
 }
 
 /// All that copies of a session are made of.

@@ -26,7 +26,7 @@ pub(super) struct PausedGuests {
     /// Copies that are being made.
     pub(super) making: JoinSet<Made>,
     /// The session's first guest, if the session is a copy.
-    waiting: Option<Guest>,
+    pub(super) waiting: Option<Guest>,
 }
 
 /// The generation of the guest, the number of the checkpoint, and the copy that the guest has made, or the reason why not.
@@ -45,9 +45,9 @@ impl AsRef<[u8]> for Handle {
 }
 
 impl PausedGuests {
-    pub(super) fn new(are_made: bool, waiting: Option<Guest>) -> Self {
+    pub(super) fn new(are_made: bool) -> Self {
         Self {
-            waiting,
+            waiting: None,
             copies: Copies::new(are_made),
             making: JoinSet::new(),
         }
@@ -162,11 +162,14 @@ impl SandboxTask {
 
     /// The order for copies for which the guest ends just now.
     fn ordered_copies(&mut self) -> Option<(CopiesOrder, Fork<Payload>)> {
-        let ordered = self.waiters.iter_mut().find_map(|(ticket, waiter)| {
-            let fork = waiter.watch.copies.is_some().then(|| self.session.copied_for(*ticket))??;
+        self.waiters.iter_mut().find_map(|(ticket, waiter)| {
+            let fork = waiter
+                .watch
+                .copies
+                .is_some()
+                .then(|| self.session.copied_for(*ticket))??;
             Some((waiter.watch.copies.take()?, fork))
-        });
-        ordered
+        })
     }
 
     /// Makes copies of the sandbox. Its own guest is one of them, or comes alone if there can be none.

@@ -91,7 +91,6 @@ impl SandboxTask {
         session: Session<Payload>,
         max_value_bytes: f64,
         launcher: Arc<dyn Launcher>,
-        waiting: Option<Guest>,
         functions: Functions,
         mut callbacks: Callbacks,
         messages: mpsc::WeakUnboundedSender<Message>,
@@ -103,7 +102,7 @@ impl SandboxTask {
             reason = "within 2 GB by its range"
         )]
         let max_value_bytes = max_value_bytes as usize;
-        let paused = PausedGuests::new(session.limits().checkpoints, waiting);
+        let paused = PausedGuests::new(session.limits().checkpoints);
         let journal = Journal::new(callbacks.journal.take());
         Self {
             session,
@@ -124,6 +123,12 @@ impl SandboxTask {
             ending: JoinSet::new(),
             paused,
         }
+    }
+
+    /// Sets the first guest of a session that is a copy.
+    pub(super) fn with_guest(mut self, waiting: Option<Guest>) -> Self {
+        self.paused.waiting = waiting;
+        self
     }
 
     /// Runs until the session is destroyed.

@@ -95,7 +95,11 @@ impl Forker {
     }
 
     /// The forker of a guest that has its end of this control socket already.
-    pub(super) fn on(control: OwnedFd, root: Option<u32>, kept: Option<Arc<dyn Any + Send + Sync>>) -> std::io::Result<Self> {
+    pub(super) fn on(
+        control: OwnedFd,
+        root: Option<u32>,
+        kept: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> std::io::Result<Self> {
         let control = watched(control, Interest::READABLE | Interest::WRITABLE)?;
         Ok(Self {
             control: Arc::new(Mutex::new(control)),

@@ -117,6 +117,14 @@ impl SandboxBuilder {
         self
     }
 
+    /// Lets [`Sandbox::fork`] make exact copies. Needs [`checkpoints`](Self::checkpoints), bubblewrap, and a host that is root on `x86_64`. Off by
+    /// default: guests then forbid user namespaces twice, and with this only by their filter of system calls.
+    #[must_use]
+    pub fn exact_copies(mut self, exact_copies: bool) -> Self {
+        self.settings.exact_copies = exact_copies;
+        self
+    }
+
     /// Lets the session guess code from variables, columns, earlier code and the conversation
     /// ([`Sandbox::update_conversation`]). Needs [`ahead`](SandboxBuilder::ahead). Off by default.
     #[must_use]
@@ -376,7 +384,9 @@ impl SandboxBuilder {
                 budget
             }
         };
-        let made = self.copy.and_then(|copy| copy.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let made = self
+            .copy
+            .and_then(|copy| copy.lock().unwrap_or_else(PoisonError::into_inner).take());
         let (session, waiting) = match made {
             Some(MadeCopy { fork, guest }) => (Session::forked(fork), Some(guest)),
             None => (Session::new(limits.clone(), names), None),

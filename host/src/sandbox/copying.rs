@@ -46,7 +46,9 @@ impl Sandbox {
             _ => return Err(Error::Protocol("an answer that is no state".to_owned())),
         }
         let why_not = |why| Error::NotSerializable(format!("there can be no exact copy: {why}; variables are kept"));
-        let copies = copies.await.unwrap_or_else(|_| Err("the guest ended meanwhile".to_owned()));
+        let copies = copies
+            .await
+            .unwrap_or_else(|_| Err("the guest ended meanwhile".to_owned()));
         let spent = self.all_spent();
         let copies = copies.map_err(why_not)?.into_iter();
         Ok(copies.map(|made| SandboxCopy { made, spent }).collect())

@@ -17,6 +17,7 @@ fn builder() -> SandboxBuilder {
         })
         .without_context()
         .checkpoints(3)
+        .exact_copies(true)
 }
 
 /// The copies of a sandbox.
@@ -75,7 +76,10 @@ async fn copies_have_checkpoints_of_their_own() {
     let copies = copies_of(&sandbox, 2).await;
     for (index, sandbox) in copies.iter().chain([&sandbox]).enumerate() {
         prints(sandbox, &format!("x.append({index}); next(numbers)")).await;
-        assert_eq!(prints(sandbox, "print(x, next(numbers))").await, format!("[1, {index}] 1\n"));
+        assert_eq!(
+            prints(sandbox, "print(x, next(numbers))").await,
+            format!("[1, {index}] 1\n")
+        );
         assert_eq!(sandbox.undo().await, Ok(2));
         assert_eq!(sandbox.undo().await, Ok(1));
         assert_eq!(prints(sandbox, "print(x, next(numbers))").await, "[1] 0\n");
@@ -91,7 +95,11 @@ async fn copies_have_checkpoints_of_their_own() {
             ..ExecuteOptions::default()
         };
         let stuck = sandbox.execute_with(stuck, options).await.unwrap();
-        assert_eq!((stuck.outcome, stuck.state.restored_to), (Outcome::Timeout, Some(4)), "{stuck:?}");
+        assert_eq!(
+            (stuck.outcome, stuck.state.restored_to),
+            (Outcome::Timeout, Some(4)),
+            "{stuck:?}"
+        );
         assert_eq!(prints(sandbox, "print(x, next(numbers))").await, "[1] 1\n");
     }
 }
@@ -119,14 +127,34 @@ async fn copies_are_copied_again_and_outlive_their_originals() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_shared_is_named_and_the_session_goes_on() {
     let obstacles = [
-        ("import threading; t = threading.Thread(target=stop.wait); t.start()", "there are threads", "stop.set(); t.join()"),
+        (
+            "import threading; t = threading.Thread(target=stop.wait); t.start()",
+            "there are threads",
+            "stop.set(); t.join()",
+        ),
         ("import socket; s = socket.socket()", "a socket is open", "s.close()"),
-        ("f = open('gone', 'w'); import os; os.remove('gone')", "gone (deleted) is open", "f.close()"),
-        ("import os; os.mkfifo('fifo')", "fifo is no ordinary file", "os.remove('fifo')"),
-        ("for n in range(2001): open(f'f{n}', 'w').close()", "more than 2000 files", "for n in range(2001): os.remove(f'f{n}')"),
+        (
+            "f = open('gone', 'w'); import os; os.remove('gone')",
+            "gone (deleted) is open",
+            "f.close()",
+        ),
+        (
+            "import os; os.mkfifo('fifo')",
+            "fifo is no ordinary file",
+            "os.remove('fifo')",
+        ),
+        (
+            "for n in range(2001): open(f'f{n}', 'w').close()",
+            "more than 2000 files",
+            "for n in range(2001): os.remove(f'f{n}')",
+        ),
     ];
     let sandbox = builder().build().await.unwrap();
-    prints(&sandbox, "import threading; stop = threading.Event(); numbers = (n for n in range(9))").await;
+    prints(
+        &sandbox,
+        "import threading; stop = threading.Event(); numbers = (n for n in range(9))",
+    )
+    .await;
     for (number, (code, why, remove)) in obstacles.into_iter().enumerate() {
         prints(&sandbox, code).await;
         let error = sandbox.fork(1).await.unwrap_err();
@@ -145,7 +173,10 @@ async fn nothing_is_left_of_copies_in_the_end() {
     prints(&sandbox, &format!("token = '{token}'\nopen('file', 'w').write(token)")).await;
     let copies: Vec<_> = copies_of(&sandbox, 4).await.into_iter().map(Arc::new).collect();
     for copy in &copies {
-        let (copy, busy) = (Arc::clone(copy), format!("{}\nwhile True: time.sleep(1)", starts_processes(&token)));
+        let (copy, busy) = (
+            Arc::clone(copy),
+            format!("{}\nwhile True: time.sleep(1)", starts_processes(&token)),
+        );
         tokio::spawn(async move { copy.execute(busy).await });
     }
     until("all have started", || processes_with(&token) >= 8).await;
@@ -157,23 +188,65 @@ async fn nothing_is_left_of_copies_in_the_end() {
     until("all have ended", || processes_with(&token) == 0).await;
 }
 
+/// What a copy has of the walls of a session, and what it can do to others.
+const WALLS: &str = r#"
+import ctypes, errno, os
+libc = ctypes.CDLL(None, use_errno=True)
+def tried(number, *arguments):
+    return errno.errorcode.get(ctypes.get_errno()) if libc.syscall(number, *arguments) < 0 else "done"
+def opened(path, mode):
+    try: open(path, mode); return "opened"
+    except OSError as error: return type(error).__name__
+pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+# unshare, setns, mount, ptrace, pidfd_getfd
+print(pids[0] == 1, len(pids) <= 5, *(tried(*call) for call in (
+    (272, 0x10000000), (308, 0, 0), (165, b"a", b"/tmp", b"tmpfs", 0, 0), (101, 16, 1, 0, 0), (438, 0, 0, 0))))
+print(opened("/run/copies/x", "w"), opened("/run/copies/workspace/0/x", "w"), opened("/usr/left", "w"), opened("/proc/sys/kernel/x", "w"))
+status = dict(line.split(":\t") for line in open("/proc/self/status"))
+print(*(status[name].strip() for name in ("CapEff", "CapBnd", "Seccomp", "NoNewPrivs")))
+links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
+print(sorted({link for link in links if link.startswith(("socket", "pipe"))}))
+"#;
+
 #[tokio::test(flavor = "multi_thread")]
-async fn zz_timing() {
-    let sandbox = builder().python("/work/main/.setup/states/bin/python").build().await.unwrap();
-    prints(&sandbox, "import numpy as np, pandas as pd\nframe = pd.DataFrame(np.random.rand(6_553_600, 2), columns=['a', 'b'])\n").await;
-    println!("{}", prints(&sandbox, "print(open('/proc/self/smaps_rollup').read(), len(open('/proc/self/maps').readlines()))").await);
-    for n in [100, 100] {
-        let begin = std::time::Instant::now();
-        let copies = sandbox.fork(n).await.unwrap();
-        println!("{n} copies: {:?}", begin.elapsed());
-        let made = copies.into_iter().map(|copy| builder().python("/work/main/.setup/states/bin/python").copy(copy).build());
-        let copies: Vec<_> = join_all(made).await.into_iter().map(Result::unwrap).collect();
-        println!("  built: {:?}", begin.elapsed());
-        join_all(copies.iter().map(|copy| copy.start())).await;
-        println!("  started: {:?}", begin.elapsed());
-        join_all(copies.iter().map(|copy| copy.execute("1"))).await;
-        println!("  each has run: {:?}", begin.elapsed());
-        join_all(copies.iter().map(|copy| copy.destroy())).await;
-        println!("  gone: {:?}", begin.elapsed());
+async fn a_copy_is_isolated_like_a_session() {
+    let sandbox = builder().build().await.unwrap();
+    prints(&sandbox, "import os\nmine = os.getpid()").await;
+    let copies = copies_of(&sandbox, 2).await;
+    let mut shared = Vec::new();
+    for sandbox in copies.iter().chain([&sandbox]) {
+        let printed = prints(sandbox, WALLS).await;
+        let lines: Vec<&str> = printed.lines().collect();
+        assert_eq!(lines[0], "True True EPERM EPERM EPERM EPERM EPERM", "{printed}");
+        let denied = ["PermissionError", "OSError", "FileNotFoundError"];
+        assert!(lines[1].split(' ').all(|error| denied.contains(&error)), "{printed}");
+        assert_eq!(lines[2], "0000000000000000 0000000000000000 2 1", "{printed}");
+        shared.extend(
+            lines[3]
+                .split('\'')
+                .filter(|link| link.contains(":["))
+                .map(str::to_owned),
+        );
+        prints(
+            sandbox,
+            "open('own', 'w').write(str(id(os)))\nopen('/tmp/own', 'w').close()",
+        )
+        .await;
+    }
+    let all = shared.len();
+    shared.sort_unstable();
+    shared.dedup();
+    assert_eq!(shared.len(), all, "no pipe and no socket is two copies'");
+    // One that kills all that it can takes nobody with it.
+    let kills = copies[0]
+        .execute("os.kill(-1, 9)\nos.kill(os.getpid(), 9)")
+        .await
+        .unwrap();
+    assert_eq!(kills.outcome, Outcome::Crashed, "{kills:?}");
+    for sandbox in [&copies[1], &sandbox] {
+        assert_eq!(
+            prints(sandbox, "print(sorted(os.listdir()), mine > 0)").await,
+            "['own'] True\n"
+        );
     }
 }

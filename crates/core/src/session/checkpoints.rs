@@ -332,7 +332,9 @@ impl<B: Body> Interpreter<B> {
                     let origin = Origin::Saved(link.number, Steps::default());
                     return self.revert(now, ticket, origin);
                 }
-                Ok(_) => Err(Error::NotSerializable("the state is not saved; variables are kept".to_owned())),
+                Ok(_) => Err(Error::NotSerializable(
+                    "the state is not saved; variables are kept".to_owned(),
+                )),
                 Err(error) => Err(error),
             },
             StateCommand::Checkpoint => self.checkpoints.newest().map(|link| Reply::State(link.execution)),

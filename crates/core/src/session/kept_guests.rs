@@ -54,8 +54,13 @@ impl<B: Body> Session<B> {
     /// All that another session needs to go on from the paused copy of which the guest is being made for `ticket`.
     pub fn copied_for(&self, ticket: Ticket) -> Option<Fork<B>> {
         let checkpoints = &self.interpreter.checkpoints;
-        let reverting = checkpoints.reverting.as_ref().filter(|reverting| reverting.ticket == ticket)?;
-        let Origin::Saved(number, _) = reverting.origin else { return None };
+        let reverting = checkpoints
+            .reverting
+            .as_ref()
+            .filter(|reverting| reverting.ticket == ticket)?;
+        let Origin::Saved(number, _) = reverting.origin else {
+            return None;
+        };
         Some(self.interpreter.fork_of(checkpoints.chain.find(number)?))
     }
 

@@ -138,10 +138,16 @@ impl<'a> Calls<'a> {
     /// The first call that failed. The later ones were made nevertheless, so the process has to end.
     pub(super) fn run(&mut self, traced: &Traced, at: &Registers) -> io::Result<Option<Traced>> {
         // All signals that can be are blocked, and a trap would end the process.
-        self.add("kill", libc::SYS_kill, [self.own, u64::from(libc::SIGSTOP.cast_unsigned())]);
+        self.add(
+            "kill",
+            libc::SYS_kill,
+            [self.own, u64::from(libc::SIGSTOP.cast_unsigned())],
+        );
         let rows = std::mem::take(&mut self.rows);
         let data = std::mem::take(&mut self.data);
-        let table = rows.iter().flat_map(|row| [row.number.cast_unsigned()].into_iter().chain(row.arguments));
+        let table = rows
+            .iter()
+            .flat_map(|row| [row.number.cast_unsigned()].into_iter().chain(row.arguments));
         let table: Vec<u8> = table.flat_map(u64::to_ne_bytes).collect();
         if table.len() as u64 > DATA_AT - TABLE_AT || data.len() as u64 > BYTES - DATA_AT {
             return Err(io::Error::other("too many files are open"));
@@ -158,7 +164,10 @@ impl<'a> Calls<'a> {
             let result = succeeded(u64::from_ne_bytes(result));
             let result = result.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", row.name)))?;
             if row.wanted.is_some_and(|wanted| wanted != result) {
-                return Err(io::Error::other(format!("{}: another descriptor than the lowest", row.name)));
+                return Err(io::Error::other(format!(
+                    "{}: another descriptor than the lowest",
+                    row.name
+                )));
             }
         }
         Ok(made)

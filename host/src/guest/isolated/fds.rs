@@ -13,7 +13,13 @@ use super::calls::Calls;
 use super::files::{close, flags};
 
 /// Devices that can be shared.
-const DEVICES: [&[u8]; 5] = [b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom"];
+const DEVICES: [&[u8]; 5] = [
+    b"/dev/null",
+    b"/dev/zero",
+    b"/dev/full",
+    b"/dev/random",
+    b"/dev/urandom",
+];
 /// Flags that make or change a file when it is opened.
 const MAKES: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
 
@@ -88,7 +94,10 @@ impl Table {
             } else if link.starts_with(b"/") && !link.starts_with(b"/dev/") && !link.ends_with(b" (deleted)") {
                 table.files.push(open_file(pid, fd, link)?);
             } else {
-                return Err(refused(format_args!("{} is open (descriptor {fd})", link.escape_ascii())));
+                return Err(refused(format_args!(
+                    "{} is open (descriptor {fd})",
+                    link.escape_ascii()
+                )));
             }
         }
         Ok(table)
@@ -98,8 +107,13 @@ impl Table {
     pub(super) fn number_of(&self, socket: &OwnedFd) -> io::Result<u64> {
         let link = fs::read_link(format!("/proc/self/fd/{}", socket.as_raw_fd()))?;
         let link = link.to_string_lossy().into_owned();
-        let found = self.sockets.iter().find(|(_, inode)| link == format!("socket:[{inode}]"));
-        found.map(|(fd, _)| *fd).ok_or_else(|| refused("it lacks a socket that it was sent"))
+        let found = self
+            .sockets
+            .iter()
+            .find(|(_, inode)| link == format!("socket:[{inode}]"));
+        found
+            .map(|(fd, _)| *fd)
+            .ok_or_else(|| refused("it lacks a socket that it was sent"))
     }
 
     /// Returns an error if there are other sockets than so many.
@@ -124,7 +138,11 @@ impl Table {
             if !file.is_folder {
                 calls.add("lseek", libc::SYS_lseek, [free, file.position, flags(libc::SEEK_SET)]);
             }
-            calls.add("dup3", libc::SYS_dup3, [free, file.fd, flags(file.flags & libc::O_CLOEXEC)]);
+            calls.add(
+                "dup3",
+                libc::SYS_dup3,
+                [free, file.fd, flags(file.flags & libc::O_CLOEXEC)],
+            );
             close(calls, free);
         }
     }
@@ -140,11 +158,18 @@ fn open_file(pid: u32, fd: u64, link: &[u8]) -> io::Result<OpenFile> {
     let flags = i32::from_str_radix(field("flags:")?, 8).map_err(refused)?;
     let kind = fs::metadata(format!("/proc/{pid}/fd/{fd}"))?.file_type();
     if !kind.is_file() && !kind.is_dir() {
-        return Err(refused(format_args!("{} is open (descriptor {fd})", link.escape_ascii())));
+        return Err(refused(format_args!(
+            "{} is open (descriptor {fd})",
+            link.escape_ascii()
+        )));
     }
-    let is_own = link.starts_with(b"/workspace/") || link.starts_with(b"/tmp/") || link == b"/workspace" || link == b"/tmp";
+    let is_own =
+        link.starts_with(b"/workspace/") || link.starts_with(b"/tmp/") || link == b"/workspace" || link == b"/tmp";
     if !is_own && flags & libc::O_ACCMODE != libc::O_RDONLY {
-        return Err(refused(format_args!("{} is open for writing (descriptor {fd})", link.escape_ascii())));
+        return Err(refused(format_args!(
+            "{} is open for writing (descriptor {fd})",
+            link.escape_ascii()
+        )));
     }
     Ok(OpenFile {
         fd,

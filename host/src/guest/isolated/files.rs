@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, openat, readli
 
 use super::calls::Calls;
 use super::fds::Descriptors;
-use super::rooms::FOLDERS;
+use super::rooms::{FOLDERS, ROOT};
 use super::tracing::{Registers, Traced};
 
 /// The most files and folders that go along.
@@ -45,7 +45,13 @@ impl Files {
         let list = |folder: &str| {
             let mut items = Vec::new();
             let mut bytes = 0;
-            list(&open_folder(CWD, format!("/proc/{process}/root/{folder}"))?, b"", 0, &mut items, &mut bytes)?;
+            list(
+                &open_folder(CWD, format!("/proc/{process}/{ROOT}/{folder}"))?,
+                b"",
+                0,
+                &mut items,
+                &mut bytes,
+            )?;
             io::Result::Ok(items)
         };
         Ok(Self([list(FOLDERS[0])?, list(FOLDERS[1])?]))
@@ -74,7 +80,11 @@ impl Files {
                 item.make(from, to, calls, &mut fds);
             }
             // Files in a folder change its time.
-            for folder in items.iter().rev().filter(|item| matches!(item.content, Content::Folder)) {
+            for folder in items
+                .iter()
+                .rev()
+                .filter(|item| matches!(item.content, Content::Folder))
+            {
                 calls.make_room(copy, at)?;
                 folder.finish(to, calls);
             }
@@ -89,7 +99,12 @@ impl Files {
 /// Adds calls that open one of the two folders.
 pub(super) fn open(calls: &mut Calls<'_>, folder: &str, fd: u64) {
     let path = calls.text(format!("/{folder}").as_bytes());
-    calls.opens("open", libc::SYS_open, [path, flags(libc::O_DIRECTORY | libc::O_CLOEXEC)], fd);
+    calls.opens(
+        "open",
+        libc::SYS_open,
+        [path, flags(libc::O_DIRECTORY | libc::O_CLOEXEC)],
+        fd,
+    );
 }
 
 pub(super) fn close(calls: &mut Calls<'_>, fd: u64) {
@@ -192,7 +207,10 @@ fn size_of(stat: &Stat, all: &mut u64) -> io::Result<u64> {
     let size = u64::try_from(stat.st_size).map_err(io::Error::other)?;
     *all = all.saturating_add(size);
     match *all > MOST_BYTES {
-        true => Err(io::Error::other(format!("its files have more than {} MiB", MOST_BYTES >> 20))),
+        true => Err(io::Error::other(format!(
+            "its files have more than {} MiB",
+            MOST_BYTES >> 20
+        ))),
         false => Ok(size),
     }
 }

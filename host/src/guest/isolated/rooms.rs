@@ -21,6 +21,8 @@ use super::Facts;
 
 /// The folder of the rooms, as guests see it. It cannot be written to there.
 pub const ROOMS: &str = "/run/copies";
+/// The folder of `/proc` that is a process's root.
+pub(super) const ROOT: &str = "root";
 /// The number of rooms, and so the most copies of a family that live at once.
 pub const MOST_ROOMS: u16 = 128;
 /// The folders of a room.
@@ -52,7 +54,7 @@ impl Rooms {
     pub(crate) fn around(standing: u32) -> io::Result<Self> {
         Ok(Self {
             namespace: File::open(format!("/proc/{standing}/ns/mnt"))?.into(),
-            proc: open_folder(CWD, format!("/proc/{standing}/root/proc"))?,
+            proc: open_folder(CWD, format!("/proc/{standing}/{ROOT}/proc"))?,
             level: Facts::of(standing)?.numbers()?.len(),
             free: Mutex::new((0..MOST_ROOMS).rev().collect()),
         })
@@ -98,7 +100,10 @@ impl Rooms {
 impl Drop for Room {
     fn drop(&mut self) {
         let (rooms, number) = (Arc::clone(&self.rooms), self.number);
-        let Ok(folders) = self.folders[0].try_clone().and_then(|one| Ok([one, self.folders[1].try_clone()?])) else {
+        let Ok(folders) = self.folders[0]
+            .try_clone()
+            .and_then(|one| Ok([one, self.folders[1].try_clone()?]))
+        else {
             return; // the room is not used again
         };
         // Not by the caller, which may be a task.
@@ -107,7 +112,9 @@ impl Drop for Room {
                 rooms.free().push(number);
             }
         };
-        let _ = std::thread::Builder::new().name("sandglass-room".to_owned()).spawn(emptying);
+        let _ = std::thread::Builder::new()
+            .name("sandglass-room".to_owned())
+            .spawn(emptying);
     }
 }
 

@@ -79,7 +79,9 @@ def confine() -> bool:
 
 
 def rooms() -> list[str]:
-    """Returns the folders that later copies of the guest get as their own. The guest sees them empty, and cannot write there."""
+    """Returns the folders of later copies. The guest sees them empty, and cannot write there."""
+    if not os.path.isdir(ROOMS):
+        return []
     return [f"{ROOMS}/{folder}/{number}" for folder in ("workspace", "tmp") for number in range(_MOST_ROOMS)]
 
 

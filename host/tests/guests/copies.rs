@@ -1,4 +1,6 @@
 //! Exact copies of a session, each in namespaces of its own.
+//!
+//! Decisions: `docs/internals/copies-on-hosts.md`.
 
 use std::sync::Arc;
 

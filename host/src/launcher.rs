@@ -184,7 +184,8 @@ pub struct Settings {
     /// The number of paused copies of a guest that are kept as checkpoints; 0 for none. Only in bubblewrap and plain processes. Such guests
     /// have [`ONE_THREAD`] and [`COPIED_MEMORY`] in their environment.
     pub checkpoints: u32,
-    /// True when guests with checkpoints can be copied exactly: see [`Sandbox::fork`](crate::Sandbox::fork). Only in bubblewrap.
+    /// True when guests with checkpoints can be copied exactly. Only in bubblewrap, and not for hostile code yet.
+    #[doc(hidden)]
     pub exact_copies: bool,
     /// The seed of hashes of a guest that records executions. Guests of an earlier and a later process then have sets in the same order. Only
     /// in bubblewrap and plain processes.

@@ -2,7 +2,8 @@
 //!
 //! A guest has no capabilities, and its filter refuses namespaces. So the host isolates the copies from outside: it traces the paused copy
 //! (`ptrace`), and has it make processes in new namespaces past its filter. Before such a process runs code of the guest, the host has it give
-//! up all rights. What the host then relies on is the kernel's word, and never the guest's: the paused copy may be a hostile process.
+//! up all rights. The paused copy may be a hostile process, and the host asks the kernel about it. **Some looks come too early, so hostile code can
+//! still get around them.** The page of the decisions lists these holes.
 //!
 //! Each copy has two processes. The *keeper* is the first of its namespaces. It shares the memory of the paused copy, and only waits for its
 //! children to end. Its child is the guest, whose memory is a copy.
@@ -16,7 +17,7 @@
 //! | `fds.rs` | what its descriptors stand for |
 //! | `files.rs` | files of the session's folders |
 //! | `rooms.rs` | folders and mounts of copies |
-//! | `family.rs` | what lives as long as a copy |
+//! | `family.rs` | processes that live as long as a copy |
 //!
 //! Linux on `x86_64` only, by a host that is root. Decisions: `docs/internals/copies-on-hosts.md`.
 
@@ -59,7 +60,7 @@ const NAMESPACES: [(&str, i32); 6] = [
 const DEEPEST: usize = 24;
 /// The paused copy that is copied.
 pub(crate) struct Origin {
-    /// The process, which a signal has stopped. Nobody else runs in its namespaces but those who stand over it.
+    /// The process, which a signal has stopped.
     pub(crate) pid: u32,
     /// The host's end of its control socket.
     pub(crate) control: OwnedFd,
@@ -70,9 +71,9 @@ pub(crate) struct Origin {
 /// The limits of each copy.
 #[derive(Debug, Clone, Copy)]
 pub struct CopyLimits {
-    /// Of its control group.
+    /// The bounds of its control group.
     pub bounds: Bounds,
-    /// Bytes of its shared memory.
+    /// The size of its shared memory, in bytes.
     pub tmp_bytes: u64,
 }
 
@@ -110,7 +111,7 @@ fn refused(what: impl std::fmt::Display) -> io::Error {
 /// Makes `count` copies, and leaves their origin stopped. Blocks.
 ///
 /// # Errors
-/// The reason why there can be none. None is left then.
+/// The reason why there can be none. No copy is left then. Some errors end the origin, too.
 pub(crate) fn make(origin: &Origin, epoch: u32, count: usize) -> io::Result<Vec<Copy>> {
     #[cfg(target_arch = "x86_64")]
     return copying::make(origin, epoch, count);
@@ -121,7 +122,7 @@ pub(crate) fn make(origin: &Origin, epoch: u32, count: usize) -> io::Result<Vec<
     }
 }
 
-/// What the kernel says of a process.
+/// The kernel's facts about a process.
 struct Facts(HashMap<String, String>);
 
 impl Facts {

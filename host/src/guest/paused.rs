@@ -143,7 +143,7 @@ pub(crate) struct Boundary {
     /// The paused copy of the guest without any state. A guest that is a copy has none.
     beginning: Option<PausedGuest>,
     rest: Rest,
-    /// What the guest stands below, if it is a copy.
+    /// The processes above the guest's boundary, if the guest is a copy.
     above: Option<Arc<Trunk>>,
     /// The folders for copies of the guest, once there are copies.
     rooms: OnceLock<Arc<Rooms>>,
@@ -231,7 +231,7 @@ impl Boundary {
     /// they stand below. The boundary then has no guest any more.
     ///
     /// # Errors
-    /// The reason why there can be none. The paused copy is then as before.
+    /// The reason why there can be none. The paused copy is then as before, unless its tracing failed.
     pub(crate) async fn spread(
         &self,
         copy: Arc<PausedCopy>,

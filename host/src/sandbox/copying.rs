@@ -30,11 +30,14 @@ impl SandboxCopy {
 }
 
 impl Sandbox {
-    /// Makes exact copies, each isolated like any other sandbox. The sandbox goes on in another process. Its older checkpoints end.
+    /// Makes exact copies, each in namespaces of its own. The sandbox goes on in another process. Its older checkpoints end.
+    ///
+    /// Not for hostile code yet: `docs/internals/copies-on-hosts.md` lists the known holes.
     ///
     /// # Errors
-    /// [`Error::NotSerializable`] names the reason for which there can be none; [`Sandbox::suspend`] then gives copies by value. Variables are
-    /// kept. [`Error::InvalidOption`] when checkpoints are off.
+    /// [`Error::NotSerializable`] names the reason for which there can be none; [`Sandbox::suspend`] then gives copies by value. The state comes
+    /// from its newest checkpoint then. [`Error::InvalidOption`] when checkpoints are off.
+    #[doc(hidden)]
     pub async fn fork(&self, count: usize) -> Result<Vec<SandboxCopy>, Error> {
         let (made, copies) = oneshot::channel();
         let watch = Watch {

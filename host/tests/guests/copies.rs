@@ -30,7 +30,7 @@ async fn copies_of(sandbox: &Sandbox, count: usize) -> Vec<Sandbox> {
     join_all(made).await.into_iter().map(Result::unwrap).collect()
 }
 
-/// What comes and goes on only in an exact copy.
+/// State that goes on only in an exact copy.
 const STATE: &str = "
 import os, random
 def counter():
@@ -190,7 +190,7 @@ async fn nothing_is_left_of_copies_in_the_end() {
     until("all have ended", || processes_with(&token) == 0).await;
 }
 
-/// What a copy has of the walls of a session, and what it can do to others.
+/// Tries of a copy to get out of its walls.
 const WALLS: &str = r#"
 import ctypes, errno, os
 libc = ctypes.CDLL(None, use_errno=True)

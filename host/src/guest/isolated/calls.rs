@@ -1,7 +1,7 @@
 //! Calls that a stopped process makes one after the other, in one go. Each stop costs two changes of processes.
 //!
-//! A loop in memory of its own makes them. Nobody but the tracer writes there: the process cannot be dumped, so no other process without
-//! privileges reaches its memory.
+//! A loop makes them, in memory that the tracer has the process map for it. The process cannot be dumped, so another process reaches this memory
+//! only if it shares all memory with this one.
 
 use std::fs::File;
 use std::io;

@@ -88,7 +88,7 @@ pub(super) fn make(origin: &Origin, epoch: u32, count: usize) -> io::Result<Vec<
             let copying = Copying::begin(origin, epoch, facts)?;
             let each = rooms.into_iter().map(|room| copying.make_one(origin, room, &jobs));
             let copies = each.collect::<io::Result<Vec<_>>>();
-            // Only now, because guests that run would slow the making of the others down.
+            // Guests begin together, so that none takes time from the making of the others.
             let copies = copies.and_then(|copies| {
                 let each = copies
                     .into_iter()

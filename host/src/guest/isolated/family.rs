@@ -1,4 +1,4 @@
-//! What lives as long as a copy: the paused copy that it came from, with all that stands over both.
+//! The processes that live as long as a copy: the paused copy that it came from, and those that stand over both.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;

@@ -36,7 +36,7 @@ pub(crate) struct Rooms {
     namespace: OwnedFd,
     /// The first guest's `/proc`. A copy may not write to one of its own, as Landlock's rule is tied to this one.
     pub(super) proc: OwnedFd,
-    /// How many namespaces of processes the first guest is below the host's.
+    /// The number of the first guest's namespaces of processes, with the host's.
     pub(super) level: usize,
     free: Mutex<Vec<u16>>,
 }
@@ -118,7 +118,7 @@ impl Drop for Room {
     }
 }
 
-/// What a copy sees, and whose it is.
+/// The owner and the size of the folders that a copy sees.
 pub(super) struct Furnishing {
     pub(super) user: u32,
     pub(super) group: u32,

@@ -169,14 +169,7 @@ impl Traced {
     fn begin_instead(&self, at: &Registers, number: c_long, arguments: [u64; 6]) -> io::Result<()> {
         let mut registers = *at;
         registers.orig_rax = number.cast_unsigned();
-        [
-            registers.rdi,
-            registers.rsi,
-            registers.rdx,
-            registers.r10,
-            registers.r8,
-            registers.r9,
-        ] = arguments;
+        set_arguments(&mut registers, arguments);
         ptrace::setregs(self.pid, registers)?;
         Ok(ptrace::syscall(self.pid, None)?)
     }
@@ -229,14 +222,7 @@ impl Traced {
     pub(super) fn call(&self, at: &Registers, number: c_long, arguments: [u64; 6]) -> io::Result<u64> {
         let mut registers = *at;
         (registers.rip, registers.rax, registers.orig_rax) = (at.rip - CALL_BYTES, number.cast_unsigned(), NO_CALL);
-        [
-            registers.rdi,
-            registers.rsi,
-            registers.rdx,
-            registers.r10,
-            registers.r8,
-            registers.r9,
-        ] = arguments;
+        set_arguments(&mut registers, arguments);
         ptrace::setregs(self.pid, registers)?;
         for _ in ["its begin", "its end"] {
             ptrace::syscall(self.pid, None)?;
@@ -273,6 +259,17 @@ impl Traced {
     pub(super) fn kill(&self) {
         let _ = kill(self.pid, Signal::SIGKILL); // it may have ended
     }
+}
+
+fn set_arguments(registers: &mut Registers, arguments: [u64; 6]) {
+    [
+        registers.rdi,
+        registers.rsi,
+        registers.rdx,
+        registers.r10,
+        registers.r8,
+        registers.r9,
+    ] = arguments;
 }
 
 /// The result of a call, or its error.

@@ -166,30 +166,43 @@ impl Cgroup {
     /// Kills all processes in the group but these, and waits for their end. Meanwhile nothing can be started in the group. Returns false if
     /// others are left.
     pub(crate) fn kill_others(&self, spared: &HashSet<u32>, within: Duration) -> bool {
+        self.while_closed(|_| self.end_others(spared, Instant::now() + within))
+    }
+
+    /// Does the same, and waits until all but those of `running` are stopped by a signal and have one thread. From then on, nobody in the group
+    /// is left who could let them go on.
+    pub(crate) fn still_others(&self, running: &HashSet<u32>, stopped: &HashSet<u32>, within: Duration) -> bool {
+        self.while_closed(|is_closed| {
+            let end = Instant::now() + within;
+            let spared = running | stopped;
+            is_closed && self.end_others(&spared, end) && until(end, || stopped.iter().all(|pid| is_stopped(*pid)))
+        })
+    }
+
+    /// Has the work done while nothing can be started in the group, if the kernel allows that. Returns true if the work does and the group is as
+    /// before.
+    fn while_closed(&self, work: impl FnOnce(bool) -> bool) -> bool {
         let most = self.path.pids.join("pids.max");
         let before = fs::read_to_string(&most);
-        let is_closed = write(&most, "0").is_ok();
-        let end = Instant::now() + within;
-        let are_gone = loop {
-            let members = fs::read_to_string(self.path.pids.join("cgroup.procs")).unwrap_or_default();
-            let others = members.lines().filter_map(|line| line.parse::<u32>().ok());
-            let others: Vec<u32> = others.filter(|pid| !spared.contains(pid)).collect();
-            if others.is_empty() {
-                break true;
-            }
-            if Instant::now() > end {
-                break false;
-            }
-            for pid in others.into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
-                let _ = kill_process(pid, Signal::KILL);
-            }
-            thread::sleep(Duration::from_micros(300));
-        };
+        let is_closed = before.is_ok() && write(&most, "0").is_ok();
+        let is_done = work(is_closed);
         let is_open = match before {
             Ok(most_pids) if is_closed => write(&most, most_pids.trim()).is_ok(),
             _ => true,
         };
-        are_gone && is_open
+        is_done && is_open
+    }
+
+    fn end_others(&self, spared: &HashSet<u32>, end: Instant) -> bool {
+        until(end, || {
+            let members = fs::read_to_string(self.path.pids.join("cgroup.procs")).unwrap_or_default();
+            let others = members.lines().filter_map(|line| line.parse::<u32>().ok());
+            let others: Vec<u32> = others.filter(|pid| !spared.contains(pid)).collect();
+            for pid in others.iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            others.is_empty()
+        })
     }
 
     /// The group's folder, of the controller of processes where there are several.
@@ -220,6 +233,33 @@ impl Drop for Cgroup {
             tracing::warn!("a control group is left behind until the next start: {error}");
         }
     }
+}
+
+/// Waits until something is so. Returns false if it is not so at the end.
+fn until(end: Instant, mut is_so: impl FnMut() -> bool) -> bool {
+    while !is_so() {
+        if Instant::now() > end {
+            return false;
+        }
+        thread::sleep(Duration::from_micros(300));
+    }
+    true
+}
+
+/// Returns true if a signal has stopped the process, which has one thread, or if the process has ended.
+fn is_stopped(pid: u32) -> bool {
+    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
+        return true;
+    };
+    let field = |name: &str| {
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap_or_default()
+            .trim()
+    };
+    let state = field("State:").bytes().next();
+    matches!(state, Some(b'T' | b'Z' | b'X')) && matches!(field("Threads:"), "0" | "1")
 }
 
 /// The number of groups that are being removed.

@@ -15,7 +15,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use self::copies::Kin;
 use self::fork::{Forker, Succession};
-use crate::cgroup::Bounds;
+use crate::cgroup::{Bounds, Cgroup};
 use crate::frame::{FRAME_SLACK_BYTES, Frame, FrameError, FrameReader, Outbox};
 use futures_util::future::BoxFuture;
 
@@ -143,6 +143,11 @@ pub trait Process: Send + Sync + 'static {
     /// if processes of this kind end only together.
     fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
         let _ = spared;
+        None
+    }
+
+    /// The control group that holds its processes and no others.
+    fn group(&self) -> Option<Arc<Cgroup>> {
         None
     }
 
@@ -427,6 +432,11 @@ impl GuestProcess {
     /// A function that kills all its processes but these: see [`Process::sweeper`].
     pub(crate) fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
         self.process.sweeper(spared)
+    }
+
+    /// The control group that holds its processes and no others.
+    pub(crate) fn group(&self) -> Option<Arc<Cgroup>> {
+        self.process.group()
     }
 
     /// The time for the exit to show after the channel has closed.

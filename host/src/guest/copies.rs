@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 
 use futures_util::future::BoxFuture;
 use sandglass_core::Error;
+use tokio_util::sync::CancellationToken;
 
 use super::fork::Forker;
 use super::isolated::CopyLimits;
@@ -125,7 +126,11 @@ impl Copies {
         Box::pin(async move {
             let copy = copy.ok_or("its process is gone")?;
             let boundary = Arc::clone(&copy.boundary);
-            boundary.spread(copy, limits, count, || stop(&all)).await
+            let given_up = CancellationToken::new();
+            let _guard = given_up.clone().drop_guard();
+            // A task of its own: what is under way comes to its end even if nobody waits for it any more.
+            let spreading = tokio::spawn(boundary.spread(copy, limits, count, all, given_up));
+            spreading.await.map_err(|error| error.to_string())?
         })
     }
 
@@ -194,7 +199,8 @@ impl Copies {
     /// The numbers of copies that have ended and were not removed.
     pub fn ended(&self) -> Vec<u32> {
         let copies = self.copies.iter();
-        let ended = copies.filter(|(_, copy)| copy.upgrade().is_none_or(|copy| copy.guest.has_ended()));
+        let has_ended = |copy: Arc<PausedCopy>| copy.guest.has_ended() && !copy.boundary.is_left();
+        let ended = copies.filter(|(_, copy)| copy.upgrade().is_none_or(has_ended));
         ended.map(|(number, _)| *number).collect()
     }
 

@@ -2,8 +2,8 @@
 //!
 //! A guest has no capabilities, and its filter refuses namespaces. So the host isolates the copies from outside: it traces the paused copy
 //! (`ptrace`), and has it make processes in new namespaces past its filter. Before such a process runs code of the guest, the host has it give
-//! up all rights. The paused copy may be a hostile process, and the host asks the kernel about it. **Some looks come too early, so hostile code can
-//! still get around them.** The page of the decisions lists these holes.
+//! up all rights. The paused copy may be a hostile process: the host asks the kernel about it, while nobody next to it runs. It ends before any of its
+//! copies begins.
 //!
 //! Each copy has two processes. The *keeper* is the first of its namespaces. It shares the memory of the paused copy, and only waits for its
 //! children to end. Its child is the guest, whose memory is a copy.
@@ -11,6 +11,7 @@
 //! | file | holds |
 //! |---|---|
 //! | this one | what a copy is made of, and the check of it |
+//! | `standing.rs` | the paused copy, at the begin of its fork |
 //! | `copying.rs` | the making of copies, step by step |
 //! | `tracing.rs` | steps of a traced process |
 //! | `calls.rs` | calls that it makes in one go |
@@ -32,9 +33,11 @@ mod fds;
 mod files;
 pub(crate) mod rooms;
 #[cfg(target_arch = "x86_64")]
+mod standing;
+#[cfg(target_arch = "x86_64")]
 mod tracing;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -58,14 +61,37 @@ const NAMESPACES: [(&str, i32); 6] = [
 ];
 /// The most namespaces of processes within each other. Linux allows 32.
 const DEEPEST: usize = 24;
-/// The paused copy that is copied.
+
+/// The paused copy that is copied, and what is around it.
 pub(crate) struct Origin {
     /// The process, which a signal has stopped.
+    pub(crate) process: OwnedFd,
     pub(crate) pid: u32,
     /// The host's end of its control socket.
     pub(crate) control: OwnedFd,
+    /// The control group of all processes of the session.
+    pub(crate) group: Arc<Cgroup>,
+    /// Those that stand over the origin. They run none of the user's code.
+    pub(crate) standing: HashSet<u32>,
+    /// The one from which guests without a state come. It has run none of the user's code, and stays with those that stand over it.
+    pub(crate) beginning: Option<u32>,
+    /// All others that were not ended, with the origin and the beginning. Signals have stopped them.
+    pub(crate) paused: HashSet<u32>,
     pub(crate) rooms: Arc<Rooms>,
     pub(crate) limits: CopyLimits,
+}
+
+impl Origin {
+    /// The processes that stay when copies have been made, with the origin.
+    #[cfg(target_arch = "x86_64")]
+    fn staying(&self) -> HashSet<u32> {
+        let kept = [Some(self.pid), self.beginning];
+        self.standing
+            .iter()
+            .copied()
+            .chain(kept.into_iter().flatten())
+            .collect()
+    }
 }
 
 /// The limits of each copy.
@@ -108,16 +134,21 @@ fn refused(what: impl std::fmt::Display) -> io::Error {
     io::Error::other(what.to_string())
 }
 
-/// Makes `count` copies, and leaves their origin stopped. Blocks.
+/// Makes `count` copies, and has `take` take them before they begin. Then their origin ends, and they begin. Blocks.
 ///
 /// # Errors
-/// The reason why there can be none. No copy is left then. Some errors end the origin, too.
-pub(crate) fn make(origin: &Origin, epoch: u32, count: usize) -> io::Result<Vec<Copy>> {
+/// The reason why there can be none. The origin is stopped as before then. If that is not possible, it has ended.
+pub(crate) fn make<T: Send>(
+    origin: &Origin,
+    epoch: u32,
+    count: usize,
+    take: impl FnOnce(Vec<Copy>) -> io::Result<T> + Send,
+) -> io::Result<T> {
     #[cfg(target_arch = "x86_64")]
-    return copying::make(origin, epoch, count);
+    return copying::make(origin, epoch, count, take);
     #[cfg(not(target_arch = "x86_64"))]
     {
-        let _ = (origin, epoch, count);
+        let _ = (origin, epoch, count, take);
         Err(refused("machines of this kind have none"))
     }
 }
@@ -167,13 +198,9 @@ impl Facts {
             return Err(refused(format_args!("it is a copy of a copy, {DEEPEST} times over")));
         }
         let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-        let is_shared = |line: &&str| {
-            let rights = line.split_whitespace().nth(1).unwrap_or_default();
-            rights.ends_with('s') && !line.contains(" /usr/lib/")
-        };
-        match maps.lines().find(is_shared) {
-            Some(_) => Err(refused("there is memory that may be others'")),
-            None => Ok(()),
+        match maps.lines().any(is_shared) {
+            true => Err(refused("there is memory that may be others'")),
+            false => Ok(()),
         }
     }
 
@@ -207,5 +234,37 @@ impl Facts {
             true => Ok(()),
             false => Err(refused("a copy is not in its control group")),
         }
+    }
+}
+
+/// Returns true if a line of `/proc/<pid>/maps` is about memory that processes can share, but for files of the system that nobody can write to.
+fn is_shared(line: &str) -> bool {
+    let mut fields = line.splitn(6, ' ');
+    let rights = fields.nth(1).unwrap_or_default();
+    let path = fields.nth(3).unwrap_or_default().trim_start();
+    let is_systems = path.starts_with("/usr/lib/") && !rights.contains('w');
+    !rights.ends_with('p') && !is_systems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_shared;
+
+    #[test]
+    fn only_files_of_the_system_may_be_shared() {
+        let line =
+            |rights: &str, path: &str| format!("7f00-7f01 {rights} 00000000 fe:00 1234                       {path}");
+        assert!(!is_shared(&line("rw-p", "/workspace/x")));
+        assert!(!is_shared(&line(
+            "r--s",
+            "/usr/lib/x86_64-linux-gnu/gconv/gconv-modules.cache"
+        )));
+        assert!(is_shared(&line(
+            "rw-s",
+            "/usr/lib/x86_64-linux-gnu/gconv/gconv-modules.cache"
+        )));
+        assert!(is_shared(&line("r--s", "/workspace/a /usr/lib/b")));
+        assert!(is_shared(&line("rw-s", "/dev/zero (deleted)")));
+        assert!(is_shared("7f00-7f01 rw-s 00000000 00:01 7"));
     }
 }

@@ -9,6 +9,7 @@
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +17,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 use sandglass_core::Error;
 use tokio::net::UnixStream;
+use tokio::runtime::Handle;
+use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::copies::PausedCopy;
 use super::fork::{CopyProcess, Forked, Forker, Order, channel, parent_of};
@@ -147,11 +151,17 @@ pub(crate) struct Boundary {
     above: Option<Arc<Trunk>>,
     /// The folders for copies of the guest, once there are copies.
     rooms: OnceLock<Arc<Rooms>>,
+    /// True once copies have taken the place of the guest and its paused copies.
+    is_left: AtomicBool,
 }
 
 /// A boundary's processes while it has no guest.
 #[derive(Default)]
-struct Rest(Mutex<Processes>);
+struct Rest {
+    processes: Mutex<Processes>,
+    /// Whoever makes guests has the turn until its end.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
 
 #[derive(Default)]
 struct Processes {
@@ -196,6 +206,7 @@ impl Boundary {
                 rest,
                 above: None,
                 rooms: OnceLock::new(),
+                is_left: AtomicBool::new(false),
             },
             own,
         ))
@@ -209,6 +220,7 @@ impl Boundary {
             rest: Rest::default(),
             above: Some(Arc::clone(above)),
             rooms: OnceLock::from(Arc::clone(rooms)),
+            is_left: AtomicBool::new(false),
         }
     }
 
@@ -227,60 +239,94 @@ impl Boundary {
         rooms.ok_or_else(|| std::io::Error::other("there are no folders"))
     }
 
+    /// Bytes of memory that the processes above the guest's boundary hold.
+    pub(crate) fn held_above(&self) -> u64 {
+        self.above.as_ref().map_or(0, |above| above.held_bytes())
+    }
+
+    /// Returns true if copies were made, and the guest's boundary is not the session's any more.
+    pub(crate) fn is_left(&self) -> bool {
+        self.is_left.load(Ordering::SeqCst)
+    }
+
     /// Makes guests of a paused copy once the last guest is gone, each in namespaces of its own. They may take `most_bytes` together with what
-    /// they stand below. The boundary then has no guest any more.
+    /// they stand below. The boundary then has no guest any more, and its paused copies end. `paused` are all of them. It is not to be dropped
+    /// before its end: cancel it by `given_up`.
     ///
     /// # Errors
-    /// The reason why there can be none. The paused copy is then as before, unless its tracing failed.
+    /// The reason why there can be none. The paused copy is then as before, or has ended.
     pub(crate) async fn spread(
-        &self,
+        self: Arc<Self>,
         copy: Arc<PausedCopy>,
         limits: CopyLimits,
         count: usize,
-        stop_all: impl Fn(),
+        paused: Vec<Arc<PausedCopy>>,
+        given_up: CancellationToken,
     ) -> Result<Vec<Guest>, String> {
         let text = |error: std::io::Error| error.to_string();
         let mut lent = self.rest.emptied().await.map_err(|error| error.to_string())?;
-        stop_all();
+        paused.iter().for_each(|copy| copy.guest().stop());
         if let Some(beginning) = &self.beginning {
             beginning.stop();
         }
-        let root = lent.processes.root.as_ref().ok_or("its processes are gone")?;
+        let root = lent.processes.root.as_mut().ok_or("its processes are gone")?;
         let held = root.held_bytes().unwrap_or_default();
-        let above = self.above.as_ref().map_or(0, |above| above.held_bytes());
-        if held.saturating_add(above) > limits.bounds.memory_bytes {
+        if held.saturating_add(self.held_above()) > limits.bounds.memory_bytes {
             return Err("the states that it was copied from take too much memory".to_owned());
         }
-        let paused = copy.guest();
-        let forker = &paused.forker;
+        let forker = &copy.guest().forker;
         let control = forker.lock().await;
+        let beginning = self.beginning.as_ref().and_then(PausedGuest::id);
+        let within = paused.iter().filter_map(|copy| copy.guest().id());
         let origin = Origin {
-            pid: paused.id().ok_or("its process is gone")?,
+            process: copy.guest().process.pidfd().try_clone().map_err(text)?,
+            pid: copy.guest().id().ok_or("its process is gone")?,
             control: control.get_ref().try_clone().map_err(text)?,
+            group: root.group().ok_or("its processes have no control group")?,
+            standing: self.standing.iter().copied().collect(),
+            beginning,
+            paused: within.chain(beginning).collect(),
             rooms: self.rooms().map_err(text)?,
             limits,
         };
         let (epoch, kept) = (epoch().map_err(|error| error.to_string())?, forker.kept());
-        let rooms = Arc::clone(&origin.rooms);
-        let mut making = tokio::task::spawn_blocking(move || isolated::make(&origin, epoch, count));
-        let made = match tokio::time::timeout(SPREAD_TIMEOUT, &mut making).await {
-            Ok(made) => made,
+        let trunk = Arc::new(Trunk::new(Arc::clone(&self)));
+        let making = {
+            let (boundary, trunk) = (Arc::clone(&self), Arc::clone(&trunk));
+            let runtime = Handle::current();
+            move || {
+                isolated::make(&origin, epoch, count, |copies| {
+                    if given_up.is_cancelled() {
+                        return Err(std::io::Error::other("nobody waits for them"));
+                    }
+                    let _entered = runtime.enter();
+                    let guests = copies.into_iter().map(|copy| {
+                        let parts = Parts::of(copy, &trunk)?;
+                        let keeper = parts.process.id().unwrap_or_default();
+                        let within = Self::of_copy(keeper, &trunk, &origin.rooms);
+                        Guest::copied(parts, keeper, Arc::new(within), kept.clone())
+                    });
+                    let guests: Result<Vec<_>, Error> = guests.collect();
+                    boundary.is_left.store(guests.is_ok(), Ordering::SeqCst); // before the paused copies end
+                    guests.map_err(std::io::Error::other)
+                })
+            }
+        };
+        let mut making = tokio::task::spawn_blocking(making);
+        let is_made = tokio::time::timeout(SPREAD_TIMEOUT, &mut making).await;
+        let is_made = match is_made {
+            Ok(is_made) => is_made,
             Err(_) => {
-                paused.kill(); // which ends the making
+                root.kill(); // which ends all that is being made
                 making.await
             }
         };
-        let made = made.map_err(|error| error.to_string())?.map_err(text)?;
-        let root = lent.processes.root.take().ok_or("its processes are gone")?;
-        let trunk = Arc::new(Trunk::new(root, Arc::clone(&copy), self.above.clone()));
-        let guests = made.into_iter().map(|made| {
-            let parts = Parts::of(made, &trunk)?;
-            let keeper = parts.process.id().unwrap_or_default();
-            let boundary = Self::of_copy(keeper, &trunk, &rooms);
-            Guest::copied(parts, keeper, Arc::new(boundary), kept.clone())
-        });
-        let guests: Result<Vec<_>, Error> = guests.collect();
-        guests.map_err(|error| error.to_string())
+        let guests = is_made.map_err(|error| error.to_string())?.map_err(text);
+        self.is_left.store(guests.is_ok(), Ordering::SeqCst);
+        if guests.is_ok() {
+            trunk.keep(lent.processes.root.take().ok_or("its processes are gone")?);
+        }
+        guests
     }
 
     /// Ends the guest with everything else but its paused copies. `paused` are their numbers. Gives the process back if it can only end as a
@@ -321,13 +367,18 @@ impl Boundary {
 
 impl Rest {
     fn lock(&self) -> MutexGuard<'_, Processes> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until the last guest is gone.
     async fn emptied(&self) -> Result<Lent<'_>, Error> {
+        let turn = Arc::clone(&self.turn).lock_owned().await;
         let processes = std::mem::take(&mut *self.lock());
-        let mut lent = Lent { rest: self, processes };
+        let mut lent = Lent {
+            rest: self,
+            processes,
+            _turn: turn,
+        };
         if let Some(sweep) = &mut lent.processes.sweep {
             let are_gone = sweep.await.unwrap_or(false);
             lent.processes.sweep = None;
@@ -348,6 +399,7 @@ impl Rest {
 struct Lent<'a> {
     rest: &'a Rest,
     processes: Processes,
+    _turn: OwnedMutexGuard<()>,
 }
 
 impl Drop for Lent<'_> {
@@ -373,7 +425,6 @@ fn line_above(own: u32, root: u32) -> Option<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc;
 
     use futures_util::FutureExt;

@@ -476,6 +476,10 @@ impl Process for Native {
             None => Box::new(move || kill_others(Some(&mark), root, &spared)),
         })
     }
+
+    fn group(&self) -> Option<Arc<Cgroup>> {
+        self.started.cgroup.clone()
+    }
 }
 
 impl Drop for Native {

@@ -80,6 +80,10 @@ impl Process for ForkedProcess {
         })
     }
 
+    fn group(&self) -> Option<Arc<Cgroup>> {
+        self.group.clone()
+    }
+
     fn hits(&self) -> Hits {
         self.group.as_ref().map_or_else(Hits::default, |group| {
             let events = group.events();

@@ -1,7 +1,7 @@
 //! Calls that a stopped process makes one after the other, in one go. Each stop costs two changes of processes.
 //!
 //! A loop makes them, in memory that the tracer has the process map for it. The process cannot be dumped, so another process reaches this memory
-//! only if it shares all memory with this one.
+//! only if it shares all memory with this one. Code and data are on different pages: none can be both written and run.
 
 use std::fs::File;
 use std::io;
@@ -11,12 +11,16 @@ use nix::libc::{self, c_long};
 
 use super::tracing::{Registers, Traced, succeeded};
 
-/// Bytes of the memory that is mapped for the loop, its table, and their data.
-pub(super) const BYTES: u64 = 32 << 10;
+/// Bytes of the memory that is mapped for the code, the table of calls, and their data.
+pub(super) const BYTES: u64 = 36 << 10;
+/// Bytes of the code, which comes first.
+pub(super) const CODE_BYTES: u64 = 4 << 10;
 const REAPER_AT: u64 = 256;
-const TABLE_AT: u64 = 1 << 10;
-const DATA_AT: u64 = 16 << 10;
+const TABLE_AT: u64 = CODE_BYTES;
+const DATA_AT: u64 = 20 << 10;
 const ROW_BYTES: u64 = 56;
+/// The place in the loop after a call.
+const CALLED_AT: u64 = 41;
 
 /// Makes the call of each row, and puts the result into the row. `r12` is the row, `r13` the number of rows.
 #[rustfmt::skip]
@@ -75,10 +79,16 @@ pub(super) struct Calls<'a> {
     data: Vec<u8>,
 }
 
-/// Writes the loop to the memory at `pages`.
+/// Writes the code to the memory at `pages`.
 pub(super) fn prepare(memory: &File, pages: u64) -> io::Result<()> {
     memory.write_all_at(&LOOP, pages)?;
     memory.write_all_at(&REAPER, pages + REAPER_AT)
+}
+
+/// Returns true if the code of the reaper is what was written.
+pub(super) fn has_reaper(memory: &File, pages: u64) -> bool {
+    let mut code = [0; REAPER.len()];
+    memory.read_exact_at(&mut code, pages + REAPER_AT).is_ok() && code == REAPER
 }
 
 /// The registers of a process that only waits for its children to end.
@@ -158,7 +168,13 @@ impl<'a> Calls<'a> {
         registers.rip = self.pages;
         (registers.r12, registers.r13) = (self.pages + TABLE_AT, rows.len() as u64);
         let made = traced.run(&registers)?;
-        for (row, at) in rows.iter().zip((self.pages + TABLE_AT..).step_by(ROW_BYTES as usize)) {
+        // Another signal than its own would have stopped it before the last call, and the others would count as made.
+        let end = traced.registers()?;
+        if (end.rip, end.r13, end.rax) != (self.pages + CALLED_AT, 1, 0) {
+            return Err(io::Error::other("it was stopped before its calls were made"));
+        }
+        let called = rows.split_last().map_or(&[][..], |(_, called)| called);
+        for (row, at) in called.iter().zip((self.pages + TABLE_AT..).step_by(ROW_BYTES as usize)) {
             let mut result = [0; 8];
             self.memory.read_exact_at(&mut result, at)?;
             let result = succeeded(u64::from_ne_bytes(result));
@@ -175,7 +191,7 @@ impl<'a> Calls<'a> {
 
     /// Makes the calls so far, if there may be no place for another file's.
     pub(super) fn make_room(&mut self, traced: &Traced, at: &Registers) -> io::Result<()> {
-        const MOST_ROWS: usize = 250;
+        const MOST_ROWS: usize = 200;
         const MOST_DATA: usize = 4 << 10;
         if self.rows.len() > MOST_ROWS || self.data.len() > MOST_DATA {
             self.run(traced, at)?;

@@ -1,53 +1,26 @@
 //! The making of isolated copies, step by step.
 
-use std::fs::{self, File};
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use nix::errno::Errno;
-use nix::libc::{self, c_long};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use nix::libc;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::calls::{self, Calls};
-use super::fds::{self, Table};
-use super::files::{self, Files, close, flags};
+use super::fds;
+use super::files::{self, close, flags};
 use super::rooms::{FOLDERS, Furnishing, Room};
-use super::tracing::{Registers, Traced};
+use super::standing::{Standing, Tools, memory_of};
+use super::tracing::Traced;
 use super::{Copy, Facts, Keeper, NAMESPACES, Origin, refused};
 use crate::cgroup::Cgroup;
+use crate::guest::process::GONE_WITHIN;
 use crate::seqpacket::pair;
 use crate::users::INSIDE;
-
-/// Calls that a paused copy makes between an order and its fork, and from there to the next order.
-const ALLOWED: [c_long; 14] = [
-    libc::SYS_brk,
-    libc::SYS_close,
-    libc::SYS_dup3,
-    libc::SYS_futex,
-    libc::SYS_getpid,
-    libc::SYS_madvise,
-    libc::SYS_mmap,
-    libc::SYS_mprotect,
-    libc::SYS_munmap,
-    libc::SYS_pidfd_open,
-    libc::SYS_prctl,
-    libc::SYS_recvmsg,
-    libc::SYS_sendmsg,
-    libc::SYS_write,
-];
-/// The sockets of a paused copy that has an order: its control socket under two numbers, and the two that came with the order.
-const SOCKETS: usize = 4;
-/// Most descriptors in a packet.
-const FDS: usize = 16;
-const PACKET_BYTES: usize = 4 << 10;
 
 fn descriptor(pid: u32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid.cast_signed()).ok_or_else(|| refused("a process without a number"))?;
@@ -55,9 +28,13 @@ fn descriptor(pid: u32) -> io::Result<OwnedFd> {
 }
 
 /// As [`super::make`].
-pub(super) fn make(origin: &Origin, epoch: u32, count: usize) -> io::Result<Vec<Copy>> {
+pub(super) fn make<T: Send>(
+    origin: &Origin,
+    epoch: u32,
+    count: usize,
+    take: impl FnOnce(Vec<Copy>) -> io::Result<T> + Send,
+) -> io::Result<T> {
     let facts = Facts::of(origin.pid)?;
-    facts.can_be_copied(origin.pid)?;
     let furnishing = Furnishing {
         user: facts.number("Uid")?,
         group: facts.number("Gid")?,
@@ -84,21 +61,7 @@ pub(super) fn make(origin: &Origin, epoch: u32, count: usize) -> io::Result<Vec<
         })?;
         let rooms = taken.recv().map_err(given_up)??;
         let tracer = thread::Builder::new().name("sandglass-copy".to_owned());
-        let tracing = move || {
-            let copying = Copying::begin(origin, epoch, facts)?;
-            let each = rooms.into_iter().map(|room| copying.make_one(origin, room, &jobs));
-            let copies = each.collect::<io::Result<Vec<_>>>();
-            // Guests begin together, so that none takes time from the making of the others.
-            let copies = copies.and_then(|copies| {
-                let each = copies
-                    .into_iter()
-                    .map(|(guest, copy)| guest.let_go_with(&copying.at, 0).map(|()| copy));
-                each.collect()
-            });
-            copying.end(origin)?;
-            copies
-        };
-        let tracing = tracer.spawn_scoped(scope, tracing)?;
+        let tracing = tracer.spawn_scoped(scope, move || copy_into(origin, epoch, rooms, &jobs, take))?;
         tracing.join().unwrap_or_else(|_| Err(refused("its thread has ended")))
     })
 }
@@ -107,101 +70,84 @@ fn given_up<T>(_: T) -> io::Error {
     refused("a thread has ended")
 }
 
-/// A paused copy that stands at the begin of its fork.
-struct Copying {
-    traced: Traced,
-    /// Its registers there.
-    at: Registers,
-    table: Table,
-    files: Files,
-    /// The process's folder.
-    cwd: Vec<u8>,
-    memory: File,
-    pages: u64,
-    /// The host's end of a socket by which keepers get descriptors, and its number in the process.
-    handing: (OwnedFd, u64),
-    /// The numbers at which the guest finds its channel and its control socket.
-    given: [u64; 2],
+/// Makes a copy for each room. They begin together once their origin has ended: until then it reaches the memory that keepers run in.
+fn copy_into<T>(
+    origin: &Origin,
     epoch: u32,
-    last_capability: u64,
-    facts: Facts,
+    rooms: Vec<Room>,
+    jobs: &mpsc::Sender<Job>,
+    take: impl FnOnce(Vec<Copy>) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut standing = Standing::at_fork(origin, epoch)?;
+    let made = standing.tools().and_then(|tools| {
+        let making = Making {
+            standing: &standing,
+            tools: &tools,
+            origin,
+            epoch,
+        };
+        let each = rooms.into_iter().map(|room| making.make_one(room, jobs));
+        let (stopped, copies): (Vec<_>, Vec<_>) = each.collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
+        let taken = take(copies)?;
+        if !origin.group.kill_others(&origin.staying(), GONE_WITHIN) {
+            return Err(refused("other processes of the session do not end"));
+        }
+        Ok((tools, stopped, taken))
+    });
+    match made {
+        Ok((tools, stopped, taken)) => {
+            let at = standing.at;
+            drop(standing);
+            if !calls::has_reaper(&tools.memory, tools.pages) {
+                return Err(refused("the memory of its keepers was changed"));
+            }
+            for Stopped { guest, keeper } in stopped {
+                // A copy that has ended by now is told of by its channel.
+                let _ = keeper.let_go_at(&calls::reaper(&at, tools.pages));
+                let _ = guest.let_go_with(&at, 0);
+            }
+            Ok(taken)
+        }
+        Err(why) => match standing.go_back(origin) {
+            Ok(()) => Err(why),
+            Err(lost) => Err(refused(format_args!("{why}; and then: {lost}"))),
+        },
+    }
 }
 
-impl Copying {
-    fn begin(origin: &Origin, epoch: u32, facts: Facts) -> io::Result<Self> {
-        let traced = Traced::seize(origin.pid)?;
-        traced.take_back_stop()?;
-        traced.run_to(libc::SYS_recvmsg, &ALLOWED)?;
-        let looked = || {
-            Table::of(origin.pid)?.has_no_other_sockets(SOCKETS - 2)?;
-            Files::of(origin.pid)
-        };
-        let files = match looked() {
-            Ok(files) => files,
-            Err(why) => {
-                traced.let_go_stopped()?;
-                return Err(why);
-            }
-        };
-        let (ours, first) = pair()?;
-        let (_other, second) = pair()?;
-        let order = format!("{{\"epoch\":{epoch}}}");
-        send(&origin.control, order.as_bytes(), &[first.as_fd(), second.as_fd()])?;
-        traced.run_to(libc::SYS_clone, &ALLOWED)?;
-        let at = traced.registers()?;
-        let table = Table::of(origin.pid)?;
-        table.has_no_other_sockets(SOCKETS)?;
-        let given = [table.number_of(&first)?, table.number_of(&second)?];
-        let cwd = fs::read_link(format!("/proc/{}/cwd", origin.pid))?;
-        let (access, kind) = (
-            libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-        );
-        let place = [0, calls::BYTES, flags(access), flags(kind), u64::MAX, 0];
-        let pages = traced.call_instead(&at, libc::SYS_mmap, place)?;
-        let memory = memory_of(origin.pid)?;
-        calls::prepare(&memory, pages)?;
-        let last = fs::read_to_string("/proc/sys/kernel/cap_last_cap")?;
-        Ok(Self {
-            files,
-            cwd: cwd.into_os_string().into_vec(),
-            handing: (ours, given[0]),
-            last_capability: last.trim().parse().map_err(refused)?,
-            traced,
-            at,
-            table,
-            memory,
-            pages,
-            given,
-            epoch,
-            facts,
-        })
-    }
+/// The processes of a copy that has not begun. The keeper ends after the guest.
+struct Stopped {
+    guest: Traced,
+    keeper: Traced,
+}
 
-    /// Has the paused copy go back to where it waits for orders, and stops it there.
-    fn end(self, origin: &Origin) -> io::Result<()> {
-        self.traced.fail(&self.at, Errno::EAGAIN)?;
-        self.traced.run_to(libc::SYS_recvmsg, &ALLOWED)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut answer = [0; PACKET_BYTES];
-        let mut answer = [IoSliceMut::new(&mut answer)];
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        recvmsg(&origin.control, &mut answer, &mut ancillary, flags)?; // that no copy could be made
-        self.traced.let_go_stopped()
-    }
+/// The making of copies, while their origin stands at its fork.
+struct Making<'a> {
+    standing: &'a Standing,
+    tools: &'a Tools,
+    origin: &'a Origin,
+    epoch: u32,
+}
 
-    /// Makes a copy, whose guest is still stopped.
-    fn make_one(&self, origin: &Origin, room: Room, jobs: &mpsc::Sender<Job>) -> io::Result<(Traced, Copy)> {
+impl Making<'_> {
+    /// Makes a copy, whose processes are stopped.
+    fn make_one(&self, room: Room, jobs: &mpsc::Sender<Job>) -> io::Result<(Stopped, Copy)> {
+        let Self {
+            standing,
+            tools,
+            origin,
+            ..
+        } = self;
+        let at = &standing.at;
         let group = Arc::new(Cgroup::create("copy", &origin.limits.bounds).map_err(refused)?);
         let (channel, its_channel) = UnixStream::pair()?;
         let (control, its_control) = pair()?;
         let namespaces = NAMESPACES.iter().fold(0, |all, (_, flag)| all | flag);
         let keeper_flags = libc::CLONE_VM | libc::CLONE_PARENT | libc::SIGCHLD | namespaces;
-        let traced = self.traced.clone_instead(&self.at, c_long::from(keeper_flags))?;
+        let traced = standing.share(keeper_flags)?;
         let keeper = Keeper(descriptor(traced.pid())?);
-        let mut calls = Calls::new(&self.memory, self.pages, 1);
-        let mut taken = self.table.taken.clone();
+        let mut calls = Calls::new(&tools.memory, tools.pages, 1);
+        let mut taken = tools.table.taken.clone();
 
         let entrances = group.entrances()?;
         let handed: Vec<BorrowedFd<'_>> = entrances
@@ -236,7 +182,7 @@ impl Copying {
             taken.give_back(*proc);
         }
         let proc = make_proc(&mut calls, &mut taken);
-        calls.run(&traced, &self.at)?;
+        calls.run(&traced, at)?;
 
         let pidfd = keeper.0.as_fd();
         let job = {
@@ -259,19 +205,19 @@ impl Copying {
         close(&mut calls, proc);
         taken.give_back(proc);
         self.give_up_rights(&mut calls);
-        let ids = self.at.rdi & flags(libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID);
+        let ids = at.rdi & flags(libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID);
         let guest_flags = ids | flags(libc::SIGCHLD);
-        calls.add("clone", libc::SYS_clone, [guest_flags, 0, 0, self.at.r10, 0]);
-        let guest = calls
-            .run(&traced, &self.at)?
-            .ok_or_else(|| refused("no guest was made"))?;
+        calls.add("clone", libc::SYS_clone, [guest_flags, 0, 0, at.r10, 0]);
+        let guest = calls.run(&traced, at)?.ok_or_else(|| refused("no guest was made"))?;
         calls.add("close", libc::SYS_close_range, [0, u64::from(u32::MAX), 0]);
-        calls.run(&traced, &self.at)?;
+        calls.run(&traced, at)?;
         let guest_fd = descriptor(guest.pid())?;
         self.settle(&guest, old, sockets, &taken)?;
-        self.facts.check(guest.pid(), origin.pid, group.folder())?;
-        traced.let_go_at(&calls::reaper(&self.at, self.pages))?;
-        guest.call(&self.at, libc::SYS_munmap, [self.pages, calls::BYTES, 0, 0, 0, 0])?;
+        tools.facts.check(guest.pid(), origin.pid, group.folder())?;
+        self.check_sockets(guest.pid(), [&OwnedFd::from(its_channel), &its_control])?;
+        guest.call(at, libc::SYS_munmap, [tools.pages, calls::BYTES, 0, 0, 0, 0])?;
+        let stopped = Stopped { guest, keeper: traced };
+        let room = room.until_end_of(keeper.0.try_clone()?);
         let copy = Copy {
             channel,
             control,
@@ -281,7 +227,7 @@ impl Copying {
             group,
             room,
         };
-        Ok((guest, copy))
+        Ok((stopped, copy))
     }
 
     /// Has a keeper receive descriptors, which get these numbers.
@@ -293,8 +239,7 @@ impl Copying {
         numbers: &[u64],
     ) -> io::Result<()> {
         const HEADER_BYTES: usize = 16;
-        let (ours, theirs) = &self.handing;
-        send(ours, b"!", handed)?;
+        self.standing.hand(handed)?;
         let control_bytes = (HEADER_BYTES + 4 * handed.len()).next_multiple_of(8);
         let buffer = calls.data(&[0; 16]);
         let vector = calls.data(&[buffer, 16].map(u64::to_ne_bytes).concat());
@@ -302,8 +247,12 @@ impl Copying {
         let message = [0, 0, vector, 1, control, control_bytes as u64, 0];
         let message = calls.data(&message.map(u64::to_ne_bytes).concat());
         let close_at_exec = flags(libc::MSG_CMSG_CLOEXEC);
-        calls.add("recvmsg", libc::SYS_recvmsg, [*theirs, message, close_at_exec]);
-        calls.run(traced, &self.at)?;
+        calls.add(
+            "recvmsg",
+            libc::SYS_recvmsg,
+            [self.tools.given[0], message, close_at_exec],
+        );
+        calls.run(traced, &self.standing.at)?;
         for (index, wanted) in (0_u64..).zip(numbers) {
             let number: [u8; 4] = calls.read(control + HEADER_BYTES as u64 + 4 * index)?;
             if i64::from(i32::from_ne_bytes(number)) != wanted.cast_signed() {
@@ -316,7 +265,7 @@ impl Copying {
     /// Adds calls that give up all capabilities, also those that a program could get.
     fn give_up_rights(&self, calls: &mut Calls<'_>) {
         const VERSION_3: u64 = 0x2008_0522;
-        for capability in 0..=self.last_capability {
+        for capability in 0..=self.tools.last_capability {
             calls.add("prctl", libc::SYS_prctl, [flags(libc::PR_CAPBSET_DROP), capability]);
         }
         let header = calls.data(&VERSION_3.to_ne_bytes());
@@ -326,22 +275,34 @@ impl Copying {
 
     /// Gives a guest its files and its sockets. `old` are its origin's folders.
     fn settle(&self, guest: &Traced, old: [u64; 2], sockets: &[u64], taken: &fds::Descriptors) -> io::Result<()> {
+        let Self { standing, tools, .. } = self;
         let memory = memory_of(guest.pid())?;
-        let mut calls = Calls::new(&memory, self.pages, 2);
-        if !self.files.are_none() {
-            self.files.copy(old, &mut calls, taken, guest, &self.at)?;
+        let mut calls = Calls::new(&memory, tools.pages, 2);
+        if !standing.files.are_none() {
+            standing.files.copy(old, &mut calls, taken, guest, &standing.at)?;
         }
-        let cwd = calls.text(&self.cwd);
+        let cwd = calls.text(&tools.cwd);
         calls.add("chdir", libc::SYS_chdir, [cwd]);
-        self.table.open_anew(&mut calls, taken.clone().take());
-        for (socket, number) in sockets.iter().zip(self.given) {
+        tools.table.open_anew(&mut calls, taken.clone().take());
+        for (socket, number) in sockets.iter().zip(tools.given) {
             calls.add("dup3", libc::SYS_dup3, [*socket, number, flags(libc::O_CLOEXEC)]);
         }
         for fd in sockets.iter().chain(&old) {
             close(&mut calls, *fd);
         }
-        calls.run(guest, &self.at)?;
+        calls.run(guest, &standing.at)?;
         Ok(())
+    }
+
+    /// Returns an error if a guest has other sockets or pipes than its own two sockets.
+    fn check_sockets(&self, guest: u32, own: [&OwnedFd; 2]) -> io::Result<()> {
+        let table = fds::Table::of(guest)?;
+        let numbers = [table.number_of(own[0])?, table.number_of(own[1])?];
+        let has_none_else = numbers == self.tools.given && table.leads_nowhere_else(own.len());
+        match has_none_else {
+            true => Ok(()),
+            false => Err(refused("a copy has a socket or a pipe that is not its own")),
+        }
     }
 }
 
@@ -386,17 +347,4 @@ fn make_proc(calls: &mut Calls<'_>, taken: &mut fds::Descriptors) -> u64 {
     close(calls, context);
     taken.give_back(context);
     proc
-}
-
-fn memory_of(pid: u32) -> io::Result<File> {
-    File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))
-}
-
-fn send(socket: &OwnedFd, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(fds));
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    sendmsg(socket, &[IoSlice::new(packet)], &mut ancillary, flags)?;
-    Ok(())
 }

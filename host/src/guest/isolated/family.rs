@@ -1,8 +1,8 @@
-//! The processes that live as long as a copy: the paused copy that it came from, and those that stand over both.
+//! The processes that live as long as a copy: those that stand over it and over the paused copy that it came from.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use futures_util::future::BoxFuture;
 use sandglass_core::{Error, Killer};
@@ -12,32 +12,36 @@ use tokio::io::unix::AsyncFd;
 use super::rooms::Room;
 use super::{Copy, Keeper};
 use crate::cgroup::Cgroup;
-use crate::guest::copies::PausedCopy;
+use crate::guest::paused::Boundary;
 use crate::guest::process::{GONE_WITHIN, process_of};
 use crate::guest::{Exit, GuestProcess, Hits, Process, Sweeper};
 use crate::seqpacket::watched;
 
 /// The processes that copies of a session stand below. All copies end with them, so they stay until the last copy has ended.
 pub(crate) struct Trunk {
-    /// The process that the host has started for the session before it was copied. It goes before the paused copy.
-    root: GuestProcess,
-    _origin: Arc<PausedCopy>,
-    above: Option<Arc<Trunk>>,
+    /// The process that the host has started for the session before it was copied. It goes before the rest.
+    root: OnceLock<GuestProcess>,
+    boundary: Arc<Boundary>,
 }
 
 impl Trunk {
-    pub(crate) fn new(root: GuestProcess, origin: Arc<PausedCopy>, above: Option<Arc<Self>>) -> Self {
+    /// That of copies which are being made of a paused copy in this boundary.
+    pub(crate) fn new(boundary: Arc<Boundary>) -> Self {
         Self {
-            root,
-            _origin: origin,
-            above,
+            root: OnceLock::new(),
+            boundary,
         }
+    }
+
+    /// Keeps the process that the host has started.
+    pub(crate) fn keep(&self, root: GuestProcess) {
+        let _ = self.root.set(root); // there is one
     }
 
     /// Bytes of memory that it holds, with all that it stands below.
     pub(crate) fn held_bytes(&self) -> u64 {
-        let own = self.root.held_bytes().unwrap_or_default();
-        own.saturating_add(self.above.as_ref().map_or(0, |above| above.held_bytes()))
+        let own = self.root.get().and_then(GuestProcess::held_bytes).unwrap_or_default();
+        own.saturating_add(self.boundary.held_above())
     }
 }
 
@@ -108,6 +112,10 @@ impl Process for CopiedProcess {
     fn sweeper(&self, spared: Vec<u32>) -> Option<Sweeper> {
         let (group, spared) = (Arc::clone(&self.group), HashSet::from_iter(spared));
         Some(Box::new(move || group.kill_others(&spared, GONE_WITHIN)))
+    }
+
+    fn group(&self) -> Option<Arc<Cgroup>> {
+        Some(Arc::clone(&self.group))
     }
 
     fn hits(&self) -> Hits {

@@ -103,7 +103,7 @@ impl Table {
         Ok(table)
     }
 
-    /// The number of this socket, of which the process has the other end.
+    /// The process's number of a socket that the host has, too.
     pub(super) fn number_of(&self, socket: &OwnedFd) -> io::Result<u64> {
         let link = fs::read_link(format!("/proc/self/fd/{}", socket.as_raw_fd()))?;
         let link = link.to_string_lossy().into_owned();
@@ -116,20 +116,26 @@ impl Table {
             .ok_or_else(|| refused("it lacks a socket that it was sent"))
     }
 
-    /// Returns an error if there are other sockets than so many.
-    pub(super) fn has_no_other_sockets(&self, known: usize) -> io::Result<()> {
+    /// Returns an error if there is another number of sockets.
+    pub(super) fn has_so_many_sockets(&self, known: usize) -> io::Result<()> {
         match self.sockets.len() == known {
             true => Ok(()),
             false => Err(refused("a socket is open")),
         }
     }
 
+    /// Returns true if there are so many sockets, and no pipes.
+    pub(super) fn leads_nowhere_else(&self, sockets: usize) -> bool {
+        self.pipes.is_empty() && self.sockets.len() == sockets
+    }
+
     /// Adds calls by which a copy opens its own files, and gives up what leads to other processes. `free` is the lowest free number.
     pub(super) fn open_anew(&self, calls: &mut Calls<'_>, free: u64) {
-        for pipe in &self.pipes {
+        let sockets = self.sockets.iter().map(|(fd, _)| fd);
+        for fd in self.pipes.iter().chain(sockets) {
             let path = calls.text(b"/dev/null");
             calls.opens("open", libc::SYS_open, [path, flags(libc::O_RDWR)], free);
-            calls.add("dup3", libc::SYS_dup3, [free, *pipe, flags(libc::O_CLOEXEC)]);
+            calls.add("dup3", libc::SYS_dup3, [free, *fd, flags(libc::O_CLOEXEC)]);
             close(calls, free);
         }
         for file in &self.files {

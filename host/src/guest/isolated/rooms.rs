@@ -10,8 +10,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::sched::{CloneFlags, unshare};
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, unlinkat};
-use rustix::io::Errno;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, fchmod, flistxattr, fremovexattr, openat, unlinkat};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, mount, mount_remount, move_mount, open_tree};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sendto, socket_with};
@@ -29,6 +30,10 @@ pub const MOST_ROOMS: u16 = 128;
 pub const FOLDERS: [&str; 2] = ["workspace", "tmp"];
 /// The deepest folder that is emptied. A deeper one costs its room.
 const DEEPEST: usize = 256;
+/// The time for the processes of a copy to end.
+const KILLED_WITHIN: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
+/// The most bytes of the names of a folder's attributes. With more, the folder is not used again.
+const MOST_NAMES_BYTES: usize = 64 << 10;
 
 /// The rooms of a family: of a guest that the host has started, and of all copies that come from it.
 pub(crate) struct Rooms {
@@ -46,6 +51,8 @@ pub(crate) struct Room {
     number: u16,
     /// The two folders, as mounts that belong to no namespace yet.
     folders: [OwnedFd; 2],
+    /// A process without which nobody is in the room.
+    last: Option<OwnedFd>,
     rooms: Arc<Rooms>,
 }
 
@@ -83,6 +90,7 @@ impl Rooms {
             Ok(folders) => Ok(Room {
                 number,
                 folders,
+                last: None,
                 rooms: Arc::clone(self),
             }),
             Err(error) => {
@@ -97,9 +105,17 @@ impl Rooms {
     }
 }
 
+impl Room {
+    /// The same room. Its files go after this process, and it is not used again before.
+    pub(super) fn until_end_of(mut self, process: OwnedFd) -> Self {
+        self.last = Some(process);
+        self
+    }
+}
+
 impl Drop for Room {
     fn drop(&mut self) {
-        let (rooms, number) = (Arc::clone(&self.rooms), self.number);
+        let (rooms, number, last) = (Arc::clone(&self.rooms), self.number, self.last.take());
         let Ok(folders) = self.folders[0]
             .try_clone()
             .and_then(|one| Ok([one, self.folders[1].try_clone()?]))
@@ -108,7 +124,8 @@ impl Drop for Room {
         };
         // Not by the caller, which may be a task.
         let emptying = move || {
-            if folders.iter().all(|folder| empty(folder.as_fd(), 0).is_ok()) {
+            let is_left = last.is_none_or(|last| has_ended(&last));
+            if is_left && folders.iter().all(|folder| reset(folder).is_ok()) {
                 rooms.free().push(number);
             }
         };
@@ -160,6 +177,30 @@ fn mount_at(target: &str, kind: &str, flags: MountFlags, options: &str) -> io::R
 fn open_folder(at: impl AsFd, path: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(at, path, flags, Mode::empty())
+}
+
+/// Waits for the end of a killed process. Returns false if it does not end.
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    retry_on_intr(|| poll(&mut fds, Some(&KILLED_WITHIN))).is_ok_and(|ready| ready > 0)
+}
+
+/// Makes a folder of a room as it was at first.
+fn reset(folder: &OwnedFd) -> rustix::io::Result<()> {
+    let inside = open_folder(folder, ".")?; // one that can be read: the other is only a place
+    fchmod(&inside, Mode::from_raw_mode(0o755))?; // as bubblewrap makes folders
+    let mut names = vec![0; MOST_NAMES_BYTES];
+    let bytes = match flistxattr(&inside, &mut *names) {
+        Err(Errno::OPNOTSUPP) => 0,
+        other => other?,
+    };
+    for name in names[..bytes]
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty() && !name.starts_with(b"security."))
+    {
+        fremovexattr(&inside, name)?;
+    }
+    empty(&inside, 0)
 }
 
 /// Removes all that is in a folder.

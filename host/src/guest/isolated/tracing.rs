@@ -1,7 +1,8 @@
-//! Tracing of stopped processes (`ptrace`). All functions of a process are called by the thread that traces it. If that thread ends before it
-//! lets the process go, the process ends.
+//! Tracing of stopped processes (`ptrace`). All functions of a process are called by the thread that traces it. A process that is not let go
+//! ends.
 
 use std::io;
+use std::os::fd::OwnedFd;
 
 use nix::errno::Errno;
 use nix::libc::{self, c_long, user_regs_struct};
@@ -9,6 +10,8 @@ use nix::sys::ptrace::{self, Options};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+
+use crate::guest::process::process_of;
 
 /// Lets the system calls of a process pass its filter (`PTRACE_O_SUSPEND_SECCOMP`). The kernel asks for `CAP_SYS_ADMIN` in the first user
 /// namespace.
@@ -22,9 +25,11 @@ const NO_CALL: u64 = u64::MAX;
 
 pub(super) type Registers = user_regs_struct;
 
-/// A stopped process that this thread traces.
+/// A stopped process that this thread traces. Dropping it ends the process, and waits for that. The first process of a namespace ends after all
+/// others there, so drop those before.
 pub(super) struct Traced {
     pid: Pid,
+    is_let_go: bool,
 }
 
 /// The reason for which a process has stopped.
@@ -49,13 +54,25 @@ fn unexpected(what: impl std::fmt::Display) -> io::Error {
 
 impl Traced {
     /// Stops a process, even one that waits in a call. A process that a signal has stopped stays so.
-    pub(super) fn seize(pid: u32) -> io::Result<Self> {
-        let traced = Self {
+    pub(super) fn seize(process: &OwnedFd) -> io::Result<Self> {
+        let gone = || unexpected("the process has ended");
+        let pid = process_of(process).ok_or_else(gone)?;
+        let mut traced = Self {
             pid: Pid::from_raw(pid.cast_signed()),
+            is_let_go: true,
         };
-        ptrace::seize(traced.pid, options())?;
+        // Not by an option that ends it: until it is seized, the number may become that of another process.
+        ptrace::seize(traced.pid, Options::empty())?;
+        if process_of(process) != Some(pid) {
+            ptrace::interrupt(traced.pid)?;
+            traced.wait()?;
+            ptrace::detach(traced.pid, None)?;
+            return Err(gone());
+        }
+        traced.is_let_go = false;
         ptrace::interrupt(traced.pid)?;
         traced.wait()?;
+        ptrace::setoptions(traced.pid, options())?;
         Ok(traced)
     }
 
@@ -86,8 +103,8 @@ impl Traced {
         Ok(kill(self.pid, Signal::SIGCONT)?)
     }
 
-    /// Runs to the begin of a call. Any call but those allowed ends the process before it is made.
-    pub(super) fn run_to(&self, call: c_long, allowed: &[c_long]) -> io::Result<()> {
+    /// Runs to the begin of one of these calls, and returns its number. Any other call but those allowed ends the process before it is made.
+    pub(super) fn run_to(&self, calls: &[c_long], allowed: &[c_long]) -> io::Result<c_long> {
         loop {
             ptrace::syscall(self.pid, None)?;
             match self.wait()? {
@@ -102,8 +119,8 @@ impl Traced {
             }
             let number = self.registers()?.orig_rax.cast_signed();
             let is_own_machine = info.arch == MACHINE;
-            if is_own_machine && number == call {
-                return Ok(());
+            if is_own_machine && calls.contains(&number) {
+                return Ok(number);
             }
             if !is_own_machine || !allowed.contains(&number) {
                 self.kill();
@@ -159,6 +176,7 @@ impl Traced {
         let number = i32::try_from(number).map_err(unexpected)?;
         let made = Self {
             pid: Pid::from_raw(number),
+            is_let_go: false,
         };
         match made.wait()? {
             Stop::Interrupted => Ok(made),
@@ -201,8 +219,7 @@ impl Traced {
         Ok(ptrace::setregs(self.pid, registers)?)
     }
 
-    /// Has the process run from `rip` until it stops itself by a signal. If it makes another process on its way, returns that one, which has made
-    /// no step.
+    /// Has the process run from `rip` until a signal stops it. If it makes another process on its way, returns that one, which has made no step.
     pub(super) fn run(&self, registers: &Registers) -> io::Result<Option<Self>> {
         let mut registers = *registers;
         registers.orig_rax = NO_CALL;
@@ -242,22 +259,37 @@ impl Traced {
     }
 
     /// Lets the process go on with these registers. Its filter holds again.
-    pub(super) fn let_go_at(self, registers: &Registers) -> io::Result<()> {
+    pub(super) fn let_go_at(mut self, registers: &Registers) -> io::Result<()> {
         let mut registers = *registers;
         registers.orig_rax = NO_CALL;
         ptrace::setregs(self.pid, registers)?;
         ptrace::setoptions(self.pid, options())?;
-        Ok(ptrace::detach(self.pid, None)?)
+        ptrace::detach(self.pid, None)?;
+        self.is_let_go = true;
+        Ok(())
     }
 
     /// Lets the process go, stopped by a signal.
-    pub(super) fn let_go_stopped(self) -> io::Result<()> {
+    pub(super) fn let_go_stopped(mut self) -> io::Result<()> {
         kill(self.pid, Signal::SIGSTOP)?;
-        Ok(ptrace::detach(self.pid, None)?)
+        ptrace::detach(self.pid, None)?;
+        self.is_let_go = true;
+        Ok(())
     }
 
     pub(super) fn kill(&self) {
         let _ = kill(self.pid, Signal::SIGKILL); // it may have ended
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        if self.is_let_go {
+            return;
+        }
+        self.kill();
+        // Stops that were under way may come before the end.
+        while self.wait().is_ok() {}
     }
 }
 

@@ -1,0 +1,199 @@
+//! A paused copy that is stopped at the begin of its fork, with all that it stands next to.
+//!
+//! It may be a process of hostile code that only claims to be a paused copy. So nobody next to it runs, and it makes only the few steps between
+//! an order and its fork. It goes on only when all that was made of it has ended; otherwise it ends.
+
+use std::fs::{self, File};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+
+use nix::errno::Errno;
+use nix::libc::{self, c_long};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use super::calls;
+use super::fds::Table;
+use super::files::{Files, flags};
+use super::tracing::{Registers, Traced};
+use super::{Facts, Origin, refused};
+use crate::guest::process::GONE_WITHIN;
+use crate::seqpacket::pair;
+
+/// Calls that a paused copy makes between an order and its fork, and from there to the next order.
+const ALLOWED: [c_long; 13] = [
+    libc::SYS_brk,
+    libc::SYS_close,
+    libc::SYS_dup3,
+    libc::SYS_futex,
+    libc::SYS_getpid,
+    libc::SYS_madvise,
+    libc::SYS_mmap,
+    libc::SYS_mprotect,
+    libc::SYS_munmap,
+    libc::SYS_pidfd_open,
+    libc::SYS_prctl,
+    libc::SYS_sendmsg,
+    libc::SYS_write,
+];
+/// The sockets of a paused copy that has no order: its control socket, under two numbers.
+const SOCKETS: usize = 2;
+/// The sockets that come with an order.
+const GIVEN: usize = 2;
+/// Most descriptors in a packet.
+const FDS: usize = 16;
+const PACKET_BYTES: usize = 4 << 10;
+
+/// A paused copy at the begin of its fork. Dropping it ends it.
+pub(super) struct Standing {
+    traced: Traced,
+    /// Its registers there.
+    pub(super) at: Registers,
+    pub(super) files: Files,
+    /// The sockets that came with its order, by the host's ends and by the others.
+    given: [(OwnedFd, OwnedFd); GIVEN],
+    /// The memory that it has mapped for calls.
+    pages: Option<u64>,
+}
+
+/// What copies are made with.
+pub(super) struct Tools {
+    pub(super) table: Table,
+    /// The process's folder.
+    pub(super) cwd: Vec<u8>,
+    pub(super) memory: File,
+    pub(super) pages: u64,
+    /// The numbers at which the guest finds its channel and its control socket. The first one leads to the host until then.
+    pub(super) given: [u64; GIVEN],
+    pub(super) facts: Facts,
+    pub(super) last_capability: u64,
+}
+
+impl Standing {
+    /// Has the origin go to its fork, once nobody next to it runs.
+    ///
+    /// # Errors
+    /// The origin is as before if it could be, and otherwise has ended.
+    pub(super) fn at_fork(origin: &Origin, epoch: u32) -> io::Result<Self> {
+        if !origin.group.still_others(&origin.standing, &origin.paused, GONE_WITHIN) {
+            return Err(refused("other processes of the session do not stop"));
+        }
+        let traced = Traced::seize(&origin.process)?;
+        traced.take_back_stop()?;
+        traced.run_to(&[libc::SYS_recvmsg], &ALLOWED)?;
+        let asked = || {
+            Table::of(traced.pid())?.has_so_many_sockets(SOCKETS)?;
+            let files = Files::of(traced.pid())?;
+            let given = [pair()?, pair()?];
+            let order = format!("{{\"epoch\":{epoch}}}");
+            let fds = [given[0].1.as_fd(), given[1].1.as_fd()];
+            send(&origin.control, order.as_bytes(), &fds)?;
+            io::Result::Ok((files, given))
+        };
+        let (files, given) = match asked() {
+            Ok(asked) => asked,
+            Err(why) => {
+                traced.let_go_stopped()?;
+                return Err(why);
+            }
+        };
+        if traced.run_to(&[libc::SYS_clone, libc::SYS_recvmsg], &ALLOWED)? != libc::SYS_clone {
+            take_answer(origin)?;
+            traced.let_go_stopped()?;
+            return Err(refused("it refused to fork"));
+        }
+        Ok(Self {
+            at: traced.registers()?,
+            traced,
+            files,
+            given,
+            pages: None,
+        })
+    }
+
+    /// Looks at what copies would share, and has memory mapped for their calls.
+    ///
+    /// # Errors
+    /// They would share something.
+    pub(super) fn tools(&mut self) -> io::Result<Tools> {
+        let pid = self.traced.pid();
+        let facts = Facts::of(pid)?;
+        facts.can_be_copied(pid)?;
+        let table = Table::of(pid)?;
+        table.has_so_many_sockets(SOCKETS + GIVEN)?;
+        let [first, second] = &self.given;
+        let given = [table.number_of(&first.1)?, table.number_of(&second.1)?];
+        let cwd = fs::read_link(format!("/proc/{pid}/cwd"))?;
+        let last_capability = fs::read_to_string("/proc/sys/kernel/cap_last_cap")?;
+        let (access, kind) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        );
+        let place = [0, calls::BYTES, flags(access), flags(kind), u64::MAX, 0];
+        let pages = self.traced.call_instead(&self.at, libc::SYS_mmap, place)?;
+        self.pages = Some(pages);
+        let memory = memory_of(pid)?;
+        calls::prepare(&memory, pages)?;
+        let access = flags(libc::PROT_READ | libc::PROT_EXEC);
+        let protected = [pages, calls::CODE_BYTES, access, 0, 0, 0];
+        self.traced.call_instead(&self.at, libc::SYS_mprotect, protected)?;
+        Ok(Tools {
+            table,
+            cwd: cwd.into_os_string().into_vec(),
+            memory,
+            pages,
+            given,
+            facts,
+            last_capability: last_capability.trim().parse().map_err(refused)?,
+        })
+    }
+
+    /// Makes a process that shares its memory, past its filter, with these flags. It has made no step.
+    pub(super) fn share(&self, flags: i32) -> io::Result<Traced> {
+        self.traced.clone_instead(&self.at, c_long::from(flags))
+    }
+
+    /// Sends descriptors to processes that it has made, on the first socket that came with its order.
+    pub(super) fn hand(&self, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        send(&self.given[0].0, b"!", fds)
+    }
+
+    /// Has it go back to where it waits for orders, and stops it there. All that was made of it has ended.
+    pub(super) fn go_back(self, origin: &Origin) -> io::Result<()> {
+        if let Some(pages) = self.pages {
+            let all = [pages, calls::BYTES, 0, 0, 0, 0];
+            self.traced.call_instead(&self.at, libc::SYS_munmap, all)?;
+        }
+        self.traced.fail(&self.at, Errno::EAGAIN)?;
+        self.traced.run_to(&[libc::SYS_recvmsg], &ALLOWED)?;
+        take_answer(origin)?;
+        self.traced.let_go_stopped()
+    }
+}
+
+/// Takes the answer that no copy could be made.
+fn take_answer(origin: &Origin) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut answer = [0; PACKET_BYTES];
+    let mut answer = [IoSliceMut::new(&mut answer)];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    recvmsg(&origin.control, &mut answer, &mut ancillary, flags)?;
+    Ok(())
+}
+
+pub(super) fn memory_of(pid: u32) -> io::Result<File> {
+    File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))
+}
+
+fn send(socket: &OwnedFd, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(fds));
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(socket, &[IoSlice::new(packet)], &mut ancillary, flags)?;
+    Ok(())
+}

@@ -197,7 +197,7 @@ impl Cgroup {
         until(end, || {
             let members = fs::read_to_string(self.path.pids.join("cgroup.procs")).unwrap_or_default();
             let others = members.lines().filter_map(|line| line.parse::<u32>().ok());
-            let others: Vec<u32> = others.filter(|pid| !spared.contains(pid)).collect();
+            let others: Vec<u32> = others.filter(|pid| !spared.contains(pid) && !has_ended(*pid)).collect();
             for pid in others.iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
                 let _ = kill_process(pid, Signal::KILL);
             }
@@ -246,20 +246,26 @@ fn until(end: Instant, mut is_so: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Returns true if a signal has stopped the process, which has one thread, or if the process has ended.
-fn is_stopped(pid: u32) -> bool {
+/// The state of a process that has one thread, as the kernel's letter; `X` if the process has ended.
+fn state_of(pid: u32) -> Option<u8> {
     let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
-        return true;
+        return Some(b'X');
     };
     let field = |name: &str| {
-        status
-            .lines()
-            .find_map(|line| line.strip_prefix(name))
-            .unwrap_or_default()
-            .trim()
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_default().trim()
     };
     let state = field("State:").bytes().next();
-    matches!(state, Some(b'T' | b'Z' | b'X')) && matches!(field("Threads:"), "0" | "1")
+    state.filter(|_| matches!(field("Threads:"), "0" | "1"))
+}
+
+/// Returns true if a process makes no more steps, even if nobody has taken its exit.
+fn has_ended(pid: u32) -> bool {
+    matches!(state_of(pid), Some(b'Z' | b'X'))
+}
+
+fn is_stopped(pid: u32) -> bool {
+    has_ended(pid) || state_of(pid) == Some(b'T')
 }
 
 /// The number of groups that are being removed.

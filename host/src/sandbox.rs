@@ -53,6 +53,8 @@ pub struct Sandbox {
     driver: Arc<Driver>,
     backend: BackendKind,
     checkpoints: u32,
+    /// True if the host can make exact copies of such guests.
+    copies_exactly: bool,
     limits: Limits,
     /// True if executions tell the values of their last expressions.
     values: bool,

@@ -370,6 +370,7 @@ impl SandboxBuilder {
         };
         let mut limits = self.limits;
         let checkpoints = launcher.checkpoints().min(MAX_CHECKPOINTS);
+        let copies_exactly = launcher.copy_limits().is_some();
         limits.checkpoints = checkpoints > 0;
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         {
@@ -442,6 +443,7 @@ impl SandboxBuilder {
             driver: Arc::new(driver),
             backend,
             checkpoints,
+            copies_exactly,
             limits,
             values: self.max_result_bytes > 0.0,
             queries,

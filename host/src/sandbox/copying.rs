@@ -36,9 +36,13 @@ impl Sandbox {
     ///
     /// # Errors
     /// [`Error::NotSerializable`] names the reason for which there can be none; [`Sandbox::suspend`] then gives copies by value. The state comes
-    /// from its newest checkpoint then. [`Error::InvalidOption`] when checkpoints are off.
+    /// from its newest checkpoint then.
     #[doc(hidden)]
     pub async fn fork(&self, count: usize) -> Result<Vec<SandboxCopy>, Error> {
+        let why_not = |why| Error::NotSerializable(format!("there can be no exact copy: {why}; variables are kept"));
+        if !self.copies_exactly {
+            return Err(why_not("guests of this kind are copied by value".to_owned()));
+        }
         let (made, copies) = oneshot::channel();
         let watch = Watch {
             copies: Some(CopiesOrder { count, made }),
@@ -48,7 +52,6 @@ impl Sandbox {
             Reply::State(_) => {}
             _ => return Err(Error::Protocol("an answer that is no state".to_owned())),
         }
-        let why_not = |why| Error::NotSerializable(format!("there can be no exact copy: {why}; variables are kept"));
         let copies = copies
             .await
             .unwrap_or_else(|_| Err("the guest ended meanwhile".to_owned()));

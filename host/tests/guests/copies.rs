@@ -2,6 +2,8 @@
 //!
 //! Decisions: `docs/internals/copies-on-hosts.md`.
 
+mod hostile;
+
 use std::sync::Arc;
 
 use futures_util::future::join_all;

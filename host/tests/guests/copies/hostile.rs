@@ -1,0 +1,185 @@
+//! Paused copies that are hostile processes. Code of the user changes the functions that a paused copy runs, so it does what it likes when the
+//! host has it fork.
+//!
+//! Each attack lets the session go on, or the session tells of the loss.
+
+use sandglass_core::execution::StateStatus;
+use sandglass_host::Sandbox;
+
+use super::{builder, copies_of};
+use crate::ahead::prints;
+
+/// Puts other functions in the place of those of a paused copy. `paused` are its module's names.
+const REACH: &str = "
+import ctypes, gc, mmap, os, socket, struct, sys, types
+paused = next(f.__globals__ for f in gc.get_objects()
+              if isinstance(f, types.FunctionType) and f.__name__ == '_rest' and f.__code__.co_argcount == 4)
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+real_clone, real_receive, real_show, real_hide = (paused[name] for name in ('_clone', 'receive', 'show', 'hide'))
+numbers = (n for n in range(99))
+def is_paused():
+    return sys._getframe(2).f_code.co_name == '_rest'
+
+def code_that_writes_to_keepers():
+    # The host's memory will be where this is now.
+    place = libc.mmap(None, 36 << 10, 3, 0x22, -1, 0)
+    code = libc.mmap(None, 4096, 7, 0x22, -1, 0)
+    libc.munmap(place, 36 << 10)
+    zeros = os.open('/dev/zero', os.O_RDONLY)
+    loop = (b'\\x48\\xbf' + struct.pack('<Q', place) + b'\\xbe\\x00\\x10\\x00\\x00\\xba\\x07\\x00\\x00\\x00\\xb8\\x0a\\x00\\x00\\x00\\x0f\\x05'  # mprotect
+            + b'\\xbf' + struct.pack('<I', zeros) + b'\\x48\\xbe' + struct.pack('<Q', place + 256)
+            + b'\\xba\\x40\\x00\\x00\\x00\\x31\\xc0\\x0f\\x05')  # read
+    loop += b'\\xe9' + struct.pack('<i', -len(loop) - 5)
+    ctypes.memmove(code, loop, len(loop))
+    return code
+";
+
+async fn hostile(code: &str) -> Sandbox {
+    let sandbox = builder().build().await.unwrap();
+    prints(&sandbox, &format!("{REACH}{code}")).await;
+    sandbox
+}
+
+/// Both the sandbox and its copies go on.
+async fn is_copied(sandbox: &Sandbox) {
+    for sandbox in copies_of(sandbox, 2).await.iter().chain([sandbox]) {
+        assert_eq!(prints(sandbox, "print(next(numbers))").await, "0\n");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_twin_that_shares_its_memory_ends_before() {
+    let sandbox = hostile(
+        "
+def receive_with_twin(*arguments):
+    global twin
+    if is_paused() and not twin:
+        stack = mmap.mmap(-1, 1 << 16, mmap.MAP_PRIVATE)
+        top = ctypes.addressof(ctypes.c_char.from_buffer(stack)) + (1 << 16) - 64
+        twin = stack, libc.clone(ctypes.c_void_p(code_that_writes_to_keepers()), ctypes.c_void_p(top), 0x8100, None)
+        open('made' if twin[1] > 0 else 'failed', 'w').close()
+    return real_receive(*arguments)
+def show_when_made(shown):
+    while not os.path.exists('made'):
+        os.sched_yield()
+    return real_show(shown)
+twin = None
+paused['receive'], paused['show'] = receive_with_twin, show_when_made
+",
+    )
+    .await;
+    is_copied(&sandbox).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_makes_no_step_once_there_are_copies() {
+    let sandbox = hostile(
+        "
+code = code_that_writes_to_keepers()
+def clone_and_write():
+    pid = None
+    try:
+        pid = real_clone()
+    finally:
+        if pid != 0 and is_paused():
+            ctypes.CFUNCTYPE(None)(code)()
+    return pid
+paused['_clone'] = clone_and_write
+",
+    )
+    .await;
+    is_copied(&sandbox).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_that_is_shared_late_is_found() {
+    let sandbox = hostile(
+        "
+def share_and_clone():
+    global shared
+    shared = is_paused() and mmap.mmap(-1, 4096)
+    return real_clone()
+paused['_clone'] = share_and_clone
+",
+    )
+    .await;
+    let error = sandbox.fork(2).await.unwrap_err().to_string();
+    assert!(error.contains("there is memory that may be others'"), "{error}");
+    assert_eq!(prints(&sandbox, "print(next(numbers))").await, "0\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_socket_is_found() {
+    let sandbox = hostile(
+        "
+def open_and_hide():
+    global kept
+    kept = socket.socketpair()
+    return real_hide()
+paused['hide'] = open_and_hide
+",
+    )
+    .await;
+    let error = sandbox.fork(2).await.unwrap_err().to_string();
+    assert!(error.contains("a socket is open"), "{error}");
+    assert_eq!(prints(&sandbox, "print(next(numbers))").await, "0\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_does_something_else_ends_and_the_loss_is_told() {
+    for other in ["os.listdir('/')", "os.fork()", "os._exit(0)", "os.kill(os.getpid(), 9)"] {
+        let sandbox = hostile(&format!(
+            "
+def do_something_else():
+    if is_paused():
+        {other}
+    return real_clone()
+paused['_clone'] = do_something_else
+"
+        ))
+        .await;
+        sandbox.fork(2).await.unwrap_err();
+        let run = sandbox.execute("print('numbers' in globals())").await.unwrap();
+        assert_eq!(
+            (&*run.stdout, run.state.status),
+            ("False\n", StateStatus::Lost),
+            "{other}: {run:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_that_end_at_once_are_told_of() {
+    let sandbox = hostile(
+        "
+def clone_and_end():
+    pid = real_clone()
+    if pid == 0 and is_paused():
+        os._exit(3)
+    return pid
+paused['_clone'] = clone_and_end
+",
+    )
+    .await;
+    let _ = sandbox.fork(2).await;
+    let run = sandbox.execute("print('numbers' in globals())").await.unwrap();
+    assert_eq!(
+        (&*run.stdout, run.state.status),
+        ("False\n", StateStatus::Lost),
+        "{run:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_gives_up_a_copy_keeps_the_session() {
+    let sandbox = builder().build().await.unwrap();
+    prints(&sandbox, "numbers = (n for n in range(99))").await;
+    for number in 0..6 {
+        let copying = sandbox.fork(20);
+        let _ = tokio::time::timeout(std::time::Duration::from_millis(15 * number), copying).await;
+        assert_eq!(prints(&sandbox, "print(next(numbers))").await, format!("{number}\n"));
+    }
+    copies_of(&sandbox, 2).await;
+}

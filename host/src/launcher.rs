@@ -149,7 +149,7 @@ impl Resources {
 pub const ONE_THREAD: [(&str, &str); 2] = [("OPENBLAS_NUM_THREADS", "1"), ("OMP_NUM_THREADS", "1")];
 
 /// The C library's setting by which it registers no restartable sequences. An [isolated copy](crate::guest::isolated) would not have them.
-pub const NO_SEQUENCES: &str = ":glibc.pthread.rseq=0";
+pub const NO_SEQUENCES: &str = "glibc.pthread.rseq=0";
 
 /// The C library's settings for guests that keep copies of themselves. A block of 4 MiB or more is a mapping of its own, which goes
 /// back to the system when it is freed. In the heap, a later cell would write to it, and each page would be copied, as a copy still has it.
@@ -184,9 +184,6 @@ pub struct Settings {
     /// The number of paused copies of a guest that are kept as checkpoints; 0 for none. Only in bubblewrap and plain processes. Such guests
     /// have [`ONE_THREAD`] and [`COPIED_MEMORY`] in their environment.
     pub checkpoints: u32,
-    /// True when guests with checkpoints can be copied exactly. Only in bubblewrap, and not for hostile code yet.
-    #[doc(hidden)]
-    pub exact_copies: bool,
     /// The seed of hashes of a guest that records executions. Guests of an earlier and a later process then have sets in the same order. Only
     /// in bubblewrap and plain processes.
     pub journal_seed: Option<u32>,

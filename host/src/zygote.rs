@@ -50,6 +50,7 @@ enum Order<'a> {
         epoch: u32,
         tmp_bytes: u64,
         disk_bytes: u64,
+        rooms_bytes: u64,
         open_files: u32,
         /// True if the guest gets a socket on which it is asked for copies.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -315,6 +316,7 @@ impl Zygote {
             epoch,
             tmp_bytes: resources.tmp_bytes,
             disk_bytes: resources.disk_bytes,
+            rooms_bytes: resources.all_rooms_bytes(),
             open_files: resources.open_files,
             copies,
             groups: entrances.len(),

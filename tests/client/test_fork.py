@@ -91,6 +91,38 @@ def test_a_copy_names_the_execution_whose_state_it_has() -> None:
             assert copy["x"] == 2
 
 
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root makes exact copies")
+def test_an_exact_copy_lacks_nothing() -> None:
+    asked: list[str] = []
+    with Sandbox(**{**PLAIN, "backend": "bubblewrap"}, checkpoints=3, on_llm_query=asked.append) as sandbox:
+        sandbox.initialize("a text")
+        sandbox.execute("numbers = (n for n in range(9))\nfile = open('f', 'w+')\nfile.write('abc'), next(numbers)")
+        for copy in (sandbox.fork(exact=True), *sandbox.fork(2, exact=True)):
+            with copy:
+                run = copy.execute("llm_query('x')\nfile.write('d'), file.seek(0), file.read(), next(numbers), context")
+                assert (run.result, run.id) == ("(1, 0, 'abcd', 1, 'a text')", 2)
+                assert copy.undo() == 1
+                assert copy.execute("next(numbers)").result == "1"
+        assert sandbox.execute("next(numbers)").result == "1"
+        assert sandbox.undo() == 1
+        sandbox.execute("import threading\nthread = threading.Timer(60, print)\nthread.start()")
+        with pytest.raises(SandboxError, match="no exact copy|could not be saved") as caught:
+            sandbox.fork(exact=True)
+        assert caught.value.code == "not_serializable"
+        assert sandbox.execute("thread.cancel()\nnext(numbers)").result == "1"
+    assert asked == ["x"] * 3
+
+
+def test_without_checkpoints_there_are_no_exact_copies() -> None:
+    with Sandbox(**PLAIN) as sandbox:
+        sandbox.initialize(None)
+        sandbox.execute("x = (n for n in range(9))")
+        with pytest.raises(SandboxError, match="by value") as caught:
+            sandbox.fork(exact=True)
+        assert caught.value.code == "not_serializable"
+        assert sandbox.execute("next(x)").result == "0"
+
+
 def test_what_cannot_be_copied_is_told() -> None:
     with Sandbox(**PLAIN) as sandbox:
         sandbox.initialize(None)

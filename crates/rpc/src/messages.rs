@@ -618,6 +618,9 @@ pub struct Fork {
     /// The number of copies: 1 to 100, and 1 by default. All are made, or none.
     #[serde(default)]
     pub count: Option<usize>,
+    /// True for copies of the process's memory instead of copies by value. The original keeps no older checkpoints then.
+    #[serde(default)]
+    pub exact: bool,
 }
 
 /// The result of `fork`.

@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-use futures_util::future::poll_fn;
+use futures_util::future::{poll_fn, try_join_all};
 use sandglass_core::execution::LostVariable;
 use sandglass_core::protocol::Stream;
 use sandglass_core::session::{Series, ToResult};
-use sandglass_host::sandbox::{Captured, ExecuteOptions, Execution, OnDisplay, OnOutput, Suspended, number_of_copies};
+use sandglass_host::sandbox::{
+    Captured, ExecuteOptions, Execution, OnDisplay, OnOutput, SandboxCopy, Suspended, number_of_copies,
+};
 use sandglass_host::{Value, sanitize_html};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -401,6 +403,14 @@ impl Context {
             let problem = "a sandbox with a workspace of its own cannot be copied: both would write into the same folder; nothing was done";
             return Err(RpcError::InvalidParams(format!("fork: {problem}")));
         }
+        if params.exact {
+            let copies = original.own().await?.fork(count).await?.into_iter();
+            let copies = try_join_all(copies.map(|copy| self.exact_copy(&options, copy))).await?;
+            return Ok(Forked {
+                sandboxes: copies.into_iter().map(|copy| self.add(copy)).collect(),
+                lost: Vec::new(),
+            });
+        }
         let most_bytes = self.home.bounds().max_state_bytes;
         let admitted = original.keeper().admit(None)?; // pickling runs the user's code
         let suspended = original.own().await?.suspend(most_bytes).await?;
@@ -409,6 +419,17 @@ impl Context {
         let (copies, lost) = suspended.copies(0..count, make).await?;
         let sandboxes = copies.into_iter().map(|copy| self.add(copy)).collect();
         Ok(Forked { sandboxes, lost })
+    }
+
+    /// An exact copy, which runs already.
+    async fn exact_copy(&self, options: &Options, copy: SandboxCopy) -> Result<Arc<ClientSandbox>, RpcError> {
+        let caller = Caller::new(Arc::clone(&self.client));
+        let functions = caller.functions_of(options)?;
+        let with_copy = move |builder| functions(builder).copy(copy);
+        let made = self.home.make(options.clone(), Box::new(with_copy)).await?;
+        let copy = Arc::new(ClientSandbox::new(made, caller, options.clone()));
+        copy.own().await?.start().await?;
+        Ok(copy)
     }
 
     /// A copy, and the variables that it could not take.

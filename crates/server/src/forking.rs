@@ -1,6 +1,7 @@
 //! The route that copies sessions.
 //!
-//! A copy has the state by value, as a woken session has it: an exact copy of a process would share its namespaces with the original.
+//! Copies have the state by value, as a woken session has it. Exact ones are forks of the guest that the host isolates
+//! (`host/src/guest/isolated.rs`).
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -10,8 +11,9 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
+use futures_util::future::try_join_all;
 use sandglass_core::execution::LostVariable;
-use sandglass_host::sandbox::{Suspended, number_of_copies};
+use sandglass_host::sandbox::{SandboxCopy, Suspended, number_of_copies};
 use sandglass_rpc::options::Options;
 use serde::Deserialize;
 use serde_json::json;
@@ -33,9 +35,12 @@ use super::suspension::Recipe;
 struct Fork {
     /// The number of copies; by default one.
     count: Option<usize>,
+    /// True for copies of the process's memory.
+    #[serde(default)]
+    exact: bool,
 }
 
-/// `POST /v1/sessions/{id}/fork`: takes JSON `{ "count": … }`, or nothing.
+/// `POST /v1/sessions/{id}/fork`: takes JSON `{ "count": …, "exact": … }`, or nothing.
 pub async fn fork(
     State(app): State<App>,
     Extension(account): Extension<Arc<Account>>,
@@ -56,6 +61,15 @@ pub async fn fork(
         .collect::<Result<Vec<Held>, _>>()?;
     let options = Options::read(recipe.0.clone(), &bounds(&app))?;
     let turn = session.turn().await?;
+    if wanted.exact {
+        let copies = sandbox.fork(count).await?;
+        drop(turn);
+        let execution = copies.first().map(SandboxCopy::execution).unwrap_or_default();
+        let each = copies.into_iter().zip(places);
+        let made = each.map(|(copy, place)| exact_copy(&app, &account, &options, &recipe, copy, place));
+        let made = try_join_all(made).await?;
+        return tell(&app, made, execution, &[]).await;
+    }
     let _open = account.open_state().await;
     let suspending = tokio::time::timeout(WRITE_TIME, sandbox.suspend(most_bytes(&app)));
     let suspended = match suspending.await {
@@ -71,13 +85,39 @@ pub async fn fork(
     let suspended = &original.suspended;
     let make = |place| copy(&app, &account, &original, place);
     let (copies, lost) = suspended.copies(places, make).await?;
+    tell(&app, copies, suspended.past.execution(), &lost).await
+}
+
+/// Adds the copies to the sessions, and tells of them.
+async fn tell(
+    app: &App,
+    copies: Vec<Arc<Session>>,
+    execution: u32,
+    lost: &[LostVariable],
+) -> Result<Response, ApiError> {
     let mut told = Vec::new();
     for copy in copies {
-        let copy = add(&app, copy).await?;
+        let copy = add(app, copy).await?;
         told.push(json!({ "id": copy.id, "backend": copy.backend(), "capabilities": capabilities(&copy) }));
     }
-    let told = json!({ "sessions": told, "execution": suspended.past.execution(), "lost": lost });
+    let told = json!({ "sessions": told, "execution": execution, "lost": lost });
     bodies::json(StatusCode::CREATED, 0, told).await
+}
+
+/// The session of an exact copy, which runs already.
+async fn exact_copy(
+    app: &App,
+    account: &Account,
+    options: &Options,
+    recipe: &Recipe,
+    copy: SandboxCopy,
+    place: Held,
+) -> Result<Arc<Session>, ApiError> {
+    let prepared = prepare(app, &account.owner, new_id(app.home())?, options, Fate::Removed).await?;
+    let sandbox = prepared.builder(app, options).copy(copy).build().await?;
+    sandbox.start().await?;
+    let stored = (Some(recipe.clone()), None);
+    Ok(prepared.session(&account.owner, Kind::Sandbox(sandbox), place, stored))
 }
 
 /// All that copies of a session are made of.

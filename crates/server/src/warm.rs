@@ -15,6 +15,7 @@ use super::errors::ApiError;
 use super::settings::{ServeArgs, WarmArgs};
 use futures_util::future::BoxFuture;
 use sandglass_host::backend::{self, bubblewrap};
+use sandglass_host::guest::isolated::CopyLimits;
 use sandglass_host::launcher::Launcher;
 use sandglass_host::pool::{Pool, PoolSettings, PoolStats, Source, Unavailable};
 use sandglass_host::{BackendKind, Guest, Settings};
@@ -211,6 +212,10 @@ impl Launcher for ForkedNow {
 
     fn checkpoints(&self) -> u32 {
         self.cold.checkpoints
+    }
+
+    fn copy_limits(&self) -> Option<CopyLimits> {
+        (self.kind() == BackendKind::Bubblewrap).then(|| bubblewrap::copy_limits(&self.cold))?
     }
 
     fn launch(&self) -> BoxFuture<'_, Result<Guest, Error>> {

@@ -188,8 +188,8 @@ struct Bubblewrap {
 }
 
 /// The limits of an exact copy of such a guest. `None` if there can be none: the host has to be root, and files have to be in memory.
-fn copy_limits(settings: &Settings) -> Option<CopyLimits> {
-    let can_trace = settings.exact_copies && cfg!(target_arch = "x86_64") && geteuid().is_root();
+pub fn copy_limits(settings: &Settings) -> Option<CopyLimits> {
+    let can_trace = cfg!(target_arch = "x86_64") && geteuid().is_root();
     let can_be_copied = can_trace && settings.checkpoints > 0 && settings.workspace.is_none();
     can_be_copied.then(|| CopyLimits {
         bounds: settings.resources.bounds(),
@@ -360,6 +360,8 @@ pub fn zygote_plan(view: &View, settings: &Settings, workspaces: Option<&Path>, 
     }
     args.set(ONE_THREAD);
     args.folder("/workspace", ZYGOTE_BYTES);
+    args.add(["--dir", ROOMS]);
+    args.set([(COPIED_MEMORY.0, NO_SEQUENCES)]);
     if let Some(folder) = workspaces {
         args.bind("--bind", folder, Path::new(WORKSPACES));
     }
@@ -423,7 +425,7 @@ impl Args {
         if settings.checkpoints > 0 {
             let (name, memory) = COPIED_MEMORY;
             match copy_limits(settings) {
-                Some(_) => args.set([(name, &format!("{memory}{NO_SEQUENCES}"))]),
+                Some(_) => args.set([(name, &format!("{memory}:{NO_SEQUENCES}"))]),
                 None => args.set([(name, memory)]),
             }
         }

@@ -108,23 +108,12 @@ impl SandboxBuilder {
         self
     }
 
-    /// Keeps so many states of the guest as checkpoints; see [`Sandbox::undo`]. 0, the default, keeps none. Needs bubblewrap or plain
+    /// Keeps so many states of the guest as checkpoints; see [`Sandbox::undo`] and [`Sandbox::fork`]. 0, the default, keeps none. Needs bubblewrap or plain
     /// processes on Linux. Without them, [`Capabilities::checkpoints`](super::Capabilities::checkpoints) is 0. A
     /// [launcher](SandboxBuilder::launcher) has this in its own [settings](Settings::checkpoints).
     #[must_use]
     pub fn checkpoints(mut self, number: u32) -> Self {
         self.settings.checkpoints = number;
-        self
-    }
-
-    /// Lets [`Sandbox::fork`] make exact copies. Needs [`checkpoints`](Self::checkpoints), bubblewrap, and a host that is root on `x86_64`. Off by
-    /// default: guests then forbid user namespaces twice, and with this only by their filter of system calls.
-    ///
-    /// Not for hostile code yet: `docs/internals/copies-on-hosts.md` lists the known holes.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn exact_copies(mut self, exact_copies: bool) -> Self {
-        self.settings.exact_copies = exact_copies;
         self
     }
 

@@ -21,7 +21,6 @@ fn builder() -> SandboxBuilder {
         })
         .without_context()
         .checkpoints(3)
-        .exact_copies(true)
 }
 
 /// The copies of a sandbox.

@@ -68,6 +68,48 @@ async fn copies_have_the_state_and_go_their_own_ways() {
     server.stop().await;
 }
 
+/// Guests that start cold, and guests that a zygote forks.
+#[tokio::test(flavor = "multi_thread")]
+async fn exact_copies_lack_nothing() {
+    for pool in [&[][..], &["--spares", "1", "--preload", "wave"]] {
+        let server = TestServer::start(&[&["--backend", "bubblewrap"], pool].concat()).await;
+        let id = server.session(json!({ "context": "a text", "checkpoints": 3 })).await;
+        let code = "import os, random\nnumbers = (n for n in range(9))\nfile = open('f', 'w+')\nfile.write('abc')\nrandom.seed(7), next(numbers)";
+        assert_eq!(server.execute(&id, code).await["outcome"], "ok");
+        let fork = format!("/v1/sessions/{id}/fork");
+        let (status, told) = answer(server.post(&fork, &json!({ "count": 2, "exact": true }))).await;
+        assert_eq!((status, &told["execution"]), (StatusCode::CREATED, &json!(1)), "{told}");
+        assert_eq!(told["lost"], json!([]));
+        let copies = ids(&told);
+        for id in copies.iter().chain([&id]) {
+            let code = "(file.write('d'), file.seek(0), file.read(), next(numbers), round(random.random(), 4), context,\n\
+                        os.getuid(), len([name for name in os.listdir('/proc') if name.isdecimal()]) < 9)";
+            let run = server.execute(id, code).await;
+            assert_eq!(
+                run["result"], "(1, 0, 'abcd', 1, 0.3238, 'a text', 1000, True)",
+                "{run}"
+            );
+            assert_eq!(run["state"]["status"], "kept", "{run}");
+            let (status, said) = answer(server.post(&format!("/v1/sessions/{id}/undo"), &json!({}))).await;
+            assert_eq!((status, &said["execution"]), (StatusCode::OK, &json!(1)), "{said}");
+            assert_eq!(server.execute(id, "next(numbers)").await["result"], "1");
+        }
+        let (_, told) =
+            answer(server.post(&format!("/v1/sessions/{}/fork", copies[0]), &json!({ "exact": true }))).await;
+        assert_eq!(
+            server.execute(&ids(&told)[0], "next(numbers)").await["result"],
+            "2",
+            "a copy of a copy: {told}"
+        );
+        let plain = server.session(json!({})).await;
+        server.execute(&plain, "x = 1").await;
+        let (status, code) =
+            refusal(server.post(&format!("/v1/sessions/{plain}/fork"), &json!({ "exact": true }))).await;
+        assert_eq!((status.as_u16(), code.as_str()), (422, "not_serializable"));
+        server.stop().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_that_loses_its_guest_still_has_the_context() {
     let server = TestServer::start(&[]).await;

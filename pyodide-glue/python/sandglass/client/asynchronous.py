@@ -269,13 +269,13 @@ class AsyncSandbox:
         return await self._run(self._session.open_state(state))
 
     @overload
-    async def fork(self) -> AsyncSandbox: ...
+    async def fork(self, *, exact: bool = False) -> AsyncSandbox: ...
     @overload
-    async def fork(self, count: int) -> list[AsyncSandbox]: ...
-    async def fork(self, count: int | None = None) -> AsyncSandbox | list[AsyncSandbox]:
+    async def fork(self, count: int, *, exact: bool = False) -> list[AsyncSandbox]: ...
+    async def fork(self, count: int | None = None, *, exact: bool = False) -> AsyncSandbox | list[AsyncSandbox]:
         """Copies the sandbox: see `Sandbox.fork`."""
         copies = []
-        for session in await self._run(self._session.fork(1 if count is None else count)):
+        for session in await self._run(self._session.fork(1 if count is None else count, exact)):
             copy = type(self).__new__(type(self))
             copy._session, copy._opening = session, asyncio.Lock()
             copies.append(copy)

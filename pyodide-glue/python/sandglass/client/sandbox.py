@@ -305,17 +305,20 @@ class Sandbox:
         return self._run(self._session.open_state(state))
 
     @overload
-    def fork(self) -> Sandbox: ...
+    def fork(self, *, exact: bool = False) -> Sandbox: ...
     @overload
-    def fork(self, count: int) -> list[Sandbox]: ...
-    def fork(self, count: int | None = None) -> Sandbox | list[Sandbox]:
+    def fork(self, count: int, *, exact: bool = False) -> list[Sandbox]: ...
+    def fork(self, count: int | None = None, *, exact: bool = False) -> Sandbox | list[Sandbox]:
         """Copies the sandbox, with the same options and callbacks. With `count`, returns so many copies, or none.
 
         Each copy is isolated on its own, and has the variables, files and contexts by value. `state.lost` of its next
         execution names what it lacks, such as generators. Destroy it on its own.
+
+        With `exact`, a copy has all that is in memory, and lacks nothing. It needs `checkpoints` of a sandbox in
+        bubblewrap, on a host that is root. This sandbox then goes on without its older checkpoints.
         """
         copies = []
-        for session in self._run(self._session.fork(1 if count is None else count)):
+        for session in self._run(self._session.fork(1 if count is None else count, exact)):
             copy = type(self).__new__(type(self))
             copy._session = session
             copies.append(copy)

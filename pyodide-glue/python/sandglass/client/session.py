@@ -445,7 +445,7 @@ class Session:
 
         return Ask("openState", read, values=_value(state, "state"))
 
-    def fork(self, count: int) -> Ask[list[Session]]:
+    def fork(self, count: int, exact: bool) -> Ask[list[Session]]:
         """Makes copies of the sandbox, with the same options and callbacks."""
 
         def read(message: Message) -> list[Session]:
@@ -457,7 +457,7 @@ class Session:
                 copies.append(copy)
             return copies
 
-        return Ask("fork", read, {"count": count})
+        return Ask("fork", read, {"count": count, "exact": exact})
 
     def _copy(self) -> Session:
         copy = Session(self._kind, self._url, self._api_key, self._options)

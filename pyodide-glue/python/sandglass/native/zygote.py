@@ -400,7 +400,7 @@ def _become_guest(
     _libc_call("unshare", _CLONE_NEWNS | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWNET)
     _isolate(request, user)
     if user is not None:
-        _become_user(user)
+        _become_user(user, has_namespaces=_can_be_copied(request))
     os.chdir(WORKSPACE)
     bound_files(int(request["openFiles"]))
     bound_signals()
@@ -440,11 +440,30 @@ def _isolate(request: dict[str, Any], user: int | None) -> None:
         _mount(os.path.join(WORKSPACES, workspace), WORKSPACE, None, _MS_BIND)
     else:
         _mount("tmpfs", WORKSPACE, "tmpfs", safe, f"size={int(request['diskBytes'])},mode=755{owner}")
+    if user is not None and _can_be_copied(request):
+        _make_rooms(int(request["roomsBytes"]), user)
     if os.path.isdir(WORKSPACES):
         _mount("tmpfs", WORKSPACES, "tmpfs", safe | _MS_RDONLY, "size=4k,mode=000")
     _mount("proc", "/proc", "proc", safe | _MS_NOEXEC)
     _bring_up_loopback()
     os.setsid()
+
+
+def _can_be_copied(request: dict[str, Any]) -> bool:
+    """Returns true if the host can make exact copies of the guest, whose files are in memory then."""
+    return bool(request.get("copies")) and not request.get("workspace")
+
+
+def _make_rooms(size: int, user: int) -> None:
+    """Makes the folders of later copies. They cannot be written to here."""
+    safe = _MS_NOSUID | _MS_NODEV
+    _mount("tmpfs", landlock.ROOMS, "tmpfs", safe, f"size={size},mode=755,uid={user},gid={user}")
+    group, owner = _libc.setfsgid(user), _libc.setfsuid(user)
+    for folder in landlock.rooms():
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+    _libc.setfsuid(owner)
+    _libc.setfsgid(group)
+    _mount(None, landlock.ROOMS, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | safe)
 
 
 def _bring_up_loopback() -> None:
@@ -453,11 +472,11 @@ def _bring_up_loopback() -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _INTERFACE.pack(b"lo", _IFF_UP))
 
 
-def _become_user(user: int) -> None:
+def _become_user(user: int, has_namespaces: bool) -> None:
     """Makes the process another user outside. Inside of a new user namespace, it looks the same as before.
 
-    The namespace can have none below. Earlier mounts belong to the parent: the guest could not unmount them, even with
-    all capabilities.
+    The namespace can have none below, unless `has_namespaces` is true: the host makes some for copies. Earlier
+    mounts belong to the parent: the guest could not unmount them, even with all capabilities.
     """
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
@@ -467,7 +486,7 @@ def _become_user(user: int) -> None:
         ("self/setgroups", "deny"),
         ("self/uid_map", f"{_INSIDE} {user} 1"),
         ("self/gid_map", f"{_INSIDE} {user} 1"),
-        ("sys/user/max_user_namespaces", "0"),
+        *(() if has_namespaces else (("sys/user/max_user_namespaces", "0"),)),
     ):
         with open(f"/proc/{name}", "wb", buffering=0) as file:
             file.write(text.encode())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,7 +96,12 @@ def test_a_copy_names_the_execution_whose_state_it_has() -> None:
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root makes exact copies")
 def test_an_exact_copy_lacks_nothing() -> None:
     asked: list[str] = []
-    with Sandbox(**{**PLAIN, "backend": "bubblewrap"}, checkpoints=3, on_llm_query=asked.append) as sandbox:
+
+    def ask(prompt: str) -> str:
+        asked.append(prompt)
+        return prompt
+
+    with Sandbox(**{**PLAIN, "backend": "bubblewrap"}, checkpoints=3, on_llm_query=ask) as sandbox:
         sandbox.initialize("a text")
         sandbox.execute("numbers = (n for n in range(9))\nfile = open('f', 'w+')\nfile.write('abc'), next(numbers)")
         for copy in (sandbox.fork(exact=True), *sandbox.fork(2, exact=True)):

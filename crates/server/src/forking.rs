@@ -66,7 +66,7 @@ pub async fn fork(
         drop(turn);
         let execution = copies.first().map(SandboxCopy::execution).unwrap_or_default();
         let each = copies.into_iter().zip(places);
-        let made = each.map(|(copy, place)| exact_copy(&app, &account, &options, &recipe, copy, place));
+        let made = each.map(|(copy, place)| exact_copy(&app, &account, &options, recipe, copy, place));
         let made = try_join_all(made).await?;
         return tell(&app, made, execution, &[]).await;
     }

@@ -105,7 +105,7 @@ async fn exact_copies_lack_nothing() {
         server.execute(&plain, "x = 1").await;
         let (status, code) =
             refusal(server.post(&format!("/v1/sessions/{plain}/fork"), &json!({ "exact": true }))).await;
-        assert_eq!((status.as_u16(), code.as_str()), (422, "not_serializable"));
+        assert_eq!((status, code.as_str()), (422, "not_serializable"));
         server.stop().await;
     }
 }

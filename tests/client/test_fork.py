@@ -101,7 +101,7 @@ def test_an_exact_copy_lacks_nothing() -> None:
         asked.append(prompt)
         return prompt
 
-    with Sandbox(**{**PLAIN, "backend": "bubblewrap"}, checkpoints=3, on_llm_query=ask) as sandbox:
+    with Sandbox(backend="bubblewrap", checkpoints=3, on_llm_query=ask) as sandbox:
         sandbox.initialize("a text")
         sandbox.execute("numbers = (n for n in range(9))\nfile = open('f', 'w+')\nfile.write('abc'), next(numbers)")
         for copy in (sandbox.fork(exact=True), *sandbox.fork(2, exact=True)):
@@ -113,7 +113,7 @@ def test_an_exact_copy_lacks_nothing() -> None:
         assert sandbox.execute("next(numbers)").result == "1"
         assert sandbox.undo() == 1
         sandbox.execute("import threading\nthread = threading.Timer(60, print)\nthread.start()")
-        with pytest.raises(SandboxError, match="no exact copy|could not be saved") as caught:
+        with pytest.raises(SandboxError, match="thread") as caught:
             sandbox.fork(exact=True)
         assert caught.value.code == "not_serializable"
         assert sandbox.execute("thread.cancel()\nnext(numbers)").result == "1"
@@ -124,7 +124,7 @@ def test_without_checkpoints_there_are_no_exact_copies() -> None:
     with Sandbox(**PLAIN) as sandbox:
         sandbox.initialize(None)
         sandbox.execute("x = (n for n in range(9))")
-        with pytest.raises(SandboxError, match="by value") as caught:
+        with pytest.raises(SandboxError, match="it needs checkpoints") as caught:
             sandbox.fork(exact=True)
         assert caught.value.code == "not_serializable"
         assert sandbox.execute("next(x)").result == "0"

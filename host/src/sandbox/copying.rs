@@ -4,7 +4,7 @@ use sandglass_core::Error;
 use sandglass_core::session::{Command, Reply, StateCommand};
 use tokio::sync::oneshot;
 
-use super::{Sandbox, Spent};
+use super::{Sandbox, Spent, number_of_copies};
 use crate::driver::{CopiesOrder, MadeCopy, Watch};
 
 /// An exact copy of a sandbox: all that is in Python's memory, and the files of its folders. [`SandboxBuilder::copy`] makes a sandbox of it,
@@ -30,18 +30,21 @@ impl SandboxCopy {
 }
 
 impl Sandbox {
-    /// Makes exact copies, each in namespaces of its own. The sandbox goes on in another process. Its older checkpoints end.
+    /// Makes exact copies, 1 to 100, each isolated like any other sandbox. The sandbox goes on in another process, and its older checkpoints
+    /// end. It needs [`SandboxBuilder::checkpoints`], bubblewrap, files in memory, and a host that is root on Linux and `x86_64`.
     ///
-    /// Not for hostile code yet: `docs/internals/copies-on-hosts.md` lists the known holes.
+    /// [`SandboxBuilder::checkpoints`]: super::SandboxBuilder::checkpoints
     ///
     /// # Errors
     /// [`Error::NotSerializable`] names the reason for which there can be none; [`Sandbox::suspend`] then gives copies by value. The state comes
     /// from its newest checkpoint then.
-    #[doc(hidden)]
     pub async fn fork(&self, count: usize) -> Result<Vec<SandboxCopy>, Error> {
+        number_of_copies(Some(count)).map_err(|problem| Error::invalid("count", problem))?;
         let why_not = |why| Error::NotSerializable(format!("there can be no exact copy: {why}; variables are kept"));
         if !self.copies_exactly {
-            return Err(why_not("guests of this kind are copied by value".to_owned()));
+            return Err(why_not(
+                "it needs checkpoints, bubblewrap, files in memory, and a host that is root on x86_64".to_owned(),
+            ));
         }
         let (made, copies) = oneshot::channel();
         let watch = Watch {

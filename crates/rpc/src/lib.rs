@@ -18,6 +18,7 @@
 pub mod blobs;
 mod client;
 pub mod connection;
+mod copies;
 mod kept;
 pub mod messages;
 mod methods;

@@ -4,13 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-use futures_util::future::{poll_fn, try_join_all};
-use sandglass_core::execution::LostVariable;
+use futures_util::future::poll_fn;
 use sandglass_core::protocol::Stream;
 use sandglass_core::session::{Series, ToResult};
-use sandglass_host::sandbox::{
-    Captured, ExecuteOptions, Execution, OnDisplay, OnOutput, SandboxCopy, Suspended, number_of_copies,
-};
+use sandglass_host::sandbox::{Captured, ExecuteOptions, Execution, OnDisplay, OnOutput};
 use sandglass_host::{Value, sanitize_html};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -162,7 +159,7 @@ impl Context {
     }
 
     /// Adds a sandbox, which the client knows from now on.
-    fn add(&self, sandbox: Arc<ClientSandbox>) -> Created {
+    pub(crate) fn add(&self, sandbox: Arc<ClientSandbox>) -> Created {
         sandbox.caller().known();
         let capabilities = sandbox.capabilities();
         let created = Created {
@@ -392,62 +389,6 @@ impl Context {
         sandbox.own().await?.configure(functions, output_fields.clone()).await?;
         sandbox.configured(host_functions, output_fields);
         Ok(Empty {})
-    }
-
-    async fn fork(&self, _: &Id, params: Fork, _: &mut Named) -> Result<Forked, RpcError> {
-        let count = number_of_copies(params.count);
-        let count = count.map_err(|problem| RpcError::InvalidParams(format!("count: {problem}")))?;
-        let original = self.in_turn(&params.sandbox).await?;
-        let options = original.options();
-        if options.local.workspace.is_some() {
-            let problem = "a sandbox with a workspace of its own cannot be copied: both would write into the same folder; nothing was done";
-            return Err(RpcError::InvalidParams(format!("fork: {problem}")));
-        }
-        if params.exact {
-            let copies = original.own().await?.fork(count).await?.into_iter();
-            let copies = try_join_all(copies.map(|copy| self.exact_copy(&options, copy))).await?;
-            return Ok(Forked {
-                sandboxes: copies.into_iter().map(|copy| self.add(copy)).collect(),
-                lost: Vec::new(),
-            });
-        }
-        let most_bytes = self.home.bounds().max_state_bytes;
-        let admitted = original.keeper().admit(None)?; // pickling runs the user's code
-        let suspended = original.own().await?.suspend(most_bytes).await?;
-        drop(admitted);
-        let make = |_| self.copy(&options, &suspended, most_bytes);
-        let (copies, lost) = suspended.copies(0..count, make).await?;
-        let sandboxes = copies.into_iter().map(|copy| self.add(copy)).collect();
-        Ok(Forked { sandboxes, lost })
-    }
-
-    /// An exact copy, which runs already.
-    async fn exact_copy(&self, options: &Options, copy: SandboxCopy) -> Result<Arc<ClientSandbox>, RpcError> {
-        let caller = Caller::new(Arc::clone(&self.client));
-        let functions = caller.functions_of(options)?;
-        let with_copy = move |builder| functions(builder).copy(copy);
-        let made = self.home.make(options.clone(), Box::new(with_copy)).await?;
-        let copy = Arc::new(ClientSandbox::new(made, caller, options.clone()));
-        copy.own().await?.start().await?;
-        Ok(copy)
-    }
-
-    /// A copy, and the variables that it could not take.
-    async fn copy(
-        &self,
-        options: &Options,
-        suspended: &Suspended,
-        most_bytes: u64,
-    ) -> Result<(Arc<ClientSandbox>, Vec<LostVariable>), RpcError> {
-        let caller = Caller::new(Arc::clone(&self.client));
-        let functions = caller.functions_of(options)?;
-        let original = suspended.clone();
-        let with_past = move |builder| original.begin(functions(builder));
-        let made = self.home.make(options.clone(), Box::new(with_past)).await?;
-        let copy = Arc::new(ClientSandbox::new(made, caller, options.clone()));
-        let _admitted = copy.keeper().admit(None)?; // opening a state runs code, too
-        let lost = copy.own().await?.take_up(suspended, most_bytes).await?;
-        Ok((copy, lost))
     }
 
     async fn capture_state(&self, _: &Id, params: CaptureState, _: &mut Named) -> Result<CapturedState, RpcError> {

@@ -2,6 +2,8 @@
 //! host has it fork.
 //!
 //! Each attack lets the session go on, or the session tells of the loss.
+//!
+//! Decisions: `docs/internals/copies-on-hosts.md`.
 
 use sandglass_core::execution::StateStatus;
 use sandglass_host::Sandbox;

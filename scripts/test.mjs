@@ -43,7 +43,6 @@ const PYTHON_FOLDERS = [
   "tests/deploy",
   "examples/python",
   "scripts/bench/rlm",
-  "scripts/bench/forks",
   "scripts/bench/states",
   "scripts/bench/cluster",
   "deploy/namespaces",

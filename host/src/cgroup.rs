@@ -169,8 +169,8 @@ impl Cgroup {
         self.while_closed(|_| self.end_others(spared, Instant::now() + within))
     }
 
-    /// Does the same, and waits until all but those of `running` are stopped by a signal and have one thread. From then on, nobody in the group
-    /// is left who could let them go on.
+    /// Does the same, and waits until all but those of `running` are stopped by a signal and have one thread. A timer of their own can still let
+    /// them go on.
     pub(crate) fn still_others(&self, running: &HashSet<u32>, stopped: &HashSet<u32>, within: Duration) -> bool {
         self.while_closed(|is_closed| {
             let end = Instant::now() + within;
@@ -179,8 +179,8 @@ impl Cgroup {
         })
     }
 
-    /// Has the work done while nothing can be started in the group, if the kernel allows that. Returns true if the work does and the group is as
-    /// before.
+    /// Has the work done while nothing can be started in the group. The work is told if the kernel refuses that. Returns true if the work
+    /// returned true and the group is as before.
     fn while_closed(&self, work: impl FnOnce(bool) -> bool) -> bool {
         let most = self.path.pids.join("pids.max");
         let before = fs::read_to_string(&most);

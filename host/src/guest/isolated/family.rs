@@ -25,7 +25,7 @@ pub(crate) struct Trunk {
 }
 
 impl Trunk {
-    /// That of copies which are being made of a paused copy in this boundary.
+    /// Makes the trunk of copies that are being made of a paused copy in this boundary.
     pub(crate) fn new(boundary: Arc<Boundary>) -> Self {
         Self {
             root: OnceLock::new(),

@@ -59,7 +59,7 @@ pub(super) struct Standing {
     pages: Option<u64>,
 }
 
-/// What copies are made with.
+/// The facts and the memory by which copies are made.
 pub(super) struct Tools {
     pub(super) table: Table,
     /// The process's folder.

@@ -61,7 +61,7 @@ impl Traced {
             pid: Pid::from_raw(pid.cast_signed()),
             is_let_go: true,
         };
-        // Not by an option that ends it: until it is seized, the number may become that of another process.
+        // Without an option that ends the process: until it is seized, its number may become that of another one.
         ptrace::seize(traced.pid, Options::empty())?;
         if process_of(process) != Some(pid) {
             ptrace::interrupt(traced.pid)?;

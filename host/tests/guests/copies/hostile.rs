@@ -51,6 +51,7 @@ async fn is_copied(sandbox: &Sandbox) {
     }
 }
 
+/// The end of the guest before already ends this twin. The look at the processes beside the paused copy is a second wall.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_twin_that_shares_its_memory_ends_before() {
     let sandbox = hostile(

@@ -127,6 +127,9 @@ const GOOD = [
   }),
 ];
 
+/** Frees the memory that a hostile cell has taken. Its value is not shown, because `_` would hold it on. */
+const FREE = 'globals().pop("parts", None); None';
+
 /** Hostile cells, with their possible outcomes. Assignments before the bad end count. */
 const HOSTILE = [
   { code: "while True: pass", outcomes: ["timeout"] },
@@ -145,11 +148,11 @@ const HOSTILE = [
   { code: "raise SystemExit('bye')", outcomes: ["error"] },
   { code: "import sys\nsys.stdout = None\n1 / 0", outcomes: ["error"] },
   { code: "bytearray(10 ** 9)", outcomes: ["error"] },
-  { code: "parts = []\nwhile True: parts.append(bytearray(10 ** 6))", outcomes: ["error", "timeout"], after: "parts" },
+  { code: "parts = []\nwhile True: parts.append(bytearray(10 ** 6))", outcomes: ["error", "timeout"], after: FREE },
   {
     code: "parts = []\ntry:\n    while True: parts.append(bytes(1000))\nexcept MemoryError: pass",
     outcomes: ["ok"],
-    after: "parts",
+    after: FREE,
   },
   { code: "del __builtins__", outcomes: ["ok"] },
   { code: "llm_query = 1\nFINAL_VAR = None", outcomes: ["ok"] },
@@ -262,7 +265,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
   };
 
   /** Frees memory, because a restored state may be one with its memory full. @returns {Promise<unknown>} */
-  const makeRoom = () => run('globals().pop("parts", None)', {}, ["ok"], []);
+  const makeRoom = () => run(FREE, {}, ["ok"], []);
 
   /** Compares all variables with the model. @param {Awaited<ReturnType<typeof createSandbox>>} checked */
   const check = async (checked) => {
@@ -321,7 +324,7 @@ async function soakOne(dice, ends, counts, recoveries, problems) {
       const options = { timeout, signal: controller.signal };
       await run(`${good.code}\nprint("${RAN}")\n${code}`, options, outcomes, [good.then]);
       timers.forEach(clearTimeout);
-      if (after) await run(`globals().pop("${after}", None)`, {}, ["ok"], []);
+      if (after) await run(after, {}, ["ok"], []);
     } else {
       const good = GOOD[dice.below(GOOD.length)](dice);
       const running = run(good.code, {}, ["ok"], [good.then]);

@@ -169,8 +169,7 @@ impl Cgroup {
         self.while_closed(|_| self.end_others(spared, Instant::now() + within))
     }
 
-    /// Does the same, and waits until all but those of `running` are stopped by a signal and have one thread. A timer of their own can still let
-    /// them go on.
+    /// Does the same, and waits until all but those of `running` are stopped, by a signal or by a tracer, and have one thread.
     pub(crate) fn still_others(&self, running: &HashSet<u32>, stopped: &HashSet<u32>, within: Duration) -> bool {
         self.while_closed(|is_closed| {
             let end = Instant::now() + within;
@@ -265,7 +264,7 @@ fn has_ended(pid: u32) -> bool {
 }
 
 fn is_stopped(pid: u32) -> bool {
-    has_ended(pid) || state_of(pid) == Some(b'T')
+    has_ended(pid) || matches!(state_of(pid), Some(b'T' | b't'))
 }
 
 /// The number of groups that are being removed.

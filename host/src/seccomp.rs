@@ -38,6 +38,10 @@ const REFUSED: &[&str] = &[
     "quotactl",
     "quotactl_fd",
     "acct",
+    // Attributes of files. No copy would get them, and those of a copy's folder could not be removed if there are too many to be listed.
+    "setxattr",
+    "lsetxattr",
+    "fsetxattr",
     // Other processes.
     "ptrace",
     "process_vm_readv",

@@ -185,21 +185,18 @@ impl SandboxTask {
             return self.paused.copies.revive(checkpoint);
         };
         let (spreading, alone) = (
-            self.paused.copies.spread(checkpoint, limits, count + 1),
+            self.paused.copies.spread(checkpoint, limits, count),
             self.paused.copies.revive(checkpoint),
         );
         Box::pin(async move {
             let why = match spreading.await {
-                Ok(mut guests) => {
-                    if let Some(own) = guests.pop() {
-                        let copies = guests.into_iter().map(|guest| MadeCopy {
-                            fork: fork.clone(),
-                            guest,
-                        });
-                        let _ = made.send(Ok(copies.collect())); // if nobody waits for them any more, they end
-                        return Ok(own);
-                    }
-                    "none was made".to_owned()
+                Ok((own, others)) => {
+                    let copies = others.into_iter().map(|guest| MadeCopy {
+                        fork: fork.clone(),
+                        guest,
+                    });
+                    let _ = made.send(Ok(copies.collect())); // if nobody waits for them any more, they end
+                    return Ok(own);
                 }
                 Err(why) => why,
             };

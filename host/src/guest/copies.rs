@@ -6,7 +6,7 @@
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use futures_util::future::BoxFuture;
 use sandglass_core::Error;
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::fork::Forker;
 use super::isolated::CopyLimits;
 use super::memory;
-use super::paused::{Boundary, PausedGuest, with_beginning};
+use super::paused::{Boundary, PausedGuest, Spreading, with_beginning};
 use super::{Guest, GuestProcess};
 
 /// The share of the memory limit that the guest and its paused copies may take together. Beyond it, the oldest copies are ended.
@@ -31,6 +31,27 @@ pub struct Copies {
     boundary: Option<Arc<Boundary>>,
     /// The guest's unshared bytes just before a copy was made, by the copy's checkpoint. It is kept where no control group counts them.
     written: BTreeMap<u32, u64>,
+    heir: Heir,
+}
+
+/// The guest that goes on in place of a checkpoint of which copies were made, until it starts. Whoever gives up the copies can start it later.
+#[derive(Clone, Default)]
+pub(super) struct Heir(Arc<Mutex<Option<(u32, Guest)>>>);
+
+impl Heir {
+    pub(super) fn put(&self, checkpoint: u32, guest: Guest) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((checkpoint, guest));
+    }
+
+    /// The guest of this checkpoint.
+    fn take(&self, checkpoint: u32) -> Option<Guest> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(kept.take_if(|(its, _)| *its == checkpoint)?.1)
+    }
+
+    fn end(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
 /// A paused copy, and the processes around it. Dropping it ends the copy.
@@ -108,29 +129,44 @@ impl Copies {
     pub fn revive(&self, checkpoint: u32) -> BoxFuture<'static, Result<Guest, Error>> {
         let copy = self.copies.get(&checkpoint).and_then(Weak::upgrade);
         let (paused, all) = self.others();
+        let heir = self.heir.clone();
         Box::pin(async move {
             let copy = copy.ok_or_else(|| Error::GuestLost("its process is gone".to_owned()))?;
-            copy.boundary.revive(&copy.guest, &paused, || stop(&all)).await
+            let revived = copy.boundary.revive(&copy.guest, &paused, || stop(&all)).await;
+            revived.or_else(|error| heir.take(checkpoint).ok_or(error))
         })
     }
 
-    /// Makes guests of a paused copy, each in namespaces of its own. The sandbox goes on in one of them, and its guest so far ends before.
+    /// Makes so many guests of a paused copy, and one more in which the sandbox goes on, each in namespaces of its own. Returns that one, and the
+    /// others. The guest so far ends before.
     pub fn spread(
         &self,
         checkpoint: u32,
         limits: CopyLimits,
         count: usize,
-    ) -> BoxFuture<'static, Result<Vec<Guest>, String>> {
+    ) -> BoxFuture<'static, Result<(Guest, Vec<Guest>), String>> {
         let copy = self.copies.get(&checkpoint).and_then(Weak::upgrade);
-        let (_, all) = self.others();
+        let (_, paused) = self.others();
+        let heir = self.heir.clone();
         Box::pin(async move {
             let copy = copy.ok_or("its process is gone")?;
             let boundary = Arc::clone(&copy.boundary);
             let given_up = CancellationToken::new();
             let _guard = given_up.clone().drop_guard();
+            let spreading = Spreading {
+                checkpoint,
+                copy,
+                limits,
+                count,
+                paused,
+                given_up,
+                heir: heir.clone(),
+            };
             // A task of its own: what is under way comes to its end even if nobody waits for it any more.
-            let spreading = tokio::spawn(boundary.spread(copy, limits, count, all, given_up));
-            spreading.await.map_err(|error| error.to_string())?
+            let spreading = tokio::spawn(boundary.spread(spreading));
+            let others = spreading.await.map_err(|error| error.to_string())??;
+            let own = heir.take(checkpoint).ok_or("the session's own copy is gone")?;
+            Ok((own, others))
         })
     }
 
@@ -140,6 +176,7 @@ impl Copies {
         let Some(boundary) = &kin.boundary else {
             return (Vec::new(), None);
         };
+        self.heir.end();
         let before = self.boundary.replace(Arc::clone(boundary));
         if kin.is_copied {
             self.copies.clear();
@@ -231,6 +268,7 @@ impl Copies {
 
     /// Ends all copies. Returns the process that ends everything around them.
     pub fn end_all(&mut self) -> Option<GuestProcess> {
+        self.heir.end();
         for (_, copy) in std::mem::take(&mut self.copies) {
             if let Some(copy) = copy.upgrade() {
                 copy.guest.kill();

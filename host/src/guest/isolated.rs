@@ -75,8 +75,8 @@ pub(crate) struct Origin {
     pub(crate) standing: HashSet<u32>,
     /// The one from which guests without a state come. It has run none of the user's code, and stays with those that stand over it.
     pub(crate) beginning: Option<u32>,
-    /// All others that were not ended, with the origin and the beginning. Signals have stopped them.
-    pub(crate) paused: HashSet<u32>,
+    /// The other paused copies. Signals have stopped them.
+    pub(crate) paused: Vec<OwnedFd>,
     pub(crate) rooms: Arc<Rooms>,
     pub(crate) limits: CopyLimits,
 }
@@ -85,12 +85,14 @@ impl Origin {
     /// The processes that stay when copies have been made, with the origin.
     #[cfg(target_arch = "x86_64")]
     fn staying(&self) -> HashSet<u32> {
-        let kept = [Some(self.pid), self.beginning];
-        self.standing
-            .iter()
-            .copied()
-            .chain(kept.into_iter().flatten())
-            .collect()
+        self.standing.union(&self.stopped([])).copied().collect()
+    }
+
+    /// The processes that run none of their own code meanwhile: the origin, the beginning, and these.
+    #[cfg(target_arch = "x86_64")]
+    fn stopped(&self, others: impl IntoIterator<Item = u32>) -> HashSet<u32> {
+        let own = [Some(self.pid), self.beginning];
+        own.into_iter().flatten().chain(others).collect()
     }
 }
 
@@ -134,21 +136,29 @@ fn refused(what: impl std::fmt::Display) -> io::Error {
     io::Error::other(what.to_string())
 }
 
-/// Makes `count` copies, and has `take` take them before they begin. Then their origin ends, and they begin. Blocks.
+/// Copies that are to be made.
+pub(crate) struct Wanted<G> {
+    pub(crate) epoch: u32,
+    pub(crate) count: usize,
+    /// Returns an error once nobody wants them any more.
+    pub(crate) still: G,
+}
+
+/// Makes copies, and has `take` take them before they begin. Then their origin ends, and they begin. Blocks.
 ///
 /// # Errors
-/// The reason why there can be none. The origin is stopped as before then. If that is not possible, it has ended.
+/// The reason why there can be none. The origin is stopped as before then. If that is not possible, it has ended. Other paused copies may have
+/// ended.
 pub(crate) fn make<T: Send>(
     origin: &Origin,
-    epoch: u32,
-    count: usize,
+    wanted: &Wanted<impl Fn() -> io::Result<()> + Sync>,
     take: impl FnOnce(Vec<Copy>) -> io::Result<T> + Send,
 ) -> io::Result<T> {
     #[cfg(target_arch = "x86_64")]
-    return copying::make(origin, epoch, count, take);
+    return copying::make(origin, wanted, take);
     #[cfg(not(target_arch = "x86_64"))]
     {
-        let _ = (origin, epoch, count, take);
+        let _ = (origin, wanted, take);
         Err(refused("machines of this kind have none"))
     }
 }
@@ -207,17 +217,7 @@ impl Facts {
     /// Returns an error if a guest is less isolated than a session has to be.
     fn check(&self, guest: u32, origin: u32, group: &std::path::Path) -> io::Result<()> {
         let facts = Self::of(guest)?;
-        for name in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
-            let is_none = facts.get(name)?.bytes().all(|byte| byte == b'0');
-            if !is_none {
-                return Err(refused(format_args!("a copy has rights: {name}")));
-            }
-        }
-        for (name, wanted) in [("Seccomp", "2"), ("NoNewPrivs", "1"), ("Threads", "1")] {
-            if facts.get(name)? != wanted {
-                return Err(refused(format_args!("a copy has another {name} than {wanted}")));
-            }
-        }
+        facts.has_no_rights()?;
         for name in ["Uid", "Gid"] {
             if facts.get(name)? != self.get(name)? {
                 return Err(refused(format_args!("a copy has another {name}")));
@@ -234,6 +234,40 @@ impl Facts {
             true => Ok(()),
             false => Err(refused("a copy is not in its control group")),
         }
+    }
+}
+
+impl Facts {
+    fn has_no_rights(&self) -> io::Result<()> {
+        self.has_none_of(&["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"])?;
+        self.has_all_of(&[("Seccomp", "2"), ("NoNewPrivs", "1"), ("Threads", "1")])
+    }
+
+    /// Returns an error if code of a guest could run in a keeper: as the handler of a signal.
+    fn is_keeper(&self) -> io::Result<()> {
+        const ALL_BUT_KILL_AND_STOP: &str = "fffffffffffbfeff";
+        self.has_no_rights()?;
+        self.has_none_of(&["SigCgt"])?;
+        self.has_all_of(&[("SigBlk", ALL_BUT_KILL_AND_STOP)])
+    }
+
+    fn has_none_of(&self, masks: &[&str]) -> io::Result<()> {
+        for name in masks {
+            let is_none = self.get(name)?.bytes().all(|byte| byte == b'0');
+            if !is_none {
+                return Err(refused(format_args!("a copy has {name}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn has_all_of(&self, fields: &[(&str, &str)]) -> io::Result<()> {
+        for (name, wanted) in fields {
+            if self.get(name)? != *wanted {
+                return Err(refused(format_args!("a copy has another {name} than {wanted}")));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -11,7 +11,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
@@ -22,16 +22,16 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::copies::PausedCopy;
+use super::copies::{Heir, PausedCopy};
 use super::fork::{CopyProcess, Forked, Forker, Order, channel, parent_of};
 use super::isolated::family::{Parts, Trunk};
 use super::isolated::rooms::Rooms;
-use super::isolated::{self, CopyLimits, Origin};
+use super::isolated::{self, CopyLimits, Origin, Wanted};
 use super::{Guest, GuestProcess, Process, epoch};
 
 /// The time for a guest to start and to make its first copy.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// The time to make copies in namespaces of their own.
+/// The time to make copies in namespaces of their own. After twice this time all processes of the session end.
 const SPREAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time for a killed copy to end.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
@@ -138,6 +138,20 @@ impl PausedGuest {
         self.kill();
         let _ = tokio::time::timeout(GONE_WITHIN, self.process.wait()).await;
     }
+}
+
+/// Copies that are to be made of a paused copy.
+pub(crate) struct Spreading {
+    pub(super) checkpoint: u32,
+    pub(super) copy: Arc<PausedCopy>,
+    /// Bounds also what they take together with what they stand below.
+    pub(super) limits: CopyLimits,
+    /// The number of copies, without the one in which the session goes on.
+    pub(super) count: usize,
+    /// All paused copies.
+    pub(super) paused: Vec<Arc<PausedCopy>>,
+    pub(super) given_up: CancellationToken,
+    pub(super) heir: Heir,
 }
 
 /// All that was started for a guest and its paused copies. It is kept as long as one of them lives.
@@ -249,20 +263,21 @@ impl Boundary {
         self.is_left.load(Ordering::SeqCst)
     }
 
-    /// Makes guests of a paused copy once the last guest is gone, each in namespaces of its own. They may take `most_bytes` together with what
-    /// they stand below. The boundary then has no guest any more, and its paused copies end. `paused` are all of them. It is not to be dropped
-    /// before its end: cancel it by `given_up`.
+    /// Makes guests of a paused copy once the last guest is gone, each in namespaces of its own. One of them becomes the heir; returns the others.
+    /// The boundary then has no guest any more, and its paused copies end. It is not to be dropped before its end: cancel it by `given_up`.
     ///
     /// # Errors
     /// The reason why there can be none. The paused copy is then as before, or has ended.
-    pub(crate) async fn spread(
-        self: Arc<Self>,
-        copy: Arc<PausedCopy>,
-        limits: CopyLimits,
-        count: usize,
-        paused: Vec<Arc<PausedCopy>>,
-        given_up: CancellationToken,
-    ) -> Result<Vec<Guest>, String> {
+    pub(crate) async fn spread(self: Arc<Self>, spreading: Spreading) -> Result<Vec<Guest>, String> {
+        let Spreading {
+            checkpoint,
+            copy,
+            limits,
+            count,
+            paused,
+            given_up,
+            heir,
+        } = spreading;
         let text = |error: std::io::Error| error.to_string();
         let mut lent = self.rest.emptied().await.map_err(|error| error.to_string())?;
         paused.iter().for_each(|copy| copy.guest().stop());
@@ -276,29 +291,37 @@ impl Boundary {
         }
         let forker = &copy.guest().forker;
         let control = forker.lock().await;
-        let beginning = self.beginning.as_ref().and_then(PausedGuest::id);
-        let within = paused.iter().filter_map(|copy| copy.guest().id());
+        let others = paused.iter().filter(|other| !Arc::ptr_eq(other, &copy));
         let origin = Origin {
             process: copy.guest().process.pidfd().try_clone().map_err(text)?,
             pid: copy.guest().id().ok_or("its process is gone")?,
             control: control.get_ref().try_clone().map_err(text)?,
             group: root.group().ok_or("its processes have no control group")?,
             standing: self.standing.iter().copied().collect(),
-            beginning,
-            paused: within.chain(beginning).collect(),
+            beginning: self.beginning.as_ref().and_then(PausedGuest::id),
+            paused: others
+                .map(|other| other.guest().process.pidfd().try_clone())
+                .collect::<Result<_, _>>()
+                .map_err(text)?,
             rooms: self.rooms().map_err(text)?,
             limits,
         };
-        let (epoch, kept) = (epoch().map_err(|error| error.to_string())?, forker.kept());
-        let trunk = Arc::new(Trunk::new(Arc::clone(&self)));
+        let ends = Instant::now() + SPREAD_TIMEOUT;
+        let wanted = Wanted {
+            epoch: epoch().map_err(|error| error.to_string())?,
+            count: count + 1,
+            still: move || match (given_up.is_cancelled(), Instant::now() > ends) {
+                (true, _) => Err(std::io::Error::other("nobody waits for them")),
+                (_, true) => Err(std::io::Error::other("it takes too long")),
+                _ => Ok(()),
+            },
+        };
+        let (trunk, kept) = (Arc::new(Trunk::new(Arc::clone(&self))), forker.kept());
         let making = {
             let (boundary, trunk) = (Arc::clone(&self), Arc::clone(&trunk));
             let runtime = Handle::current();
             move || {
-                isolated::make(&origin, epoch, count, |copies| {
-                    if given_up.is_cancelled() {
-                        return Err(std::io::Error::other("nobody waits for them"));
-                    }
+                isolated::make(&origin, &wanted, |copies| {
                     let _entered = runtime.enter();
                     let guests = copies.into_iter().map(|copy| {
                         let parts = Parts::of(copy, &trunk)?;
@@ -313,7 +336,7 @@ impl Boundary {
             }
         };
         let mut making = tokio::task::spawn_blocking(making);
-        let is_made = tokio::time::timeout(SPREAD_TIMEOUT, &mut making).await;
+        let is_made = tokio::time::timeout(2 * SPREAD_TIMEOUT, &mut making).await;
         let is_made = match is_made {
             Ok(is_made) => is_made,
             Err(_) => {
@@ -323,10 +346,11 @@ impl Boundary {
         };
         let guests = is_made.map_err(|error| error.to_string())?.map_err(text);
         self.is_left.store(guests.is_ok(), Ordering::SeqCst);
-        if guests.is_ok() {
-            trunk.keep(lent.processes.root.take().ok_or("its processes are gone")?);
-        }
-        guests
+        let mut guests = guests?;
+        trunk.keep(lent.processes.root.take().ok_or("its processes are gone")?);
+        // Before somebody else has the turn.
+        heir.put(checkpoint, guests.pop().ok_or("none was made")?);
+        Ok(guests)
     }
 
     /// Ends the guest with everything else but its paused copies. `paused` are their numbers. Gives the process back if it can only end as a

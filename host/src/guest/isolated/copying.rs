@@ -14,13 +14,16 @@ use super::calls::{self, Calls};
 use super::fds;
 use super::files::{self, close, flags};
 use super::rooms::{FOLDERS, Furnishing, Room};
-use super::standing::{Standing, Tools, memory_of};
+use super::standing::{Standing, Tools, ends_first, memory_of};
 use super::tracing::Traced;
-use super::{Copy, Facts, Keeper, NAMESPACES, Origin, refused};
+use super::{Copy, Facts, Keeper, NAMESPACES, Origin, Wanted, refused};
 use crate::cgroup::Cgroup;
 use crate::guest::process::GONE_WITHIN;
 use crate::seqpacket::pair;
 use crate::users::INSIDE;
+
+/// The size of a mask of signals for the kernel.
+const MASK_BYTES: u64 = 8;
 
 fn descriptor(pid: u32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid.cast_signed()).ok_or_else(|| refused("a process without a number"))?;
@@ -30,8 +33,7 @@ fn descriptor(pid: u32) -> io::Result<OwnedFd> {
 /// As [`super::make`].
 pub(super) fn make<T: Send>(
     origin: &Origin,
-    epoch: u32,
-    count: usize,
+    wanted: &Wanted<impl Fn() -> io::Result<()> + Sync>,
     take: impl FnOnce(Vec<Copy>) -> io::Result<T> + Send,
 ) -> io::Result<T> {
     let facts = Facts::of(origin.pid)?;
@@ -46,7 +48,7 @@ pub(super) fn make<T: Send>(
         let (rooms, taken) = mpsc::channel();
         let furnisher = thread::Builder::new().name("sandglass-mount".to_owned());
         furnisher.spawn_scoped(scope, move || {
-            let _ = rooms.send(origin.rooms.take(count));
+            let _ = rooms.send(origin.rooms.take(wanted.count));
             for Job {
                 room,
                 proc,
@@ -61,7 +63,7 @@ pub(super) fn make<T: Send>(
         })?;
         let rooms = taken.recv().map_err(given_up)??;
         let tracer = thread::Builder::new().name("sandglass-copy".to_owned());
-        let tracing = tracer.spawn_scoped(scope, move || copy_into(origin, epoch, rooms, &jobs, take))?;
+        let tracing = tracer.spawn_scoped(scope, move || copy_into(origin, wanted, rooms, &jobs, take))?;
         tracing.join().unwrap_or_else(|_| Err(refused("its thread has ended")))
     })
 }
@@ -73,11 +75,12 @@ fn given_up<T>(_: T) -> io::Error {
 /// Makes a copy for each room. They begin together once their origin has ended: until then it reaches the memory that keepers run in.
 fn copy_into<T>(
     origin: &Origin,
-    epoch: u32,
+    wanted: &Wanted<impl Fn() -> io::Result<()>>,
     rooms: Vec<Room>,
     jobs: &mpsc::Sender<Job>,
     take: impl FnOnce(Vec<Copy>) -> io::Result<T>,
 ) -> io::Result<T> {
+    let epoch = wanted.epoch;
     let mut standing = Standing::at_fork(origin, epoch)?;
     let made = standing.tools().and_then(|tools| {
         let making = Making {
@@ -86,12 +89,18 @@ fn copy_into<T>(
             origin,
             epoch,
         };
-        let each = rooms.into_iter().map(|room| making.make_one(room, jobs));
+        let each = rooms.into_iter().map(|room| {
+            (wanted.still)()?;
+            making.make_one(room, jobs)
+        });
         let (stopped, copies): (Vec<_>, Vec<_>) = each.collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
         let taken = take(copies)?;
+        (wanted.still)()?;
+        standing.end_others();
         if !origin.group.kill_others(&origin.staying(), GONE_WITHIN) {
-            return Err(refused("other processes of the session do not end"));
+            return Err(refused("other processes of the session do not end; older checkpoints have ended"));
         }
+        (wanted.still)()?;
         Ok((tools, stopped, taken))
     });
     match made {
@@ -102,9 +111,10 @@ fn copy_into<T>(
                 return Err(refused("the memory of its keepers was changed"));
             }
             for Stopped { guest, keeper } in stopped {
-                // A copy that has ended by now is told of by its channel.
-                let _ = keeper.let_go_at(&calls::reaper(&at, tools.pages));
+                // A copy that has ended by now is told of by its channel. If its keeper has, that one waits for the guest's end, which a guest that
+                // is traced does not reach.
                 let _ = guest.let_go_with(&at, 0);
+                let _ = keeper.let_go_at(&calls::reaper(&at, tools.pages));
             }
             Ok(taken)
         }
@@ -146,8 +156,10 @@ impl Making<'_> {
         let keeper_flags = libc::CLONE_VM | libc::CLONE_PARENT | libc::SIGCHLD | namespaces;
         let traced = standing.share(keeper_flags)?;
         let keeper = Keeper(descriptor(traced.pid())?);
+        let room = room.until_end_of(keeper.0.try_clone()?);
         let mut calls = Calls::new(&tools.memory, tools.pages, 1);
         let mut taken = tools.table.taken.clone();
+        block_signals(&mut calls);
 
         let entrances = group.entrances()?;
         let handed: Vec<BorrowedFd<'_>> = entrances
@@ -209,15 +221,18 @@ impl Making<'_> {
         let guest_flags = ids | flags(libc::SIGCHLD);
         calls.add("clone", libc::SYS_clone, [guest_flags, 0, 0, at.r10, 0]);
         let guest = calls.run(&traced, at)?.ok_or_else(|| refused("no guest was made"))?;
+        // The guest keeps its handlers. Code of the user would run in the keeper's.
+        give_up_handlers(&mut calls);
         calls.add("close", libc::SYS_close_range, [0, u64::from(u32::MAX), 0]);
         calls.run(&traced, at)?;
+        Facts::of(traced.pid())?.is_keeper()?;
         let guest_fd = descriptor(guest.pid())?;
+        ends_first(guest.pid())?;
         self.settle(&guest, old, sockets, &taken)?;
         tools.facts.check(guest.pid(), origin.pid, group.folder())?;
         self.check_sockets(guest.pid(), [&OwnedFd::from(its_channel), &its_control])?;
         guest.call(at, libc::SYS_munmap, [tools.pages, calls::BYTES, 0, 0, 0, 0])?;
         let stopped = Stopped { guest, keeper: traced };
-        let room = room.until_end_of(keeper.0.try_clone()?);
         let copy = Copy {
             channel,
             control,
@@ -312,6 +327,31 @@ struct Job {
     proc: OwnedFd,
     namespaces: [OwnedFd; 2],
     done: mpsc::Sender<io::Result<Room>>,
+}
+
+/// Adds a call that blocks all signals.
+fn block_signals(calls: &mut Calls<'_>) {
+    let all = calls.data(&u64::MAX.to_ne_bytes());
+    calls.add(
+        "block signals",
+        libc::SYS_rt_sigprocmask,
+        [flags(libc::SIG_SETMASK), all, 0, MASK_BYTES],
+    );
+}
+
+/// Adds calls that give up all handlers of signals.
+fn give_up_handlers(calls: &mut Calls<'_>) {
+    const SIGNALS: u64 = 64;
+    const ACTION_BYTES: usize = 32;
+    let default = calls.data(&[0; ACTION_BYTES]);
+    let unhandled = [libc::SIGKILL, libc::SIGSTOP].map(flags);
+    for signal in (1..=SIGNALS).filter(|signal| !unhandled.contains(signal)) {
+        calls.add(
+            "give up a handler",
+            libc::SYS_rt_sigaction,
+            [signal, default, 0, MASK_BYTES],
+        );
+    }
 }
 
 /// Adds calls that set the ids of a new user namespace. Meanwhile the process's files in `/proc` are its own, and not root's. `own` is its number

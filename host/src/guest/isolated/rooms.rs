@@ -4,14 +4,17 @@
 //! rules, when the first guest of a family starts (`backend/bubblewrap.rs`). A *room* is two such folders: one becomes a copy's `/workspace`,
 //! the other its `/tmp`.
 
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use nix::sched::{CloneFlags, unshare};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, fchmod, flistxattr, fremovexattr, openat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, fchmod, openat, renameat_with, unlinkat};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, mount, mount_remount, move_mount, open_tree};
 use rustix::net::netlink::SocketAddrNetlink;
@@ -28,12 +31,12 @@ pub(super) const ROOT: &str = "root";
 pub const MOST_ROOMS: u16 = 128;
 /// The folders of a room.
 pub const FOLDERS: [&str; 2] = ["workspace", "tmp"];
-/// The deepest folder that is emptied. A deeper one costs its room.
-const DEEPEST: usize = 256;
+/// The deepest folder that is emptied where it is. Each open folder takes two descriptors.
+const DEEPEST: usize = 16;
 /// The time for the processes of a copy to end.
 const KILLED_WITHIN: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
-/// The most bytes of the names of a folder's attributes. With more, the folder is not used again.
-const MOST_NAMES_BYTES: usize = 64 << 10;
+/// The time to wait for a room that is being emptied.
+const EMPTIED_WITHIN: Duration = Duration::from_secs(5);
 
 /// The rooms of a family: of a guest that the host has started, and of all copies that come from it.
 pub(crate) struct Rooms {
@@ -43,14 +46,34 @@ pub(crate) struct Rooms {
     pub(super) proc: OwnedFd,
     /// The number of the first guest's namespaces of processes, with the host's.
     pub(super) level: usize,
-    free: Mutex<Vec<u16>>,
+    state: Mutex<State>,
+    /// A room has become free, or is given up.
+    changed: Condvar,
+}
+
+/// Which rooms can be used.
+struct State {
+    free: Vec<u16>,
+    used: Vec<UsedRoom>,
+    /// True while a thread empties the used ones.
+    are_emptied: bool,
+}
+
+/// A room that has to be emptied.
+struct UsedRoom {
+    number: u16,
+    folders: Arc<[OwnedFd; 2]>,
+    /// A process without which nobody is in the room.
+    last: Option<OwnedFd>,
 }
 
 /// A room. Its files go when this is dropped.
 pub(crate) struct Room {
     number: u16,
     /// The two folders, as mounts that belong to no namespace yet.
-    folders: [OwnedFd; 2],
+    folders: Arc<[OwnedFd; 2]>,
+    /// True once a copy has seen the room.
+    is_used: bool,
     /// A process without which nobody is in the room.
     last: Option<OwnedFd>,
     rooms: Arc<Rooms>,
@@ -63,12 +86,51 @@ impl Rooms {
             namespace: File::open(format!("/proc/{standing}/ns/mnt"))?.into(),
             proc: open_folder(CWD, format!("/proc/{standing}/{ROOT}/proc"))?,
             level: Facts::of(standing)?.numbers()?.len(),
-            free: Mutex::new((0..MOST_ROOMS).rev().collect()),
+            state: Mutex::new(State {
+                free: (0..MOST_ROOMS).rev().collect(),
+                used: Vec::new(),
+                are_emptied: false,
+            }),
+            changed: Condvar::new(),
         })
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<u16>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give_back(&self, number: u16) {
+        self.state().free.push(number);
+        self.changed.notify_all();
+    }
+
+    /// The number of a free room. Waits for those that are being emptied.
+    fn next_free(&self) -> Option<u16> {
+        let has_to_wait = |state: &mut State| state.free.is_empty() && state.are_emptied;
+        let waited = self
+            .changed
+            .wait_timeout_while(self.state(), EMPTIED_WITHIN, has_to_wait);
+        waited.unwrap_or_else(PoisonError::into_inner).0.free.pop()
+    }
+
+    /// Empties used rooms until there is none.
+    fn empty_used(&self) {
+        while let Some(UsedRoom { number, folders, last }) = self.next_used() {
+            let is_left = last.is_none_or(|last| has_ended(&last, &KILLED_WITHIN));
+            let is_empty = is_left && folders.iter().all(|folder| reset(folder).is_ok());
+            match is_empty {
+                true => self.give_back(number),
+                false => tracing::warn!(number, "the folders of a copy could not be emptied, and are not used again"),
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    fn next_used(&self) -> Option<UsedRoom> {
+        let mut state = self.state();
+        let next = state.used.pop();
+        state.are_emptied = next.is_some();
+        next
     }
 
     /// Takes so many rooms. Moves the thread into the namespace of the first guest.
@@ -80,7 +142,7 @@ impl Rooms {
 
     fn take_one(self: &Arc<Self>) -> io::Result<Room> {
         let none = || io::Error::other(format!("a family has at most {MOST_ROOMS} copies at once"));
-        let number = self.free().pop().ok_or_else(none)?;
+        let number = self.next_free().ok_or_else(none)?;
         let open = |folder| {
             let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
             open_tree(CWD, format!("{ROOMS}/{folder}/{number}"), flags)
@@ -89,12 +151,13 @@ impl Rooms {
         match folders {
             Ok(folders) => Ok(Room {
                 number,
-                folders,
+                folders: Arc::new(folders),
+                is_used: false,
                 last: None,
                 rooms: Arc::clone(self),
             }),
             Err(error) => {
-                self.free().push(number);
+                self.give_back(number);
                 let why = match error {
                     Errno::NOENT => "its guest has no folders for copies".to_owned(),
                     error => error.to_string(),
@@ -106,8 +169,9 @@ impl Rooms {
 }
 
 impl Room {
-    /// The same room. Its files go after this process, and it is not used again before.
+    /// The same room, which a copy gets to see. Its files go after this process, and it is not used again before.
     pub(super) fn until_end_of(mut self, process: OwnedFd) -> Self {
+        self.is_used = true;
         self.last = Some(process);
         self
     }
@@ -115,23 +179,22 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        let (rooms, number, last) = (Arc::clone(&self.rooms), self.number, self.last.take());
-        let Ok(folders) = self.folders[0]
-            .try_clone()
-            .and_then(|one| Ok([one, self.folders[1].try_clone()?]))
-        else {
-            return; // the room is not used again
-        };
+        if !self.is_used {
+            return self.rooms.give_back(self.number);
+        }
+        let mut state = self.rooms.state();
+        state.used.push(UsedRoom {
+            number: self.number,
+            folders: Arc::clone(&self.folders),
+            last: self.last.take(),
+        });
+        if state.are_emptied {
+            return;
+        }
         // Not by the caller, which may be a task.
-        let emptying = move || {
-            let is_left = last.is_none_or(|last| has_ended(&last));
-            if is_left && folders.iter().all(|folder| reset(folder).is_ok()) {
-                rooms.free().push(number);
-            }
-        };
-        let _ = std::thread::Builder::new()
-            .name("sandglass-room".to_owned())
-            .spawn(emptying);
+        let rooms = Arc::clone(&self.rooms);
+        let emptying = thread::Builder::new().name("sandglass-room".to_owned());
+        state.are_emptied = emptying.spawn(move || rooms.empty_used()).is_ok(); // otherwise with the next one
     }
 }
 
@@ -152,7 +215,7 @@ impl Furnishing {
         move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
         let safe = MountFlags::NOSUID | MountFlags::NODEV;
         let empty_path = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-        for (folder, tree) in FOLDERS.into_iter().zip(&room.folders) {
+        for (folder, tree) in FOLDERS.into_iter().zip(&*room.folders) {
             let target = format!("/{folder}");
             move_mount(tree, "", CWD, &*target, empty_path)?;
             mount_remount(&*target, MountFlags::BIND | safe, "")?;
@@ -179,50 +242,67 @@ fn open_folder(at: impl AsFd, path: impl rustix::path::Arg) -> rustix::io::Resul
     openat(at, path, flags, Mode::empty())
 }
 
-/// Waits for the end of a killed process. Returns false if it does not end.
-fn has_ended(process: &OwnedFd) -> bool {
+/// Waits for the end of a process. Returns false if it does not end.
+pub(super) fn has_ended(process: &OwnedFd, within: &Timespec) -> bool {
     let mut fds = [PollFd::new(process, PollFlags::IN)];
-    retry_on_intr(|| poll(&mut fds, Some(&KILLED_WITHIN))).is_ok_and(|ready| ready > 0)
+    retry_on_intr(|| poll(&mut fds, Some(within))).is_ok_and(|ready| ready > 0)
 }
 
-/// Makes a folder of a room as it was at first.
+/// Makes a folder of a room as it was at first. The filter lets no guest give it attributes.
 fn reset(folder: &OwnedFd) -> rustix::io::Result<()> {
     let inside = open_folder(folder, ".")?; // one that can be read: the other is only a place
-    fchmod(&inside, Mode::from_raw_mode(0o755))?; // as bubblewrap makes folders
-    let mut names = vec![0; MOST_NAMES_BYTES];
-    let bytes = match flistxattr(&inside, &mut *names) {
-        Err(Errno::OPNOTSUPP) => 0,
-        other => other?,
-    };
-    for name in names[..bytes]
-        .split(|byte| *byte == 0)
-        .filter(|name| !name.is_empty() && !name.starts_with(b"security."))
-    {
-        fremovexattr(&inside, name)?;
+    let mut emptying = Emptying { top: &inside, moved: 0 };
+    while emptying.pass(&inside, 0)? {}
+    if entries(&inside)?.next().is_some() {
+        return Err(Errno::NOTEMPTY);
     }
-    empty(&inside, 0)
+    fchmod(&inside, Mode::from_raw_mode(0o755)) // as bubblewrap makes folders
 }
 
-/// Removes all that is in a folder.
-fn empty(folder: impl AsFd, depth: usize) -> rustix::io::Result<()> {
-    if depth > DEEPEST {
-        return Err(Errno::LOOP);
+fn entries(folder: &OwnedFd) -> rustix::io::Result<impl Iterator<Item = rustix::io::Result<CString>>> {
+    let names = Dir::read_from(folder)?.map(|entry| Ok(entry?.file_name().to_owned()));
+    Ok(names.filter(|name| name.as_deref() != Ok(c".") && name.as_deref() != Ok(c"..")))
+}
+
+/// The removal of all that is in a folder. What cannot be removed stays, and the rest goes.
+struct Emptying<'a> {
+    top: &'a OwnedFd,
+    /// The number of folders that were moved to the top, because they were too deep.
+    moved: u64,
+}
+
+impl Emptying<'_> {
+    /// Removes what is in a folder. Returns true if something was removed or moved, so that another pass may find more.
+    fn pass(&mut self, folder: &OwnedFd, depth: usize) -> rustix::io::Result<bool> {
+        let mut is_less = false;
+        for name in entries(folder)? {
+            let name = name?;
+            let removed = match unlinkat(folder, &*name, AtFlags::empty()) {
+                Err(Errno::ISDIR) if depth >= DEEPEST => self.move_to_top(folder, &name),
+                Err(Errno::ISDIR) => self.remove_folder(folder, &name, depth),
+                other => other,
+            };
+            is_less |= removed.is_ok();
+        }
+        Ok(is_less)
     }
-    let inside = open_folder(folder, ".")?;
-    let names: Vec<_> = Dir::read_from(&inside)?
-        .filter_map(|entry| Some(entry.ok()?.file_name().to_owned()))
-        .filter(|name| &**name != c"." && &**name != c"..")
-        .collect();
-    for name in names {
-        match unlinkat(&inside, &*name, AtFlags::empty()) {
-            Err(Errno::ISDIR) => {
-                empty(open_folder(&inside, &*name)?, depth + 1)?;
-                unlinkat(&inside, &*name, AtFlags::REMOVEDIR)?;
+
+    fn remove_folder(&mut self, folder: &OwnedFd, name: &CStr, depth: usize) -> rustix::io::Result<()> {
+        let inside = open_folder(folder, name)?;
+        while self.pass(&inside, depth + 1)? {}
+        unlinkat(folder, name, AtFlags::REMOVEDIR)
+    }
+
+    fn move_to_top(&mut self, folder: &OwnedFd, name: &CStr) -> rustix::io::Result<()> {
+        loop {
+            let place = format!("moved-{}", self.moved);
+            self.moved += 1;
+            match renameat_with(folder, name, self.top, &*place, RenameFlags::NOREPLACE) {
+                Err(Errno::EXIST) => {}
+                other => return other,
             }
-            other => other?,
         }
     }
-    Ok(())
 }
 
 /// Sets the loopback of the thread's network namespace up: a request `RTM_NEWLINK` (rtnetlink(7)) about the first link.

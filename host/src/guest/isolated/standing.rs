@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStringExt;
 
 use nix::errno::Errno;
 use nix::libc::{self, c_long};
+use rustix::event::Timespec;
 use rustix::net::{
     RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
@@ -18,6 +19,7 @@ use rustix::net::{
 use super::calls;
 use super::fds::Table;
 use super::files::{Files, flags};
+use super::rooms::has_ended;
 use super::tracing::{Registers, Traced};
 use super::{Facts, Origin, refused};
 use crate::guest::process::GONE_WITHIN;
@@ -47,9 +49,17 @@ const GIVEN: usize = 2;
 const FDS: usize = 16;
 const PACKET_BYTES: usize = 4 << 10;
 
-/// A paused copy at the begin of its fork. Dropping it ends it.
+/// When memory is used up, the kernel ends a process with the one value before any with the other (`oom_score_adj`).
+const ENDS_FIRST: &str = "1000";
+const ENDS_LAST: &str = "0";
+
+/// A paused copy at the begin of its fork. Dropping it ends it, and the other paused copies.
 pub(super) struct Standing {
     traced: Traced,
+    /// The other paused copies. They are traced, because a stopped process goes on by itself when its timer sends `SIGCONT`.
+    others: Vec<Traced>,
+    /// Its `oom_score_adj` as it was before.
+    score: Option<String>,
     /// Its registers there.
     pub(super) at: Registers,
     pub(super) files: Files,
@@ -78,10 +88,23 @@ impl Standing {
     /// # Errors
     /// The origin is as before if it could be, and otherwise has ended.
     pub(super) fn at_fork(origin: &Origin, epoch: u32) -> io::Result<Self> {
-        if !origin.group.still_others(&origin.standing, &origin.paused, GONE_WITHIN) {
+        let others = seize_all(&origin.paused)?;
+        let traced = match Traced::seize(&origin.process) {
+            Ok(traced) => traced,
+            Err(why) => return Err(let_go_stopped(others).err().unwrap_or(why)),
+        };
+        let stopped = origin.stopped(others.iter().map(Traced::pid));
+        if !origin.group.still_others(&origin.standing, &stopped, GONE_WITHIN) {
+            let_go_stopped(others.into_iter().chain([traced]))?;
             return Err(refused("other processes of the session do not stop"));
         }
-        let traced = Traced::seize(&origin.process)?;
+        match Self::alone_at_fork(origin, epoch, traced) {
+            Ok(standing) => Ok(Self { others, ..standing }),
+            Err(why) => Err(let_go_stopped(others).err().unwrap_or(why)),
+        }
+    }
+
+    fn alone_at_fork(origin: &Origin, epoch: u32, traced: Traced) -> io::Result<Self> {
         traced.take_back_stop()?;
         traced.run_to(&[libc::SYS_recvmsg], &ALLOWED)?;
         let asked = || {
@@ -108,6 +131,8 @@ impl Standing {
         Ok(Self {
             at: traced.registers()?,
             traced,
+            others: Vec::new(),
+            score: None,
             files,
             given,
             pages: None,
@@ -124,6 +149,9 @@ impl Standing {
         facts.can_be_copied(pid)?;
         let table = Table::of(pid)?;
         table.has_so_many_sockets(SOCKETS + GIVEN)?;
+        // With a keeper, the kernel ends all that share its memory.
+        self.score = Some(fs::read_to_string(score_of(pid))?);
+        fs::write(score_of(pid), ENDS_LAST)?;
         let [first, second] = &self.given;
         let given = [table.number_of(&first.1)?, table.number_of(&second.1)?];
         let cwd = fs::read_link(format!("/proc/{pid}/cwd"))?;
@@ -156,13 +184,22 @@ impl Standing {
         self.traced.clone_instead(&self.at, c_long::from(flags))
     }
 
+    /// Ends the other paused copies.
+    pub(super) fn end_others(&mut self) {
+        self.others.clear();
+    }
+
     /// Sends descriptors to processes that it has made, on the first socket that came with its order.
     pub(super) fn hand(&self, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         send(&self.given[0].0, b"!", fds)
     }
 
     /// Has it go back to where it waits for orders, and stops it there. All that was made of it has ended.
-    pub(super) fn go_back(self, origin: &Origin) -> io::Result<()> {
+    pub(super) fn go_back(mut self, origin: &Origin) -> io::Result<()> {
+        let others = let_go_stopped(self.others.drain(..));
+        if let Some(score) = &self.score {
+            fs::write(score_of(self.traced.pid()), score)?;
+        }
         if let Some(pages) = self.pages {
             let all = [pages, calls::BYTES, 0, 0, 0, 0];
             self.traced.call_instead(&self.at, libc::SYS_munmap, all)?;
@@ -170,8 +207,40 @@ impl Standing {
         self.traced.fail(&self.at, Errno::EAGAIN)?;
         self.traced.run_to(&[libc::SYS_recvmsg], &ALLOWED)?;
         take_answer(origin)?;
-        self.traced.let_go_stopped()
+        self.traced.let_go_stopped()?;
+        others
     }
+}
+
+/// Traces all these paused copies, but for those that have ended.
+///
+/// # Errors
+/// One cannot be traced. All are as before.
+fn seize_all(paused: &[OwnedFd]) -> io::Result<Vec<Traced>> {
+    let mut seized = Vec::new();
+    for process in paused {
+        match Traced::seize(process) {
+            Ok(traced) => seized.push(traced),
+            Err(_) if has_ended(process, &Timespec::default()) => {}
+            Err(why) => return Err(let_go_stopped(seized).err().unwrap_or(why)),
+        }
+    }
+    Ok(seized)
+}
+
+/// Lets all these go, also after an error. Returns the first one.
+fn let_go_stopped(all: impl IntoIterator<Item = Traced>) -> io::Result<()> {
+    let each: Vec<_> = all.into_iter().map(Traced::let_go_stopped).collect();
+    each.into_iter().collect()
+}
+
+/// Has a guest end before its keeper when memory is used up. The guest cannot change that: Landlock lets it write to no file below its `/proc`.
+pub(super) fn ends_first(guest: u32) -> io::Result<()> {
+    fs::write(score_of(guest), ENDS_FIRST)
+}
+
+fn score_of(pid: u32) -> String {
+    format!("/proc/{pid}/oom_score_adj")
 }
 
 /// Takes the answer that no copy could be made.

@@ -1,6 +1,7 @@
 //! Tracing of stopped processes (`ptrace`). All functions of a process are called by the thread that traces it. A process that is not let go
 //! ends.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -30,6 +31,8 @@ pub(super) type Registers = user_regs_struct;
 pub(super) struct Traced {
     pid: Pid,
     is_let_go: bool,
+    /// True once its end was taken note of. Its number may be another process's then.
+    has_ended: Cell<bool>,
 }
 
 /// The reason for which a process has stopped.
@@ -60,6 +63,7 @@ impl Traced {
         let mut traced = Self {
             pid: Pid::from_raw(pid.cast_signed()),
             is_let_go: true,
+            has_ended: Cell::new(false),
         };
         // Without an option that ends the process: until it is seized, its number may become that of another one.
         ptrace::seize(traced.pid, Options::empty())?;
@@ -84,12 +88,18 @@ impl Traced {
         loop {
             match waitpid(self.pid, Some(WaitPidFlag::__WALL)) {
                 Err(Errno::EINTR) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    self.has_ended.set(true);
+                    return Err(error.into());
+                }
                 Ok(WaitStatus::PtraceSyscall(_)) => return Ok(Stop::Call),
                 Ok(WaitStatus::PtraceEvent(_, _, libc::PTRACE_EVENT_FORK)) => return Ok(Stop::Forked),
                 Ok(WaitStatus::PtraceEvent(..)) => return Ok(Stop::Interrupted),
                 Ok(WaitStatus::Stopped(_, signal)) => return Ok(Stop::Signal(signal)),
-                Ok(_) => return Err(unexpected(format_args!("the process {} has ended", self.pid))),
+                Ok(_) => {
+                    self.has_ended.set(true);
+                    return Err(unexpected(format_args!("the process {} has ended", self.pid)));
+                }
             }
         }
     }
@@ -100,7 +110,7 @@ impl Traced {
 
     /// Lets a process that a signal has stopped run again, once it is let run.
     pub(super) fn take_back_stop(&self) -> io::Result<()> {
-        Ok(kill(self.pid, Signal::SIGCONT)?)
+        self.signal(Signal::SIGCONT)
     }
 
     /// Runs to the begin of one of these calls, and returns its number. Any other call but those allowed ends the process before it is made.
@@ -177,6 +187,7 @@ impl Traced {
         let made = Self {
             pid: Pid::from_raw(number),
             is_let_go: false,
+            has_ended: Cell::new(false),
         };
         match made.wait()? {
             Stop::Interrupted => Ok(made),
@@ -271,14 +282,21 @@ impl Traced {
 
     /// Lets the process go, stopped by a signal.
     pub(super) fn let_go_stopped(mut self) -> io::Result<()> {
-        kill(self.pid, Signal::SIGSTOP)?;
+        self.signal(Signal::SIGSTOP)?;
         ptrace::detach(self.pid, None)?;
         self.is_let_go = true;
         Ok(())
     }
 
     pub(super) fn kill(&self) {
-        let _ = kill(self.pid, Signal::SIGKILL); // it may have ended
+        let _ = self.signal(Signal::SIGKILL); // it may have ended
+    }
+
+    fn signal(&self, signal: Signal) -> io::Result<()> {
+        match self.has_ended.get() {
+            true => Err(unexpected(format_args!("the process {} has ended", self.pid))),
+            false => Ok(kill(self.pid, signal)?),
+        }
     }
 }
 
@@ -289,7 +307,7 @@ impl Drop for Traced {
         }
         self.kill();
         // Stops that were under way may come before the end.
-        while self.wait().is_ok() {}
+        while !self.has_ended.get() && self.wait().is_ok() {}
     }
 }
 

@@ -324,3 +324,34 @@ fn loopback_up() -> io::Result<()> {
     sendto(&socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_is_empty_again_however_deep_it_was() {
+        let home = tempfile::tempdir().unwrap();
+        let top = open_folder(CWD, home.path()).unwrap();
+        for name in ["moved-0", "moved-1", "deep"] {
+            fs::create_dir(home.path().join(name)).unwrap();
+        }
+        let mut at = open_folder(&top, "deep").unwrap();
+        for _ in 0..2_000 {
+            for name in ["deep", "beside"] {
+                rustix::fs::mkdirat(&at, name, Mode::empty()).unwrap();
+            }
+            rustix::fs::symlinkat("/", &at, "link").unwrap();
+            at = open_folder(&at, "deep").unwrap();
+        }
+        for number in 0..3_000 {
+            fs::write(home.path().join(number.to_string()), "").unwrap();
+        }
+        reset(&top).unwrap();
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+        let mode = rustix::fs::fstat(&top).unwrap().st_mode;
+        assert_eq!(mode & 0o777, 0o755);
+    }
+}

@@ -6,7 +6,7 @@
 //! Decisions: `docs/internals/copies-on-hosts.md`.
 
 use sandglass_core::execution::StateStatus;
-use sandglass_host::Sandbox;
+use sandglass_host::{Resources, Sandbox};
 
 use super::{builder, copies_of};
 use crate::ahead::prints;
@@ -180,9 +180,95 @@ async fn who_gives_up_a_copy_keeps_the_session() {
     let sandbox = builder().build().await.unwrap();
     prints(&sandbox, "numbers = (n for n in range(99))").await;
     for number in 0..6 {
-        let copying = sandbox.fork(20);
+        let copying = sandbox.fork(100); // each needs most of the rooms
         let _ = tokio::time::timeout(std::time::Duration::from_millis(15 * number), copying).await;
         assert_eq!(prints(&sandbox, "print(next(numbers))").await, format!("{number}\n"));
     }
     copies_of(&sandbox, 2).await;
+}
+
+/// Code of the user in a keeper could write to the memory of all others.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_signal_reaches_a_keeper() {
+    let sandbox = hostile(
+        "
+import signal
+end = libc.mmap(None, 4096, 7, 0x22, -1, 0)
+ctypes.memmove(end, bytes.fromhex('bf07000000b8e70000000f05'), 12)  # exit_group(7)
+others = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+def receive_with_handlers(*arguments):
+    if is_paused():
+        libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        for number in signal.valid_signals() - others:
+            libc.signal(number, end)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    return real_receive(*arguments)
+paused['receive'] = receive_with_handlers
+",
+    )
+    .await;
+    let copies = copies_of(&sandbox, 2).await;
+    let sends = "for number in signal.valid_signals(): os.kill(1, number)\nprint(next(numbers))";
+    assert_eq!(prints(&copies[0], sends).await, "0\n");
+    for sandbox in copies.iter().chain([&sandbox]) {
+        prints(sandbox, "print(next(numbers))").await;
+    }
+}
+
+/// The kernel ends all processes that share the memory of one that it chooses.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_uses_up_its_memory_takes_nobody_along() {
+    let resources = Resources {
+        memory_bytes: 512 << 20,
+        ..Resources::default()
+    };
+    let sandbox = builder().resources(resources).build().await.unwrap();
+    let state = "import os, time\nballast = bytearray(os.urandom(1 << 20)) * 150\nnumbers = (n for n in range(99))";
+    prints(&sandbox, state).await;
+    let copies = copies_of(&sandbox, 2).await;
+    // No process takes as much as a keeper.
+    let fills = "
+del ballast
+for _ in range(40):
+    if os.fork() == 0:
+        part = bytearray(os.urandom(1 << 20)) * 25
+        time.sleep(60)
+        os._exit(0)
+os.waitpid(-1, 0)";
+    let _ = copies[0].execute(fills).await;
+    for sandbox in [&copies[1], &sandbox] {
+        assert_eq!(prints(sandbox, "print(next(numbers), len(ballast) >> 20)").await, "0 150\n");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_process_does_not_go_on_by_its_timer() {
+    let sandbox = hostile(
+        "
+import signal
+log, step, armed = os.open('log', os.O_WRONLY | os.O_CREAT), 0, True
+def receive_or_write(*arguments):
+    global step
+    if not (is_paused() and armed):
+        return real_receive(*arguments)
+    for wait in range(500):
+        timer, event = ctypes.c_void_p(), struct.pack('QiiQQQQQQ', 0, signal.SIGCONT, 0, *[0] * 6)
+        assert not libc.timer_create(1, event, ctypes.byref(timer))
+        assert not libc.timer_settime(timer, 0, struct.pack('4q', 0, 0, 0, (wait + 1) * 1_000_000), None)
+    while True:
+        step += 1
+        os.pwrite(log, b'%09d' % step, 0)
+paused['receive'] = receive_or_write
+",
+    )
+    .await;
+    prints(&sandbox, "armed = False").await;
+    let copies = copies_of(&sandbox, 3).await;
+    let mut steps = Vec::new();
+    for sandbox in copies.iter().chain([&sandbox]) {
+        steps.push(prints(sandbox, "print(open('log').read())").await);
+    }
+    assert_ne!(steps[0], "\n", "it has written before");
+    steps.dedup();
+    assert_eq!(steps.len(), 1, "nobody wrote while copies were made: {steps:?}");
 }

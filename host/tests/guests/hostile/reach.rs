@@ -177,6 +177,7 @@ const REFUSED: &[(&str, &[&str])] = &[
         r#"os.setxattr, sys.executable, "security.capability", bytes(20)"#,
         &["EPERM", "EROFS", "EACCES", "EINVAL"],
     ),
+    (r#"os.setxattr, "/workspace", "user.name", b"value""#, &["EPERM"]),
     // More rights.
     (r#"os.setuid, 0"#, &["EINVAL", "EPERM"]),
     (r#"os.setgroups, [0]"#, &["EPERM"]),

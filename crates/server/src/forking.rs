@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use sandglass_core::execution::LostVariable;
 use sandglass_host::sandbox::{SandboxCopy, Suspended, number_of_copies};
 use sandglass_rpc::options::Options;
@@ -95,13 +95,32 @@ async fn tell(
     execution: u32,
     lost: &[LostVariable],
 ) -> Result<Response, ApiError> {
+    // A task of its own, because a client can leave meanwhile.
+    let adding = tokio::spawn(add_all(app.clone(), copies));
+    let added = adding.await;
+    let added = added.map_err(|error| ApiError::internal(format!("the copies were not added: {error}")))??;
     let mut told = Vec::new();
-    for copy in copies {
-        let copy = add(app, copy).await?;
+    for copy in added {
         told.push(json!({ "id": copy.id, "backend": copy.backend(), "capabilities": capabilities(&copy) }));
     }
     let told = json!({ "sessions": told, "execution": execution, "lost": lost });
     bodies::json(StatusCode::CREATED, 0, told).await
+}
+
+/// Adds all copies to the sessions, or none.
+async fn add_all(app: App, copies: Vec<Arc<Session>>) -> Result<Vec<Arc<Session>>, ApiError> {
+    let mut added: Vec<Arc<Session>> = Vec::new();
+    for copy in copies {
+        match add(&app, copy).await {
+            Ok(copy) => added.push(copy),
+            Err(error) => {
+                let removing = added.iter().map(|copy| app.sessions.remove(&copy.id, Fate::Removed));
+                join_all(removing).await;
+                return Err(error);
+            }
+        }
+    }
+    Ok(added)
 }
 
 /// The session of an exact copy, which runs already.

@@ -98,7 +98,9 @@ fn copy_into<T>(
         (wanted.still)()?;
         standing.end_others();
         if !origin.group.kill_others(&origin.staying(), GONE_WITHIN) {
-            return Err(refused("other processes of the session do not end; older checkpoints have ended"));
+            return Err(refused(
+                "other processes of the session do not end; older checkpoints have ended",
+            ));
         }
         (wanted.still)()?;
         Ok((tools, stopped, taken))

@@ -120,7 +120,10 @@ impl Rooms {
             let is_empty = is_left && folders.iter().all(|folder| reset(folder).is_ok());
             match is_empty {
                 true => self.give_back(number),
-                false => tracing::warn!(number, "the folders of a copy could not be emptied, and are not used again"),
+                false => tracing::warn!(
+                    number,
+                    "the folders of a copy could not be emptied, and are not used again"
+                ),
             }
         }
         self.changed.notify_all();

@@ -237,7 +237,10 @@ for _ in range(40):
 os.waitpid(-1, 0)";
     let _ = copies[0].execute(fills).await;
     for sandbox in [&copies[1], &sandbox] {
-        assert_eq!(prints(sandbox, "print(next(numbers), len(ballast) >> 20)").await, "0 150\n");
+        assert_eq!(
+            prints(sandbox, "print(next(numbers), len(ballast) >> 20)").await,
+            "0 150\n"
+        );
     }
 }
 

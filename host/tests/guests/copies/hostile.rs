@@ -24,6 +24,13 @@ numbers = (n for n in range(99))
 def is_paused():
     return sys._getframe(2).f_code.co_name == '_rest'
 
+def tell_made():
+    os.close(os.open('made', os.O_CREAT, 0o600))  # the host ends a paused copy that makes another call than to close after that
+def show_when_made(shown):
+    while not os.path.exists('made'):
+        os.sched_yield()
+    return real_show(shown)
+
 def code_that_writes_to_keepers():
     # The host's memory will be where this is now.
     place = libc.mmap(None, 36 << 10, 3, 0x22, -1, 0)
@@ -62,12 +69,9 @@ def receive_with_twin(*arguments):
         stack = mmap.mmap(-1, 1 << 16, mmap.MAP_PRIVATE)
         top = ctypes.addressof(ctypes.c_char.from_buffer(stack)) + (1 << 16) - 64
         twin = stack, libc.clone(ctypes.c_void_p(code_that_writes_to_keepers()), ctypes.c_void_p(top), 0x8100, None)
-        open('made' if twin[1] > 0 else 'failed', 'w').close()
+        tell_made()
+        assert twin[1] > 0
     return real_receive(*arguments)
-def show_when_made(shown):
-    while not os.path.exists('made'):
-        os.sched_yield()
-    return real_show(shown)
 twin = None
 paused['receive'], paused['show'] = receive_with_twin, show_when_made
 ",
@@ -195,15 +199,16 @@ async fn no_signal_reaches_a_keeper() {
 import signal
 end = libc.mmap(None, 4096, 7, 0x22, -1, 0)
 ctypes.memmove(end, bytes.fromhex('bf07000000b8e70000000f05'), 12)  # exit_group(7)
-others = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+others = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT}  # the host sends the last one
 def receive_with_handlers(*arguments):
     if is_paused():
         libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
         for number in signal.valid_signals() - others:
             libc.signal(number, end)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        tell_made()
     return real_receive(*arguments)
-paused['receive'] = receive_with_handlers
+paused['receive'], paused['show'] = receive_with_handlers, show_when_made
 ",
     )
     .await;
@@ -265,7 +270,11 @@ paused['receive'] = receive_or_write
 ",
     )
     .await;
-    prints(&sandbox, "armed = False").await;
+    prints(
+        &sandbox,
+        "while not os.path.getsize('log'): os.sched_yield()\narmed = False",
+    )
+    .await;
     let copies = copies_of(&sandbox, 3).await;
     let mut steps = Vec::new();
     for sandbox in copies.iter().chain([&sandbox]) {

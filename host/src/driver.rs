@@ -40,6 +40,7 @@ use crate::guest::Guest;
 use crate::launcher::Launcher;
 use crate::value::{Payload, Value};
 use journal::{JournalPlace, Written};
+pub(crate) use paused::KEPT;
 
 static CLOCK: LazyLock<Instant> = LazyLock::new(Instant::now);
 

@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::join_all;
 use sandglass_core::execution::LostVariable;
 use sandglass_host::sandbox::{SandboxCopy, Suspended, number_of_copies};
 use sandglass_rpc::options::Options;
@@ -67,7 +67,7 @@ pub async fn fork(
         let execution = copies.first().map(SandboxCopy::execution).unwrap_or_default();
         let each = copies.into_iter().zip(places);
         let made = each.map(|(copy, place)| exact_copy(&app, &account, &options, recipe, copy, place));
-        let made = try_join_all(made).await?;
+        let made = all_or_none(join_all(made).await).await?;
         return tell(&app, made, execution, &[]).await;
     }
     let _open = account.open_state().await;
@@ -105,6 +105,20 @@ async fn tell(
     }
     let told = json!({ "sessions": told, "execution": execution, "lost": lost });
     bodies::json(StatusCode::CREATED, 0, told).await
+}
+
+/// The sessions, if all could be made. Otherwise those that could end.
+async fn all_or_none(made: Vec<Result<Arc<Session>, ApiError>>) -> Result<Vec<Arc<Session>>, ApiError> {
+    let (mut sessions, mut failed) = (Vec::new(), None);
+    for one in made {
+        match one {
+            Ok(session) => sessions.push(session),
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    let Some(error) = failed else { return Ok(sessions) };
+    join_all(sessions.iter().map(|session| session.destroy(Fate::Removed))).await;
+    Err(error)
 }
 
 /// Adds all copies to the sessions, or none.

@@ -29,6 +29,9 @@ pub(super) struct PausedGuests {
     pub(super) waiting: Option<Guest>,
 }
 
+/// What has become of the state when a session was not copied.
+pub(crate) const KEPT: &str = "variables are kept";
+
 /// The generation of the guest, the number of the checkpoint, and the copy that the guest has made, or the reason why not.
 pub(super) type Made = (u64, u32, Result<PausedCopy, String>);
 
@@ -181,7 +184,7 @@ impl SandboxTask {
     ) -> BoxFuture<'static, Result<Guest, Error>> {
         let CopiesOrder { count, made } = order;
         let Some(limits) = self.launcher.copy_limits() else {
-            let _ = made.send(Err("guests of this kind are copied by value".to_owned()));
+            let _ = made.send(Err(format!("guests of this kind are copied by value; {KEPT}")));
             return self.paused.copies.revive(checkpoint);
         };
         let (spreading, alone) = (
@@ -201,8 +204,13 @@ impl SandboxTask {
                 Err(why) => why,
             };
             tracing::debug!(why, "a session is not copied exactly");
-            let _ = made.send(Err(why));
-            alone.await
+            let own = alone.await;
+            let state = match own {
+                Ok(_) => KEPT,
+                Err(_) => "the next execution says what is lost",
+            };
+            let _ = made.send(Err(format!("{why}; {state}")));
+            own
         })
     }
 

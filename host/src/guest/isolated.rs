@@ -196,6 +196,17 @@ impl Facts {
         numbers.collect::<Result<_, _>>().map_err(refused)
     }
 
+    /// Bytes of memory that the kernel counts for the process when it chooses one to end.
+    fn chosen_bytes(&self) -> io::Result<u64> {
+        let mut bytes = 0_u64;
+        for name in ["VmRSS", "VmSwap", "VmPTE"] {
+            let kibibytes = self.get(name)?.split_whitespace().next().map(str::parse::<u64>);
+            let kibibytes = kibibytes.and_then(Result::ok);
+            bytes = bytes.saturating_add(kibibytes.ok_or_else(|| refused(format_args!("{name} is no number")))? << 10);
+        }
+        Ok(bytes)
+    }
+
     /// Returns an error if a copy would share something with the process.
     fn can_be_copied(&self, pid: u32) -> io::Result<()> {
         if self.get("Threads")? != "1" {
@@ -240,7 +251,14 @@ impl Facts {
 impl Facts {
     fn has_no_rights(&self) -> io::Result<()> {
         self.has_none_of(&["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"])?;
-        self.has_all_of(&[("Seccomp", "2"), ("NoNewPrivs", "1"), ("Threads", "1")])
+        self.has_all_of(&[("Seccomp", "2"), ("NoNewPrivs", "1"), ("Threads", "1")])?;
+        // A signal to a group of processes, or to a session, must reach no other copy.
+        for name in ["NSpgid", "NSsid"] {
+            if self.get(name)?.split_whitespace().next_back() != Some("1") {
+                return Err(refused(format_args!("a copy has another {name} than its own")));
+            }
+        }
+        Ok(())
     }
 
     /// Returns an error if code of a guest could run in a keeper: as the handler of a signal.

@@ -341,7 +341,8 @@ impl Boundary {
             Ok(is_made) => is_made,
             Err(_) => {
                 root.kill(); // which ends all that is being made
-                making.await
+                let made = tokio::time::timeout(GONE_WITHIN, making).await;
+                made.map_err(|_| "its processes do not end".to_owned())?
             }
         };
         let guests = is_made.map_err(|error| error.to_string())?.map_err(text);

@@ -5,7 +5,7 @@ use sandglass_core::session::{Command, Reply, StateCommand};
 use tokio::sync::oneshot;
 
 use super::{Sandbox, Spent, number_of_copies};
-use crate::driver::{CopiesOrder, MadeCopy, Watch};
+use crate::driver::{CopiesOrder, KEPT, MadeCopy, Watch};
 
 /// An exact copy of a sandbox: all that is in Python's memory, and the files of its folders. [`SandboxBuilder::copy`] makes a sandbox of it,
 /// and dropping it ends it.
@@ -42,11 +42,11 @@ impl Sandbox {
     /// from its newest checkpoint then.
     pub async fn fork(&self, count: usize) -> Result<Vec<SandboxCopy>, Error> {
         number_of_copies(Some(count)).map_err(|problem| Error::invalid("count", problem))?;
-        let why_not = |why| Error::NotSerializable(format!("there can be no exact copy: {why}; variables are kept"));
+        let why_not = |why| Error::NotSerializable(format!("there can be no exact copy: {why}"));
         if !self.copies_exactly {
-            return Err(why_not(
-                "it needs checkpoints, bubblewrap, files in memory, and a host that is root on x86_64".to_owned(),
-            ));
+            return Err(why_not(format!(
+                "it needs checkpoints, bubblewrap, files in memory, and a host that is root on x86_64; {KEPT}"
+            )));
         }
         let (made, copies) = oneshot::channel();
         let watch = Watch {
@@ -59,7 +59,7 @@ impl Sandbox {
         }
         let copies = copies
             .await
-            .unwrap_or_else(|_| Err("the guest ended meanwhile".to_owned()));
+            .unwrap_or_else(|_| Err("the guest ended meanwhile; the next execution says what is lost".to_owned()));
         let spent = self.all_spent();
         let copies = copies.map_err(why_not)?.into_iter();
         Ok(copies.map(|made| SandboxCopy { made, spent }).collect())

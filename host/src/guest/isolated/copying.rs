@@ -82,7 +82,7 @@ fn copy_into<T>(
 ) -> io::Result<T> {
     let epoch = wanted.epoch;
     let mut standing = Standing::at_fork(origin, epoch)?;
-    let made = standing.tools().and_then(|tools| {
+    let made = standing.tools(&origin.limits.bounds).and_then(|tools| {
         let making = Making {
             standing: &standing,
             tools: &tools,
@@ -110,7 +110,7 @@ fn copy_into<T>(
             let at = standing.at;
             drop(standing);
             if !calls::has_reaper(&tools.memory, tools.pages) {
-                return Err(refused("the memory of its keepers was changed"));
+                return Err(refused("the memory of its keepers was changed, or they have ended"));
             }
             for Stopped { guest, keeper } in stopped {
                 // A copy that has ended by now is told of by its channel. If its keeper has, that one waits for the guest's end, which a guest that
@@ -162,6 +162,8 @@ impl Making<'_> {
         let mut calls = Calls::new(&tools.memory, tools.pages, 1);
         let mut taken = tools.table.taken.clone();
         block_signals(&mut calls);
+        // A signal to a group of processes reaches all that came from the paused copy, in whatever namespace.
+        calls.add("setsid", libc::SYS_setsid, []);
 
         let entrances = group.entrances()?;
         let handed: Vec<BorrowedFd<'_>> = entrances

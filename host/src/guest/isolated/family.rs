@@ -88,6 +88,8 @@ impl Parts {
 impl Process for CopiedProcess {
     fn kill(&mut self) {
         self.keeper.kill();
+        // A keeper whose guest has made it slow ends the others late.
+        self.group.kill_all();
     }
 
     fn wait(&mut self) -> BoxFuture<'_, Exit> {

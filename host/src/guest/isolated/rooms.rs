@@ -144,7 +144,11 @@ impl Rooms {
     }
 
     fn take_one(self: &Arc<Self>) -> io::Result<Room> {
-        let none = || io::Error::other(format!("a family has at most {MOST_ROOMS} copies at once"));
+        let none = || {
+            io::Error::other(format!(
+                "a family has at most {MOST_ROOMS} copies at once, with those whose folders are not empty yet"
+            ))
+        };
         let number = self.next_free().ok_or_else(none)?;
         let open = |folder| {
             let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;

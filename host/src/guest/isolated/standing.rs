@@ -8,12 +8,14 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::thread;
 
 use nix::errno::Errno;
 use nix::libc::{self, c_long};
 use rustix::event::Timespec;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
 };
 
 use super::calls;
@@ -22,7 +24,8 @@ use super::files::{Files, flags};
 use super::rooms::has_ended;
 use super::tracing::{Registers, Traced};
 use super::{Facts, Origin, refused};
-use crate::guest::process::GONE_WITHIN;
+use crate::cgroup::Bounds;
+use crate::guest::process::{GONE_WITHIN, process_of};
 use crate::seqpacket::pair;
 
 /// Calls that a paused copy makes between an order and its fork, and from there to the next order.
@@ -48,10 +51,13 @@ const GIVEN: usize = 2;
 /// Most descriptors in a packet.
 const FDS: usize = 16;
 const PACKET_BYTES: usize = 4 << 10;
+/// Most packets that wait for the host. A paused copy sends one answer for each order.
+const MOST_PACKETS: usize = 64;
 
 /// When memory is used up, the kernel ends a process with the one value before any with the other (`oom_score_adj`).
 const ENDS_FIRST: &str = "1000";
 const ENDS_LAST: &str = "0";
+const MOST_POINTS: i64 = 1000;
 
 /// A paused copy at the begin of its fork. Dropping it ends it, and the other paused copies.
 pub(super) struct Standing {
@@ -88,6 +94,12 @@ impl Standing {
     /// # Errors
     /// The origin is as before if it could be, and otherwise has ended.
     pub(super) fn at_fork(origin: &Origin, epoch: u32) -> io::Result<Self> {
+        // A paused copy of hostile code may go on, and wait for a process that it has made. It cannot be seized then.
+        let ids = origin.paused.iter().filter_map(process_of);
+        let spared = origin.standing.union(&origin.stopped(ids)).copied().collect();
+        if !origin.group.kill_others(&spared, GONE_WITHIN) {
+            return Err(refused("other processes of the session do not end"));
+        }
         let others = seize_all(&origin.paused)?;
         let traced = match Traced::seize(&origin.process) {
             Ok(traced) => traced,
@@ -143,15 +155,13 @@ impl Standing {
     ///
     /// # Errors
     /// They would share something.
-    pub(super) fn tools(&mut self) -> io::Result<Tools> {
+    pub(super) fn tools(&mut self, bounds: &Bounds) -> io::Result<Tools> {
         let pid = self.traced.pid();
         let facts = Facts::of(pid)?;
         facts.can_be_copied(pid)?;
         let table = Table::of(pid)?;
         table.has_so_many_sockets(SOCKETS + GIVEN)?;
-        // With a keeper, the kernel ends all that share its memory.
-        self.score = Some(fs::read_to_string(score_of(pid))?);
-        fs::write(score_of(pid), ENDS_LAST)?;
+        self.ends_last(&facts, bounds)?;
         let [first, second] = &self.given;
         let given = [table.number_of(&first.1)?, table.number_of(&second.1)?];
         let cwd = fs::read_link(format!("/proc/{pid}/cwd"))?;
@@ -182,6 +192,25 @@ impl Standing {
     /// Makes a process that shares its memory, past its filter, with these flags. It has made no step.
     pub(super) fn share(&self, flags: i32) -> io::Result<Traced> {
         self.traced.clone_instead(&self.at, c_long::from(flags))
+    }
+
+    /// Has its keepers end after all guests when memory is used up: with a keeper, the kernel ends all that share its memory. The kernel counts
+    /// the memory of a process, and a thousandth of the whole bound for each point of its score.
+    ///
+    /// # Errors
+    /// A keeper would count for more than a guest. The kernel counts each place at which memory is mapped, so that can be more than there is.
+    fn ends_last(&mut self, facts: &Facts, bounds: &Bounds) -> io::Result<()> {
+        let file = score_of(self.traced.pid());
+        let before = fs::read_to_string(&file)?;
+        let unchanged = fs::write(&file, ENDS_LAST).is_err(); // a host without CAP_SYS_RESOURCE may lower it only so far
+        let score = if unchanged { &*before } else { ENDS_LAST };
+        let points = score.trim().parse::<i64>().unwrap_or(MOST_POINTS).max(0);
+        let most = bounds.memory_bytes / MOST_POINTS.unsigned_abs() * (MOST_POINTS - points).unsigned_abs();
+        self.score = Some(before);
+        match facts.chosen_bytes()? < most {
+            true => Ok(()),
+            false => Err(refused("it has mapped more memory than a copy may have")),
+        }
     }
 
     /// Ends the other paused copies.
@@ -243,15 +272,36 @@ fn score_of(pid: u32) -> String {
     format!("/proc/{pid}/oom_score_adj")
 }
 
-/// Takes the answer that no copy could be made.
+/// Takes the answer that no copy could be made, and the packets before it.
 fn take_answer(origin: &Origin) -> io::Result<()> {
+    take_packet(origin)?;
+    for _ in 1..MOST_PACKETS {
+        match take_packet(origin) {
+            Err(Errno::EAGAIN) => return Ok(()),
+            other => other?,
+        }
+    }
+    Err(refused("it sends more than an answer"))
+}
+
+fn take_packet(origin: &Origin) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut answer = [0; PACKET_BYTES];
     let mut answer = [IoSliceMut::new(&mut answer)];
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    recvmsg(&origin.control, &mut answer, &mut ancillary, flags)?;
-    Ok(())
+    let taken = recvmsg(&origin.control, &mut answer, &mut ancillary, flags);
+    let mut sent = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            sent.extend(fds);
+        }
+    }
+    if !sent.is_empty() {
+        // Closing what code of the guest has sent may block, as a socket that lingers does.
+        let _ = thread::Builder::new().spawn(move || drop(sent));
+    }
+    taken.map_or_else(|error| Err(Errno::from_raw(error.raw_os_error())), |_| Ok(()))
 }
 
 pub(super) fn memory_of(pid: u32) -> io::Result<File> {

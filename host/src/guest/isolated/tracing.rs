@@ -210,9 +210,20 @@ impl Traced {
         ptrace::setregs(self.pid, again)?;
         ptrace::syscall(self.pid, None)?;
         match self.wait()? {
-            Stop::Call => Ok(()),
-            stop => Err(unexpected(format_args!("a call stopped: {stop:?}"))),
+            Stop::Call => {}
+            stop => return Err(unexpected(format_args!("a call stopped: {stop:?}"))),
         }
+        // Code of the user can have the kernel go to another place, by a restartable sequence.
+        let (info, now) = (ptrace::syscall_info(self.pid)?, self.registers()?);
+        let is_begin = info.op == libc::PTRACE_SYSCALL_INFO_ENTRY && info.arch == MACHINE;
+        if is_begin && (now.rip, now.orig_rax) == (at.rip, at.orig_rax) {
+            return Ok(());
+        }
+        self.kill();
+        Err(unexpected(format_args!(
+            "the process {} went elsewhere, and was ended",
+            self.pid
+        )))
     }
 
     /// Has the call fail, at whose begin the process stands.

@@ -91,8 +91,9 @@ impl Table {
             } else if inner(b"pipe:[").is_some() {
                 table.pipes.push(fd);
             } else if DEVICES.contains(&link) {
+                table.files.push(open_file(pid, fd, link, true)?);
             } else if link.starts_with(b"/") && !link.starts_with(b"/dev/") && !link.ends_with(b" (deleted)") {
-                table.files.push(open_file(pid, fd, link)?);
+                table.files.push(open_file(pid, fd, link, false)?);
             } else {
                 return Err(refused(format_args!(
                     "{} is open (descriptor {fd})",
@@ -154,7 +155,7 @@ impl Table {
     }
 }
 
-fn open_file(pid: u32, fd: u64, link: &[u8]) -> io::Result<OpenFile> {
+fn open_file(pid: u32, fd: u64, link: &[u8], is_device: bool) -> io::Result<OpenFile> {
     let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}"))?;
     let field = |name: &str| {
         let line = info.lines().find_map(|line| line.strip_prefix(name));
@@ -163,7 +164,7 @@ fn open_file(pid: u32, fd: u64, link: &[u8]) -> io::Result<OpenFile> {
     let position = field("pos:")?.parse().map_err(refused)?;
     let flags = i32::from_str_radix(field("flags:")?, 8).map_err(refused)?;
     let kind = fs::metadata(format!("/proc/{pid}/fd/{fd}"))?.file_type();
-    if !kind.is_file() && !kind.is_dir() {
+    if !kind.is_file() && !kind.is_dir() && !is_device {
         return Err(refused(format_args!(
             "{} is open (descriptor {fd})",
             link.escape_ascii()
@@ -171,7 +172,7 @@ fn open_file(pid: u32, fd: u64, link: &[u8]) -> io::Result<OpenFile> {
     }
     let is_own =
         link.starts_with(b"/workspace/") || link.starts_with(b"/tmp/") || link == b"/workspace" || link == b"/tmp";
-    if !is_own && flags & libc::O_ACCMODE != libc::O_RDONLY {
+    if !is_own && !is_device && flags & libc::O_ACCMODE != libc::O_RDONLY {
         return Err(refused(format_args!(
             "{} is open for writing (descriptor {fd})",
             link.escape_ascii()

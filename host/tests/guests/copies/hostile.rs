@@ -5,7 +5,7 @@
 //!
 //! Decisions: `docs/internals/copies-on-hosts.md`.
 
-use sandglass_core::execution::StateStatus;
+use sandglass_core::execution::{Outcome, StateStatus};
 use sandglass_host::{Resources, Sandbox};
 
 use super::{builder, copies_of};
@@ -218,6 +218,87 @@ paused['receive'], paused['show'] = receive_with_handlers, show_when_made
     for sandbox in copies.iter().chain([&sandbox]) {
         prints(sandbox, "print(next(numbers))").await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_to_all_of_its_group_reaches_no_other_copy() {
+    let sandbox = builder().build().await.unwrap();
+    prints(&sandbox, "import os\nnumbers = (n for n in range(99))").await;
+    let copies = copies_of(&sandbox, 2).await;
+    let slower = "os.setpriority(os.PRIO_PGRP, 0, 7); os.kill(0, 9)";
+    assert_eq!(copies[0].execute(slower).await.unwrap().outcome, Outcome::Crashed);
+    for sandbox in [&copies[1], &sandbox] {
+        let look = "print(next(numbers), os.getpriority(os.PRIO_PROCESS, 0), os.getpriority(os.PRIO_PROCESS, 1))";
+        assert_eq!(prints(sandbox, look).await, "0 0 0\n");
+    }
+}
+
+/// Closing a socket that lingers blocks.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_it_sends_keeps_nobody_waiting() {
+    let sandbox = hostile(
+        "
+import array
+are_sent = False
+def receive_and_send(control, *arguments):
+    global are_sent
+    if is_paused() and not are_sent:
+        are_sent = True
+        server = socket.create_server(('127.0.0.1', 0))
+        full = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+        full.setblocking(False)
+        try:
+            while True:
+                full.send(bytes(65536))
+        except BlockingIOError:
+            pass
+        full.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 100_000))
+        for sent in full, peer:
+            control.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [sent.fileno()]))])
+        for each in server, full, peer:
+            each.close()
+        tell_made()
+    return real_receive(control, *arguments)
+def share_and_clone():
+    global shared
+    shared = is_paused() and mmap.mmap(-1, 4096)
+    return real_clone()
+paused['receive'], paused['show'], paused['_clone'] = receive_and_send, show_when_made, share_and_clone
+",
+    )
+    .await;
+    let error = sandbox.fork(2).await.unwrap_err().to_string();
+    assert!(error.contains("there is memory that may be others'"), "{error}");
+    assert_eq!(prints(&sandbox, "print(next(numbers))").await, "0\n");
+}
+
+/// The kernel counts a page of a file for each place at which it is mapped.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_seems_to_take_more_memory_than_a_copy_may_is_not_copied() {
+    let resources = Resources {
+        memory_bytes: 256 << 20,
+        ..Resources::default()
+    };
+    let sandbox = builder().resources(resources).build().await.unwrap();
+    let maps = "
+import mmap, sys
+numbers = (n for n in range(99))
+program = open(sys.executable, 'rb')
+size = os.path.getsize(sys.executable)
+parts = [mmap.mmap(program.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) for _ in range((300 << 20) // size)]
+for part in parts:
+    part[0] = 0  # otherwise a fork does not copy it
+    part.madvise(22)  # MADV_POPULATE_READ";
+    prints(&sandbox, &format!("import os{maps}")).await;
+    let error = sandbox.fork(1).await.unwrap_err().to_string();
+    assert!(
+        error.contains("it has mapped more memory than a copy may have; variables are kept"),
+        "{error}"
+    );
+    prints(&sandbox, "for part in parts: part.close()").await;
+    assert_eq!(copies_of(&sandbox, 1).await.len(), 1);
+    assert_eq!(prints(&sandbox, "print(next(numbers))").await, "0\n");
 }
 
 /// The kernel ends all processes that share the memory of one that it chooses.

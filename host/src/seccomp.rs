@@ -137,6 +137,10 @@ const TYPES: [u64; 3] = [1, 2, 5];
 const PROTOCOLS: [u64; 3] = [0, 6, 17];
 const TYPE_MASK: u64 = 0xf;
 
+/// `SOL_SOCKET` and its option `SO_LINGER`. With it, the end of a socket blocks whoever holds it last. A guest can send a socket to the host, which
+/// holds it last then, even if it takes only bytes.
+const LINGER: [u64; 2] = [1, 13];
+
 /// The argument with which `personality` only returns the current value.
 const PERSONALITY_QUERY: u64 = 0xffff_ffff;
 
@@ -250,6 +254,9 @@ fn refused(arch: &str) -> Vec<Value> {
     }
     rules.push(json!({ "syscall": "socket", "args": none_of(2, json!("ne"), &PROTOCOLS) }));
     rules.push(json!({ "syscall": "socketpair", "args": none_of(0, json!("ne"), &FAMILIES[..1]) }));
+    let [level, option] = LINGER;
+    let linger = [argument(1, json!("eq"), level), argument(2, json!("eq"), option)];
+    rules.push(json!({ "syscall": "setsockopt", "args": linger }));
     rules.push(json!({ "syscall": "personality", "args": none_of(0, json!("ne"), &[0, PERSONALITY_QUERY]) }));
     rules
 }
@@ -422,6 +429,11 @@ mod tests {
             );
         }
         assert_eq!(x86_64(SOCKETPAIR, &[1, 1, 0]), ALLOW);
+        const SETSOCKOPT: u32 = 54;
+        assert_eq!(x86_64(SETSOCKOPT, &[3, 1, 2]), ALLOW); // SO_REUSEADDR
+        assert_eq!(x86_64(SETSOCKOPT, &[3, 6, 13]), ALLOW); // TCP_CONGESTION
+        assert_eq!(x86_64(SETSOCKOPT, &[3, 1, 13]), errno(EPERM));
+        assert_eq!(x86_64(SETSOCKOPT, &[3, 1 << 32 | 1, 1 << 32 | 13]), errno(EPERM));
         assert_eq!(x86_64(SOCKETPAIR, &[30, 1, 0]), errno(EPERM));
     }
 

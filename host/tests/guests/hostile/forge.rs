@@ -12,6 +12,7 @@ on!(
     frames_for_another_turn,
     what_is_written_where_nobody_looks,
     a_channel_that_is_closed,
+    sockets_that_linger,
     its_own_memory,
     its_own_runtime
 );
@@ -23,6 +24,7 @@ on!(
     frames_for_another_turn,
     what_is_written_where_nobody_looks,
     a_channel_that_is_closed,
+    sockets_that_linger,
     its_own_memory,
     its_own_runtime
 );
@@ -34,6 +36,7 @@ on!(
     frames_for_another_turn,
     what_is_written_where_nobody_looks,
     a_channel_that_is_closed,
+    sockets_that_linger,
     its_own_memory,
     its_own_runtime
 );
@@ -182,6 +185,29 @@ async fn a_channel_that_is_closed(kind: Kind) {
 }
 
 /// Through a file that ignores read-only pages.
+/// The end of a full socket that lingers blocks whoever holds it last. On a channel, that would be a thread of the host.
+async fn sockets_that_linger(kind: Kind) {
+    let sandbox = armed(kind).await;
+    let code = r#"
+import array, contextlib, socket
+server = socket.create_server(("127.0.0.1", 0))
+full = socket.create_connection(server.getsockname())
+peer, _ = server.accept()
+full.setblocking(False)
+with contextlib.suppress(BlockingIOError):
+    while True:
+        full.send(bytes(65536))
+with contextlib.suppress(PermissionError):
+    full.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 100_000))
+own = [server.fileno(), full.fileno(), peer.fileno()]
+sent = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [full.fileno()]))]
+for fd in set(sockets()) - set(own):
+    with contextlib.suppress(OSError):
+        socket.socket(fileno=os.dup(fd)).sendmsg([b"x"], sent)
+full.close()"#;
+    assert_harmless(&sandbox, code).await;
+}
+
 async fn its_own_memory(kind: Kind) {
     let sandbox = sandbox(kind).await;
     let code = r#"

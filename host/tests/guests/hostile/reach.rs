@@ -220,6 +220,10 @@ const REFUSED: &[(&str, &[&str])] = &[
     ), // RDS
     (r#"socket.socket, 29, socket.SOCK_RAW, 1"#, &["EPERM", "EAFNOSUPPORT"]), // CAN
     (
+        r#"socket.socket().setsockopt, socket.SOL_SOCKET, socket.SO_LINGER, bytes(8)"#,
+        &["EPERM"],
+    ),
+    (
         r#"socket.socketpair, 30, socket.SOCK_STREAM"#,
         &["EPERM", "EAFNOSUPPORT"],
     ),

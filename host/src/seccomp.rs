@@ -106,6 +106,8 @@ const ABSENT: &[&str] = &[
     "clone3",
     "statmount",
     "listmount",
+    // A keeper of copies has to be able to drop all memory of a guest.
+    "mseal",
     "lsm_get_self_attr",
     "lsm_set_self_attr",
     "lsm_list_modules",

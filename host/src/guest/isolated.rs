@@ -61,6 +61,8 @@ const NAMESPACES: [(&str, i32); 6] = [
 ];
 /// The most namespaces of processes within each other. Linux allows 32.
 const DEEPEST: usize = 24;
+/// The most memory of a keeper: its page of code, its tables, and libraries that the loader may have sealed.
+const MOST_OF_A_KEEPER: u64 = 16 << 20;
 
 /// The paused copy that is copied, and what is around it.
 pub(crate) struct Origin {
@@ -267,6 +269,14 @@ impl Facts {
         self.has_no_rights()?;
         self.has_none_of(&["SigCgt"])?;
         self.has_all_of(&[("SigBlk", ALL_BUT_KILL_AND_STOP)])
+    }
+
+    /// Returns an error if a keeper holds memory that counts.
+    fn holds_little(&self) -> io::Result<()> {
+        match self.chosen_bytes()? < MOST_OF_A_KEEPER {
+            true => Ok(()),
+            false => Err(refused("its keepers hold too much memory")),
+        }
     }
 
     fn has_none_of(&self, masks: &[&str]) -> io::Result<()> {

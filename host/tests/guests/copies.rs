@@ -142,6 +142,16 @@ async fn what_cannot_be_shared_is_named_and_the_session_goes_on() {
             "f.close()",
         ),
         (
+            "import os; open('one', 'w').close(); os.link('one', 'two')",
+            "has another name",
+            "os.remove('two')",
+        ),
+        (
+            "f = open('log', 'w'); g = os.dup(f.fileno())",
+            "log is open twice for writing at one position",
+            "f.close(); os.close(g)",
+        ),
+        (
             "import os; os.mkfifo('fifo')",
             "fifo is no ordinary file",
             "os.remove('fifo')",

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use nix::libc::{self, c_long};
@@ -96,6 +97,51 @@ pub(super) fn reaper(at: &Registers, pages: u64) -> Registers {
     let mut registers = *at;
     registers.rip = pages + REAPER_AT;
     registers
+}
+
+/// Has keepers drop all memory but the page of the code, which is all that they need. `keeper` is any of them, as they share it. `at` are registers
+/// at the end of a call.
+///
+/// # Errors
+/// They have ended.
+pub(super) fn drop_memory(keeper: &Traced, at: &Registers, pages: u64) -> io::Result<()> {
+    let mut at = *at;
+    at.rip = pages + CALLED_AT; // the calls of the page itself, as all others go
+    let page = pages..pages + CODE_BYTES;
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", keeper.pid()))?;
+    let end = maps
+        .lines()
+        .filter_map(place)
+        .map(|place| place.end)
+        .max()
+        .unwrap_or(page.end);
+    for part in [0..page.start, page.end..end] {
+        if drop_part(keeper, &at, &part).is_ok() {
+            continue;
+        }
+        // Libraries that the loader has sealed cannot go.
+        let within = maps.lines().filter_map(place);
+        for one in within.filter(|one| part.start <= one.start && one.end <= part.end) {
+            let _ = drop_part(keeper, &at, &one);
+        }
+    }
+    Ok(())
+}
+
+fn drop_part(keeper: &Traced, at: &Registers, part: &Range<u64>) -> io::Result<u64> {
+    let bytes = part.end.saturating_sub(part.start);
+    if bytes == 0 {
+        return Ok(0);
+    }
+    keeper.call(at, libc::SYS_munmap, [part.start, bytes, 0, 0, 0, 0])
+}
+
+/// The place of a line of `/proc/<pid>/maps`. That of the kernel (`[vsyscall]`) is none of the process's.
+fn place(line: &str) -> Option<Range<u64>> {
+    let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+    let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16));
+    let place = start.ok()?..end.ok()?;
+    (place.end.cast_signed() > 0).then_some(place)
 }
 
 impl<'a> Calls<'a> {

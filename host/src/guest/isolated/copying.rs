@@ -82,7 +82,7 @@ fn copy_into<T>(
 ) -> io::Result<T> {
     let epoch = wanted.epoch;
     let mut standing = Standing::at_fork(origin, epoch)?;
-    let made = standing.tools(&origin.limits.bounds).and_then(|tools| {
+    let made = standing.tools().and_then(|tools| {
         let making = Making {
             standing: &standing,
             tools: &tools,
@@ -111,6 +111,11 @@ fn copy_into<T>(
             drop(standing);
             if !calls::has_reaper(&tools.memory, tools.pages) {
                 return Err(refused("the memory of its keepers was changed, or they have ended"));
+            }
+            // While a keeper holds memory, the kernel may choose it to end when a copy uses up its own.
+            if let Some(Stopped { keeper, .. }) = stopped.first() {
+                calls::drop_memory(keeper, &at, tools.pages)?;
+                Facts::of(keeper.pid())?.holds_little()?;
             }
             for Stopped { guest, keeper } in stopped {
                 // A copy that has ended by now is told of by its channel. If its keeper has, that one waits for the guest's end, which a guest that

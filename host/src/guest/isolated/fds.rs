@@ -49,6 +49,15 @@ struct OpenFile {
     is_folder: bool,
 }
 
+impl OpenFile {
+    /// Returns true if what is written by the one may move the position of the other.
+    fn may_be(&self, other: &Self) -> bool {
+        let is_written = self.flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let facts = |file: &Self| (file.path.clone(), file.flags & !libc::O_CLOEXEC, file.position);
+        is_written && facts(self) == facts(other)
+    }
+}
+
 /// All descriptors of a process.
 pub(super) struct Table {
     pub(super) taken: Descriptors,
@@ -93,7 +102,15 @@ impl Table {
             } else if DEVICES.contains(&link) {
                 table.files.push(open_file(pid, fd, link, true)?);
             } else if link.starts_with(b"/") && !link.starts_with(b"/dev/") && !link.ends_with(b" (deleted)") {
-                table.files.push(open_file(pid, fd, link, false)?);
+                let file = open_file(pid, fd, link, false)?;
+                // They may have one position, as after dup(2). In a copy, each would have its own.
+                if let Some(same) = table.files.iter().find(|other| other.may_be(&file)) {
+                    let (path, other) = (link.escape_ascii(), same.fd);
+                    return Err(refused(format_args!(
+                        "{path} is open twice for writing at one position (descriptors {other} and {fd})"
+                    )));
+                }
+                table.files.push(file);
             } else {
                 return Err(refused(format_args!(
                     "{} is open (descriptor {fd})",

@@ -178,6 +178,9 @@ fn list(folder: &OwnedFd, above: &[u8], depth: usize, items: &mut Vec<Item>, byt
         let stat = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
         let path = [above, name.to_bytes()].concat();
         let content = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile if stat.st_nlink > 1 => {
+                return Err(io::Error::other(format!("{} has another name", path.escape_ascii())));
+            }
             FileType::RegularFile => Content::Bytes(size_of(&stat, bytes)?),
             FileType::Directory => Content::Folder,
             FileType::Symlink => Content::Link(target_of(folder, name)?),

@@ -24,7 +24,6 @@ use super::files::{Files, flags};
 use super::rooms::has_ended;
 use super::tracing::{Registers, Traced};
 use super::{Facts, Origin, refused};
-use crate::cgroup::Bounds;
 use crate::guest::process::{GONE_WITHIN, process_of};
 use crate::seqpacket::pair;
 
@@ -57,7 +56,6 @@ const MOST_PACKETS: usize = 64;
 /// When memory is used up, the kernel ends a process with the one value before any with the other (`oom_score_adj`).
 const ENDS_FIRST: &str = "1000";
 const ENDS_LAST: &str = "0";
-const MOST_POINTS: i64 = 1000;
 
 /// A paused copy at the begin of its fork. Dropping it ends it, and the other paused copies.
 pub(super) struct Standing {
@@ -155,13 +153,15 @@ impl Standing {
     ///
     /// # Errors
     /// They would share something.
-    pub(super) fn tools(&mut self, bounds: &Bounds) -> io::Result<Tools> {
+    pub(super) fn tools(&mut self) -> io::Result<Tools> {
         let pid = self.traced.pid();
         let facts = Facts::of(pid)?;
         facts.can_be_copied(pid)?;
         let table = Table::of(pid)?;
         table.has_so_many_sockets(SOCKETS + GIVEN)?;
-        self.ends_last(&facts, bounds)?;
+        // With a keeper, the kernel ends all that share its memory.
+        self.score = Some(fs::read_to_string(score_of(pid))?);
+        let _ = fs::write(score_of(pid), ENDS_LAST); // a host without CAP_SYS_RESOURCE may lower it only so far
         let [first, second] = &self.given;
         let given = [table.number_of(&first.1)?, table.number_of(&second.1)?];
         let cwd = fs::read_link(format!("/proc/{pid}/cwd"))?;
@@ -192,25 +192,6 @@ impl Standing {
     /// Makes a process that shares its memory, past its filter, with these flags. It has made no step.
     pub(super) fn share(&self, flags: i32) -> io::Result<Traced> {
         self.traced.clone_instead(&self.at, c_long::from(flags))
-    }
-
-    /// Has its keepers end after all guests when memory is used up: with a keeper, the kernel ends all that share its memory. The kernel counts
-    /// the memory of a process, and a thousandth of the whole bound for each point of its score.
-    ///
-    /// # Errors
-    /// A keeper would count for more than a guest. The kernel counts each place at which memory is mapped, so that can be more than there is.
-    fn ends_last(&mut self, facts: &Facts, bounds: &Bounds) -> io::Result<()> {
-        let file = score_of(self.traced.pid());
-        let before = fs::read_to_string(&file)?;
-        let unchanged = fs::write(&file, ENDS_LAST).is_err(); // a host without CAP_SYS_RESOURCE may lower it only so far
-        let score = if unchanged { &*before } else { ENDS_LAST };
-        let points = score.trim().parse::<i64>().unwrap_or(MOST_POINTS).max(0);
-        let most = bounds.memory_bytes / MOST_POINTS.unsigned_abs() * (MOST_POINTS - points).unsigned_abs();
-        self.score = Some(before);
-        match facts.chosen_bytes()? < most {
-            true => Ok(()),
-            false => Err(refused("it has mapped more memory than a copy may have")),
-        }
     }
 
     /// Ends the other paused copies.

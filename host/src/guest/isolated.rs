@@ -3,10 +3,10 @@
 //! A guest has no capabilities, and its filter refuses namespaces. So the host isolates the copies from outside: it traces the paused copy
 //! (`ptrace`), and has it make processes in new namespaces past its filter. Before such a process runs code of the guest, the host has it give
 //! up all rights. The paused copy may be a hostile process. The host asks the kernel about it, after it has stopped all processes next to it. The paused
-//! copy ends before any of its copies begins. **Hostile code can still get out of a copy.** The page of the decisions lists the known holes.
+//! copy ends before any of its copies begins. Its attacks are tests (`host/tests/guests/copies/hostile.rs`).
 //!
-//! Each copy has two processes. The *keeper* is the first of its namespaces. It shares the memory of the paused copy, and only waits for its
-//! children to end. Its child is the guest, whose memory is a copy.
+//! Each copy has two processes. The *keeper* is the first of its namespaces. It shares the memory of the paused copy until that one has ended,
+//! and then drops it. From then on it only waits for its children to end. Its child is the guest, whose memory is a copy.
 //!
 //! | file | holds |
 //! |---|---|

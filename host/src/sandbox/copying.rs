@@ -33,7 +33,7 @@ impl Sandbox {
     /// Makes exact copies, 1 to 100, each isolated like any other sandbox. The sandbox goes on in another process, and its older checkpoints
     /// end. It needs [`SandboxBuilder::checkpoints`], bubblewrap, files in memory, and a host that is root on Linux and `x86_64`.
     ///
-    /// Not for hostile code yet: `docs/internals/copies-on-hosts.md` lists the known holes.
+    /// This is new: prefer copies by value ([`Sandbox::suspend`]) for hostile code.
     ///
     /// [`SandboxBuilder::checkpoints`]: super::SandboxBuilder::checkpoints
     ///

@@ -316,7 +316,7 @@ class Sandbox:
 
         With `exact`, a copy has all that is in memory, and lacks nothing. It needs `checkpoints` of a sandbox in
         bubblewrap, on a host that is root. This sandbox then goes on without its older checkpoints.
-        Exact copies are not for hostile code yet: one of them can reach the others.
+        Exact copies are new: prefer copies by value for hostile code.
         """
         copies = []
         for session in self._run(self._session.fork(1 if count is None else count, exact)):

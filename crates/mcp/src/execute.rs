@@ -47,9 +47,11 @@ pub async fn execute(
         cancel: Some(context.ct.clone()),
         ..ExecuteOptions::default()
     };
+    // Questions are taken before the code runs: its first act may be one.
+    let offers = context.client_capabilities().is_some_and(|client| samples(&client));
+    let taking = offers.then(|| session.questions.take());
     let answering = async {
-        if context.client_capabilities().is_some_and(|client| samples(&client)) {
-            let (mut questions, _taking) = session.questions.take();
+        if let Some((mut questions, _taking)) = taking {
             let mut asked = FuturesUnordered::new();
             loop {
                 tokio::select! {

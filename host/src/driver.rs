@@ -36,7 +36,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::callbacks::{Functions, OnDisplay, OnOutput};
-use crate::guest::Guest;
+use crate::guest::copies::PausedCheckpoint;
 use crate::launcher::Launcher;
 use crate::value::{Payload, Value};
 use journal::{JournalPlace, Written};
@@ -97,10 +97,10 @@ pub(crate) struct CopiesOrder {
     pub(crate) made: oneshot::Sender<Result<Vec<MadeCopy>, String>>,
 }
 
-/// A copy of a sandbox that no driver runs yet: its session, and its guest, which waits.
+/// A copy of a sandbox that no driver runs yet: its session, and the checkpoint from which its first guest comes.
 pub(crate) struct MadeCopy {
     pub(crate) fork: Fork<Payload>,
-    pub(crate) guest: Guest,
+    pub(crate) checkpoint: PausedCheckpoint,
 }
 
 /// The record of an execution that has ended, and what the store has of it.
@@ -153,12 +153,12 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Starts the task of a session. `waiting` is its first guest, if the session is a copy.
+    /// Starts the task of a session. If the session is a copy, `begin` is its only checkpoint.
     pub(crate) fn start(
         session: Session<Payload>,
         max_value_bytes: f64,
         launcher: Arc<dyn Launcher>,
-        waiting: Option<Guest>,
+        begin: Option<PausedCheckpoint>,
         functions: Functions,
         callbacks: Callbacks,
     ) -> Self {
@@ -173,7 +173,7 @@ impl Driver {
             messages.downgrade(),
             Arc::clone(&info),
         );
-        tokio::spawn(task.with_guest(waiting).run(inbox));
+        tokio::spawn(task.begin_with(begin).run(inbox));
         Self {
             messages,
             last_ticket: AtomicU32::new(0),

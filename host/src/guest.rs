@@ -213,37 +213,10 @@ impl Guest {
                 forker: Some(forker),
                 own: Some(own),
                 boundary: Some(boundary),
-                is_copied: false,
+                copied: None,
             },
             ..Self::new(channel, epoch, root.process)
         }
-    }
-
-    /// A guest that is an isolated copy of a paused copy. Its keeper is the process `keeper`.
-    pub(crate) fn copied(
-        parts: isolated::family::Parts,
-        keeper: u32,
-        boundary: Arc<paused::Boundary>,
-        kept: Option<Arc<dyn Any + Send + Sync>>,
-    ) -> Result<Self, Error> {
-        let failed = |error: std::io::Error| Error::BootFailed(format!("a copy cannot be heard: {error}"));
-        parts.channel.set_nonblocking(true).map_err(failed)?;
-        let channel = UnixStream::from_std(parts.channel).map_err(failed)?;
-        let own = GuestProcess {
-            process: Box::new(fork::CopyProcess::new(parts.guest, Arc::default())?),
-            _kept: Vec::new(),
-        };
-        let forker = Forker::on(parts.control, Some(keeper), kept.clone()).map_err(failed)?;
-        Ok(Self {
-            kept: kept.into_iter().map(|kept| Box::new(kept) as _).collect(),
-            kin: Kin {
-                forker: Some(forker),
-                own: Some(own),
-                boundary: Some(boundary),
-                is_copied: true,
-            },
-            ..Self::new(channel, parts.epoch, Box::new(parts.process))
-        })
     }
 
     /// Takes out the way to fork the guest, and its place among its paused copies.

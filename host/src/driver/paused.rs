@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use super::slots::{HeldGuest, Running};
 use super::task::SandboxTask;
 use super::{CopiesOrder, MadeCopy};
-use crate::guest::copies::{Copies, PausedCopy};
+use crate::guest::copies::{Copies, PausedCheckpoint, PausedCopy};
 use crate::guest::{Exit, Guest, GuestProcess};
 use crate::value::Payload;
 
@@ -25,8 +25,6 @@ pub(super) struct PausedGuests {
     copies: Copies,
     /// Copies that are being made.
     pub(super) making: JoinSet<Made>,
-    /// The session's first guest, if the session is a copy.
-    pub(super) waiting: Option<Guest>,
 }
 
 /// What has become of the state when a session was not copied.
@@ -47,10 +45,15 @@ impl AsRef<[u8]> for Handle {
     }
 }
 
+/// The body of the checkpoint that this paused copy holds.
+fn body(number: u32, copy: Arc<PausedCopy>) -> Payload {
+    let number = number.to_le_bytes();
+    Payload(Bytes::from_owner(Handle { number, _copy: copy }))
+}
+
 impl PausedGuests {
     pub(super) fn new(are_made: bool) -> Self {
         Self {
-            waiting: None,
             copies: Copies::new(are_made),
             making: JoinSet::new(),
         }
@@ -58,6 +61,14 @@ impl PausedGuests {
 }
 
 impl SandboxTask {
+    /// Adds the checkpoint of a session that is a copy.
+    pub(super) fn begin_with(mut self, checkpoint: Option<PausedCheckpoint>) -> Self {
+        checkpoint
+            .iter()
+            .for_each(|checkpoint| self.paused.copies.begin_with(checkpoint));
+        self
+    }
+
     /// Starts a guest without a state.
     pub(super) fn boot(&mut self) {
         let launcher = Arc::clone(&self.launcher);
@@ -67,12 +78,12 @@ impl SandboxTask {
 
     /// Takes note of a guest that has started.
     pub(super) fn within(&mut self, slot: Slot) {
-        let Some(running) = self.slots.running(slot) else {
+        let Some(running) = self.slots.running_mut(slot) else {
             return;
         };
         let (left, root) = self.paused.copies.started(&running.kin);
-        if running.kin.is_copied {
-            self.session.leaves_checkpoints();
+        if let Some(PausedCheckpoint { number, copy }) = running.kin.copied.take() {
+            self.session.goes_on_from(number, body(number, copy));
         }
         for number in left {
             self.give_up(number, "a guest within new limits has started");
@@ -102,14 +113,13 @@ impl SandboxTask {
             Ok(copy) => {
                 let copy = Arc::new(copy);
                 self.paused.copies.add(checkpoint, &copy);
-                let number = checkpoint.to_le_bytes();
                 let event = Event::Saved {
                     checkpoint,
                     full: true,
                     lost: Vec::new(),
                     spent: false,
                 };
-                (event, Some(Payload(Bytes::from_owner(Handle { number, _copy: copy }))))
+                (event, Some(body(checkpoint, copy)))
             }
             Err(why) => {
                 let reason = Some(why);
@@ -155,10 +165,9 @@ impl SandboxTask {
     /// Starts a copy of a paused copy as the sandbox's guest.
     pub(super) fn revive(&mut self, checkpoint: &Payload) {
         let number = <[u8; 4]>::try_from(&*checkpoint.0).map_or(0, u32::from_le_bytes); // checkpoints are numbered from 1
-        let launch = match (self.paused.waiting.take(), self.ordered_copies()) {
-            (Some(guest), _) => Box::pin(async { Ok(guest) }),
-            (None, Some((order, fork))) => self.spread(number, order, fork),
-            (None, None) => self.paused.copies.revive(number),
+        let launch = match self.ordered_copies() {
+            Some((order, fork)) => self.spread(number, order, fork),
+            None => self.paused.copies.revive(number),
         };
         self.slots.launch(Slot::Main, launch, Vec::new());
     }
@@ -194,9 +203,9 @@ impl SandboxTask {
         Box::pin(async move {
             let why = match spreading.await {
                 Ok((own, others)) => {
-                    let copies = others.into_iter().map(|guest| MadeCopy {
-                        fork: fork.clone(),
-                        guest,
+                    let copies = others.into_iter().map(|checkpoint| MadeCopy {
+                        fork: fork.clone().on(body(checkpoint.number, Arc::clone(&checkpoint.copy))),
+                        checkpoint,
                     });
                     let _ = made.send(Ok(copies.collect())); // if nobody waits for them any more, they end
                     return Ok(own);

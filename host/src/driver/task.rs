@@ -125,12 +125,6 @@ impl SandboxTask {
         }
     }
 
-    /// Sets the first guest of a session that is a copy.
-    pub(super) fn with_guest(mut self, waiting: Option<Guest>) -> Self {
-        self.paused.waiting = waiting;
-        self
-    }
-
     /// Runs until the session is destroyed.
     pub(super) async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
         let timer = tokio::time::sleep_until(Instant::now());

@@ -34,19 +34,32 @@ pub struct Copies {
     heir: Heir,
 }
 
-/// The guest that goes on in place of a checkpoint of which copies were made, until it starts. Whoever gives up the copies can start it later.
+/// The paused copy that takes the place of one of which copies were made, until a guest comes from it. Whoever gives up the copies can start that
+/// guest later.
 #[derive(Clone, Default)]
-pub(super) struct Heir(Arc<Mutex<Option<(u32, Guest)>>>);
+pub(super) struct Heir(Arc<Mutex<Option<PausedCheckpoint>>>);
 
 impl Heir {
-    pub(super) fn put(&self, checkpoint: u32, guest: Guest) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((checkpoint, guest));
+    pub(super) fn put(&self, checkpoint: PausedCheckpoint) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(checkpoint);
     }
 
-    /// The guest of this checkpoint.
-    fn take(&self, checkpoint: u32) -> Option<Guest> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(kept.take_if(|(its, _)| *its == checkpoint)?.1)
+    /// Makes the guest that goes on from this checkpoint. `None` if the checkpoint has no heir.
+    async fn go_on(&self, checkpoint: u32) -> Option<Result<Guest, Error>> {
+        let heir = {
+            let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.take_if(|heir| heir.number == checkpoint)?
+        };
+        let PausedCopy {
+            guest: paused,
+            boundary,
+        } = &*heir.copy;
+        let ids: Vec<u32> = paused.inner_id().into_iter().collect();
+        let guest = boundary.revive(paused, &ids, || paused.stop()).await;
+        Some(guest.map(|mut guest| {
+            guest.kin.copied = Some(heir);
+            guest
+        }))
     }
 
     fn end(&self) {
@@ -60,7 +73,17 @@ pub struct PausedCopy {
     boundary: Arc<Boundary>,
 }
 
+/// A checkpoint, by its number, and the paused copy that holds it.
+pub struct PausedCheckpoint {
+    pub(crate) number: u32,
+    pub(crate) copy: Arc<PausedCopy>,
+}
+
 impl PausedCopy {
+    pub(super) fn new(guest: PausedGuest, boundary: Arc<Boundary>) -> Self {
+        Self { guest, boundary }
+    }
+
     /// Ends the process, and waits until its memory is free.
     pub async fn end(self) {
         self.guest.end().await;
@@ -79,8 +102,8 @@ pub struct Kin {
     pub(crate) own: Option<GuestProcess>,
     /// All that was started for the guest, if its paused copies are kept.
     pub(crate) boundary: Option<Arc<Boundary>>,
-    /// True if the guest is an isolated copy. It has the state of a checkpoint, and none of the checkpoints.
-    pub(crate) is_copied: bool,
+    /// The checkpoint that the guest comes from, if its paused copy took the place of another one. All other checkpoints are gone.
+    pub(crate) copied: Option<PausedCheckpoint>,
 }
 
 impl Kin {
@@ -103,6 +126,12 @@ impl Copies {
             are_made,
             ..Self::default()
         }
+    }
+
+    /// Has a checkpoint that was made for another session.
+    pub fn begin_with(&mut self, checkpoint: &PausedCheckpoint) {
+        self.boundary = Some(Arc::clone(&checkpoint.copy.boundary));
+        self.add(checkpoint.number, &checkpoint.copy);
     }
 
     /// Starts a guest without a state. If there are copies, it comes from the beginning of the guest that made them. Otherwise `anew` starts it.
@@ -132,19 +161,21 @@ impl Copies {
         let heir = self.heir.clone();
         Box::pin(async move {
             let copy = copy.ok_or_else(|| Error::GuestLost("its process is gone".to_owned()))?;
-            let revived = copy.boundary.revive(&copy.guest, &paused, || stop(&all)).await;
-            revived.or_else(|error| heir.take(checkpoint).ok_or(error))
+            match copy.boundary.revive(&copy.guest, &paused, || stop(&all)).await {
+                Ok(guest) => Ok(guest),
+                Err(error) => heir.go_on(checkpoint).await.unwrap_or(Err(error)),
+            }
         })
     }
 
-    /// Makes so many guests of a paused copy, and one more in which the sandbox goes on, each in namespaces of its own. Returns that one, and the
-    /// others. The guest so far ends before.
+    /// Makes so many copies of a paused copy, and one more from which the sandbox goes on, each in namespaces of its own. Returns the guest that
+    /// comes from that one, and the others. The guest so far ends before.
     pub fn spread(
         &self,
         checkpoint: u32,
         limits: CopyLimits,
         count: usize,
-    ) -> BoxFuture<'static, Result<(Guest, Vec<Guest>), String>> {
+    ) -> BoxFuture<'static, Result<(Guest, Vec<PausedCheckpoint>), String>> {
         let copy = self.copies.get(&checkpoint).and_then(Weak::upgrade);
         let (_, paused) = self.others();
         let heir = self.heir.clone();
@@ -165,8 +196,8 @@ impl Copies {
             // A task of its own: what is under way comes to its end even if nobody waits for it any more.
             let spreading = tokio::spawn(boundary.spread(spreading));
             let others = spreading.await.map_err(|error| error.to_string())??;
-            let own = heir.take(checkpoint).ok_or("the session's own copy is gone")?;
-            Ok((own, others))
+            let own = heir.go_on(checkpoint).await.ok_or("the session's own copy is gone")?;
+            Ok((own.map_err(|error| error.to_string())?, others))
         })
     }
 
@@ -178,8 +209,9 @@ impl Copies {
         };
         self.heir.end();
         let before = self.boundary.replace(Arc::clone(boundary));
-        if kin.is_copied {
+        if let Some(checkpoint) = &kin.copied {
             self.copies.clear();
+            self.add(checkpoint.number, &checkpoint.copy);
             return (Vec::new(), None);
         }
         match before.filter(|before| !Arc::ptr_eq(before, boundary)) {

@@ -6,7 +6,8 @@
 //! copy ends before any of its copies begins. Its attacks are tests (`host/tests/guests/copies/hostile.rs`).
 //!
 //! Each copy has two processes. The *keeper* is the first of its namespaces. It shares the memory of the paused copy until that one has ended,
-//! and then drops it. From then on it only waits for its children to end. Its child is the guest, whose memory is a copy.
+//! and then drops it. From then on it only waits for its children to end. Its child has a copy of the memory, and is a paused copy as well: the
+//! first guest comes from it when one is needed.
 //!
 //! | file | holds |
 //! |---|---|
@@ -41,7 +42,6 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use nix::libc;
@@ -107,13 +107,12 @@ pub struct CopyLimits {
     pub tmp_bytes: u64,
 }
 
-/// A copy that runs. Dropping it ends it.
+/// A copy. Dropping it ends it.
 pub(crate) struct Copy {
-    pub(crate) channel: UnixStream,
+    /// The host's end of its control socket.
     pub(crate) control: OwnedFd,
-    pub(crate) epoch: u32,
-    /// The guest's process.
-    pub(crate) guest: OwnedFd,
+    /// The paused copy's process.
+    pub(crate) process: OwnedFd,
     pub(crate) keeper: Keeper,
     pub(crate) group: Arc<Cgroup>,
     pub(crate) room: Room,

@@ -8,6 +8,7 @@
 //!
 //! Decisions: `docs/internals/saving-and-restoring.md`.
 
+use std::any::Any;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -22,11 +23,11 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::copies::{Heir, PausedCopy};
+use super::copies::{Heir, PausedCheckpoint, PausedCopy};
 use super::fork::{CopyProcess, Forked, Forker, Order, channel, parent_of};
-use super::isolated::family::{Parts, Trunk};
+use super::isolated::family::{CopiedProcess, Trunk};
 use super::isolated::rooms::Rooms;
-use super::isolated::{self, CopyLimits, Origin, Wanted};
+use super::isolated::{self, Copy, CopyLimits, Origin, Wanted};
 use super::{Guest, GuestProcess, Process, epoch};
 
 /// The time for a guest to start and to make its first copy.
@@ -226,16 +227,34 @@ impl Boundary {
         ))
     }
 
-    /// The boundary of a copy, whose keeper is this process.
-    fn of_copy(keeper: u32, above: &Arc<Trunk>, rooms: &Arc<Rooms>) -> Self {
-        Self {
-            standing: vec![keeper],
+    /// An isolated copy as the paused copy of another session. `kept` lives as long as it does.
+    fn of_copy(
+        copy: Copy,
+        above: &Arc<Trunk>,
+        rooms: &Arc<Rooms>,
+        kept: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Result<PausedCopy, Error> {
+        let failed = |error: std::io::Error| Error::BootFailed(format!("a copy cannot be watched: {error}"));
+        let process = CopiedProcess::new(copy.keeper, copy.group, copy.room, above).map_err(failed)?;
+        let keeper = process.id();
+        let guest = PausedGuest {
+            forker: Forker::on(copy.control, keeper, kept.clone()).map_err(failed)?,
+            process: CopyProcess::new(copy.process, Arc::default())?,
+        };
+        let rest = Rest::default();
+        rest.lock().root = Some(GuestProcess {
+            process: Box::new(process),
+            _kept: kept.into_iter().map(|kept| Box::new(kept) as _).collect(),
+        });
+        let boundary = Self {
+            standing: keeper.into_iter().collect(),
             beginning: None,
-            rest: Rest::default(),
+            rest,
             above: Some(Arc::clone(above)),
             rooms: OnceLock::from(Arc::clone(rooms)),
             is_left: AtomicBool::new(false),
-        }
+        };
+        Ok(PausedCopy::new(guest, Arc::new(boundary)))
     }
 
     /// The paused copy of the guest without any state.
@@ -263,12 +282,12 @@ impl Boundary {
         self.is_left.load(Ordering::SeqCst)
     }
 
-    /// Makes guests of a paused copy once the last guest is gone, each in namespaces of its own. One of them becomes the heir; returns the others.
+    /// Makes copies of a paused copy once the last guest is gone, each in namespaces of its own. One of them becomes the heir; returns the others.
     /// The boundary then has no guest any more, and its paused copies end. It is not to be dropped before its end: cancel it by `given_up`.
     ///
     /// # Errors
     /// The reason why there can be none. The paused copy is then as before, or has ended.
-    pub(crate) async fn spread(self: Arc<Self>, spreading: Spreading) -> Result<Vec<Guest>, String> {
+    pub(crate) async fn spread(self: Arc<Self>, spreading: Spreading) -> Result<Vec<PausedCheckpoint>, String> {
         let Spreading {
             checkpoint,
             copy,
@@ -323,15 +342,14 @@ impl Boundary {
             move || {
                 isolated::make(&origin, &wanted, |copies| {
                     let _entered = runtime.enter();
-                    let guests = copies.into_iter().map(|copy| {
-                        let parts = Parts::of(copy, &trunk)?;
-                        let keeper = parts.process.id().unwrap_or_default();
-                        let within = Self::of_copy(keeper, &trunk, &origin.rooms);
-                        Guest::copied(parts, keeper, Arc::new(within), kept.clone())
+                    let copies = copies.into_iter().map(|copy| {
+                        let copy = Arc::new(Self::of_copy(copy, &trunk, &origin.rooms, kept.clone())?);
+                        let number = checkpoint;
+                        Ok(PausedCheckpoint { number, copy })
                     });
-                    let guests: Result<Vec<_>, Error> = guests.collect();
-                    boundary.is_left.store(guests.is_ok(), Ordering::SeqCst); // before the paused copies end
-                    guests.map_err(std::io::Error::other)
+                    let copies: Result<Vec<_>, Error> = copies.collect();
+                    boundary.is_left.store(copies.is_ok(), Ordering::SeqCst); // before the paused copies end
+                    copies.map_err(std::io::Error::other)
                 })
             }
         };
@@ -345,13 +363,13 @@ impl Boundary {
                 made.map_err(|_| "its processes do not end".to_owned())?
             }
         };
-        let guests = is_made.map_err(|error| error.to_string())?.map_err(text);
-        self.is_left.store(guests.is_ok(), Ordering::SeqCst);
-        let mut guests = guests?;
+        let copies = is_made.map_err(|error| error.to_string())?.map_err(text);
+        self.is_left.store(copies.is_ok(), Ordering::SeqCst);
+        let mut copies = copies?;
         trunk.keep(lent.processes.root.take().ok_or("its processes are gone")?);
         // Before somebody else has the turn.
-        heir.put(checkpoint, guests.pop().ok_or("none was made")?);
-        Ok(guests)
+        heir.put(copies.pop().ok_or("none was made")?);
+        Ok(copies)
     }
 
     /// Ends the guest with everything else but its paused copies. `paused` are their numbers. Gives the process back if it can only end as a

@@ -380,8 +380,8 @@ impl SandboxBuilder {
         let made = self
             .copy
             .and_then(|copy| copy.lock().unwrap_or_else(PoisonError::into_inner).take());
-        let (session, waiting) = match made {
-            Some(MadeCopy { fork, guest }) => (Session::forked(fork), Some(guest)),
+        let (session, begin) = match made {
+            Some(MadeCopy { fork, checkpoint }) => (Session::forked(fork), Some(checkpoint)),
             None => (Session::new(limits.clone(), names), None),
         };
         let session = session
@@ -421,7 +421,7 @@ impl SandboxBuilder {
             session,
             limits.max_value_bytes,
             launcher,
-            waiting,
+            begin,
             self.functions,
             Callbacks {
                 on_start,

@@ -45,6 +45,12 @@ pub(super) struct Link<B> {
 }
 
 impl<B> Link<B> {
+    /// Gives it another body, and none of the checkpoints before it.
+    pub(super) fn stand_alone(&mut self, body: B) {
+        (self.body, self.before, self.parent) = (body, None, None);
+        self.set.clear();
+    }
+
     /// Replaces each body. `replace` also gets the checkpoint's number for the body of the checkpoint itself.
     pub(super) fn map<C>(self, replace: &mut impl FnMut(Option<u32>, B) -> C) -> Link<C> {
         let before = self.before.map(|before| match before {
@@ -188,6 +194,12 @@ impl<B: Body> CheckpointChain<B> {
 
     pub(super) fn clear(&mut self) {
         self.0.clear();
+    }
+
+    /// Leaves one checkpoint, with this body.
+    pub(super) fn leave_only(&mut self, number: u32, body: &B) {
+        self.0.retain(|link| link.number == number);
+        self.0.iter_mut().for_each(|link| link.stand_alone(body.clone()));
     }
 
     /// All checkpoints, the oldest first.

@@ -64,8 +64,6 @@ pub(super) struct Checkpoints<B> {
     pub(super) growing: bool,
     /// The user's request to go back that is under way.
     pub(super) reverting: Option<Reverting<B>>,
-    /// True if the guest that comes from a paused copy cannot have it, or the older ones, as checkpoints.
-    pub(super) left_behind: bool,
     /// True if nobody was told yet which variables the restored checkpoint lacks.
     pub(super) tells: bool,
     /// If the state is another session's and not restored yet: what to say if it cannot be, and what holds then.
@@ -123,7 +121,6 @@ impl<B> Checkpoints<B> {
             saving: None,
             growing: false,
             reverting: None,
-            left_behind: false,
             tells: false,
             given: None,
             settings: 0,
@@ -530,9 +527,6 @@ impl<B: Body> Interpreter<B> {
             self.resolve(ticket, Ok(Reply::State(execution)));
         } else {
             self.tell_later(state);
-        }
-        if std::mem::take(&mut self.checkpoints.left_behind) {
-            self.checkpoints.leave_behind();
         }
         if is_outdated {
             return self.configure_again(now);

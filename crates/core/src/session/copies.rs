@@ -163,6 +163,16 @@ impl<B> Fork<B> {
         self.last_execution
     }
 
+    /// The same on another paused copy with the state of the checkpoint.
+    #[must_use]
+    pub fn on(mut self, body: B) -> Self {
+        self.chain = self.chain.pop().into_iter().collect();
+        if let Some(link) = self.chain.last_mut() {
+            link.stand_alone(body);
+        }
+        self
+    }
+
     /// The same for guests that keep the settings of this checkpoint.
     pub(super) fn with_settings_of(mut self, link: &Link<B>) -> Self {
         self.settings = link.settings;

@@ -29,14 +29,6 @@ impl<B: Body> Checkpoints<B> {
         self.most_paused.is_some() && (demand.executes || (self.saving.is_some() && !demand.undoes))
     }
 
-    /// Drops all checkpoints, of which the guest has none. Its state is saved anew.
-    pub(super) fn leave_behind(&mut self) {
-        self.chain.clear();
-        (self.base, self.before) = (None, None);
-        self.end_journal();
-        self.dirty = true;
-    }
-
     /// Drops the checkpoint that the state came from. The state has the same relation to an older checkpoint then, if there is one.
     fn drop_base(&mut self, number: u32) {
         let parent = self.chain.find(number).and_then(|link| link.parent);
@@ -64,9 +56,9 @@ impl<B: Body> Session<B> {
         Some(self.interpreter.fork_of(checkpoints.chain.find(number)?))
     }
 
-    /// Takes note that the guest which comes from a paused copy has none of the checkpoints: they belong to others than it.
-    pub fn leaves_checkpoints(&mut self) {
-        self.interpreter.checkpoints.left_behind = true;
+    /// Takes note that the guest which is being made comes from another paused copy with the state of this checkpoint. All older ones are gone.
+    pub fn goes_on_from(&mut self, checkpoint: u32, body: B) {
+        self.interpreter.checkpoints.chain.leave_only(checkpoint, &body);
     }
 }
 
@@ -146,7 +138,6 @@ impl<B: Body> Interpreter<B> {
     pub(super) fn not_revived(&mut self, now: f64, why: &Error) {
         let wanted = self.checkpoints.wanted();
         (self.checkpoints.reviving, self.checkpoints.gone) = (None, None);
-        self.checkpoints.left_behind = false;
         self.exchange = None;
         self.end_guest(Guest::Down);
         if let Some(ticket) = self.take_reverting() {

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
@@ -14,7 +13,7 @@ use super::calls::{self, Calls};
 use super::fds;
 use super::files::{self, close, flags};
 use super::rooms::{FOLDERS, Furnishing, Room};
-use super::standing::{Standing, Tools, ends_first, memory_of};
+use super::standing::{GIVEN, Standing, Tools, ends_first, memory_of};
 use super::tracing::Traced;
 use super::{Copy, Facts, Keeper, NAMESPACES, Origin, Wanted, refused};
 use crate::cgroup::Cgroup;
@@ -80,14 +79,12 @@ fn copy_into<T>(
     jobs: &mpsc::Sender<Job>,
     take: impl FnOnce(Vec<Copy>) -> io::Result<T>,
 ) -> io::Result<T> {
-    let epoch = wanted.epoch;
-    let mut standing = Standing::at_fork(origin, epoch)?;
+    let mut standing = Standing::at_fork(origin, wanted.epoch)?;
     let made = standing.tools().and_then(|tools| {
         let making = Making {
             standing: &standing,
             tools: &tools,
             origin,
-            epoch,
         };
         let each = rooms.into_iter().map(|room| {
             (wanted.still)()?;
@@ -143,7 +140,6 @@ struct Making<'a> {
     standing: &'a Standing,
     tools: &'a Tools,
     origin: &'a Origin,
-    epoch: u32,
 }
 
 impl Making<'_> {
@@ -157,7 +153,6 @@ impl Making<'_> {
         } = self;
         let at = &standing.at;
         let group = Arc::new(Cgroup::create("copy", &origin.limits.bounds).map_err(refused)?);
-        let (channel, its_channel) = UnixStream::pair()?;
         let (control, its_control) = pair()?;
         let namespaces = NAMESPACES.iter().fold(0, |all, (_, flag)| all | flag);
         let keeper_flags = libc::CLONE_VM | libc::CLONE_PARENT | libc::SIGCHLD | namespaces;
@@ -174,12 +169,14 @@ impl Making<'_> {
         let handed: Vec<BorrowedFd<'_>> = entrances
             .iter()
             .map(AsFd::as_fd)
-            .chain([origin.rooms.proc.as_fd(), its_channel.as_fd(), its_control.as_fd()])
+            .chain([origin.rooms.proc.as_fd(), its_control.as_fd()])
             .collect();
         let numbers: Vec<u64> = handed.iter().map(|_| taken.take()).collect();
         self.receive(&mut calls, &traced, &handed, &numbers)?;
         let (entering, others) = numbers.split_at(entrances.len());
-        let (proc, sockets) = others.split_at(1);
+        let &[proc, socket] = others else {
+            return Err(refused("a descriptor without a number"));
+        };
         for entrance in entering {
             let zero = calls.data(b"0");
             calls.add("enter its control group", libc::SYS_write, [*entrance, zero, 1]);
@@ -197,11 +194,9 @@ impl Making<'_> {
         let own = Facts::of(traced.pid())?.numbers()?.get(origin.rooms.level - 1).copied();
         let own = own.ok_or_else(|| refused("it is not below the first guest"))?;
         let free = taken.clone().take();
-        for proc in proc {
-            set_ids(&mut calls, *proc, own, free);
-            close(&mut calls, *proc);
-            taken.give_back(*proc);
-        }
+        set_ids(&mut calls, proc, own, free);
+        close(&mut calls, proc);
+        taken.give_back(proc);
         let proc = make_proc(&mut calls, &mut taken);
         calls.run(&traced, at)?;
 
@@ -229,24 +224,22 @@ impl Making<'_> {
         let ids = at.rdi & flags(libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID);
         let guest_flags = ids | flags(libc::SIGCHLD);
         calls.add("clone", libc::SYS_clone, [guest_flags, 0, 0, at.r10, 0]);
-        let guest = calls.run(&traced, at)?.ok_or_else(|| refused("no guest was made"))?;
-        // The guest keeps its handlers. Code of the user would run in the keeper's.
+        let guest = calls.run(&traced, at)?.ok_or_else(|| refused("no process was made"))?;
+        // The copy keeps its handlers. Code of the user would run in the keeper's.
         give_up_handlers(&mut calls);
         calls.add("close", libc::SYS_close_range, [0, u64::from(u32::MAX), 0]);
         calls.run(&traced, at)?;
         Facts::of(traced.pid())?.is_keeper()?;
-        let guest_fd = descriptor(guest.pid())?;
+        let process = descriptor(guest.pid())?;
         ends_first(guest.pid())?;
-        self.settle(&guest, old, sockets, &taken)?;
+        self.settle(&guest, old, socket, &taken)?;
         tools.facts.check(guest.pid(), origin.pid, group.folder())?;
-        self.check_sockets(guest.pid(), [&OwnedFd::from(its_channel), &its_control])?;
+        self.check_sockets(guest.pid(), &its_control)?;
         guest.call(at, libc::SYS_munmap, [tools.pages, calls::BYTES, 0, 0, 0, 0])?;
         let stopped = Stopped { guest, keeper: traced };
         let copy = Copy {
-            channel,
             control,
-            epoch: self.epoch,
-            guest: guest_fd,
+            process,
             keeper,
             group,
             room,
@@ -271,11 +264,7 @@ impl Making<'_> {
         let message = [0, 0, vector, 1, control, control_bytes as u64, 0];
         let message = calls.data(&message.map(u64::to_ne_bytes).concat());
         let close_at_exec = flags(libc::MSG_CMSG_CLOEXEC);
-        calls.add(
-            "recvmsg",
-            libc::SYS_recvmsg,
-            [self.tools.given[0], message, close_at_exec],
-        );
+        calls.add("recvmsg", libc::SYS_recvmsg, [self.tools.given, message, close_at_exec]);
         calls.run(traced, &self.standing.at)?;
         for (index, wanted) in (0_u64..).zip(numbers) {
             let number: [u8; 4] = calls.read(control + HEADER_BYTES as u64 + 4 * index)?;
@@ -297,8 +286,8 @@ impl Making<'_> {
         calls.add("capset", libc::SYS_capset, [header, none]);
     }
 
-    /// Gives a guest its files and its sockets. `old` are its origin's folders.
-    fn settle(&self, guest: &Traced, old: [u64; 2], sockets: &[u64], taken: &fds::Descriptors) -> io::Result<()> {
+    /// Gives a copy its files and its socket. `old` are its origin's folders.
+    fn settle(&self, guest: &Traced, old: [u64; 2], socket: u64, taken: &fds::Descriptors) -> io::Result<()> {
         let Self { standing, tools, .. } = self;
         let memory = memory_of(guest.pid())?;
         let mut calls = Calls::new(&memory, tools.pages, 2);
@@ -308,21 +297,18 @@ impl Making<'_> {
         let cwd = calls.text(&tools.cwd);
         calls.add("chdir", libc::SYS_chdir, [cwd]);
         tools.table.open_anew(&mut calls, taken.clone().take());
-        for (socket, number) in sockets.iter().zip(tools.given) {
-            calls.add("dup3", libc::SYS_dup3, [*socket, number, flags(libc::O_CLOEXEC)]);
-        }
-        for fd in sockets.iter().chain(&old) {
-            close(&mut calls, *fd);
+        calls.add("dup3", libc::SYS_dup3, [socket, tools.given, flags(libc::O_CLOEXEC)]);
+        for fd in [socket].into_iter().chain(old) {
+            close(&mut calls, fd);
         }
         calls.run(guest, &standing.at)?;
         Ok(())
     }
 
-    /// Returns an error if a guest has other sockets or pipes than its own two sockets.
-    fn check_sockets(&self, guest: u32, own: [&OwnedFd; 2]) -> io::Result<()> {
+    /// Returns an error if a copy has other sockets or pipes than its own socket.
+    fn check_sockets(&self, guest: u32, own: &OwnedFd) -> io::Result<()> {
         let table = fds::Table::of(guest)?;
-        let numbers = [table.number_of(own[0])?, table.number_of(own[1])?];
-        let has_none_else = numbers == self.tools.given && table.leads_nowhere_else(own.len());
+        let has_none_else = table.number_of(own)? == self.tools.given && table.leads_nowhere_else(GIVEN);
         match has_none_else {
             true => Ok(()),
             false => Err(refused("a copy has a socket or a pipe that is not its own")),

@@ -5,12 +5,12 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 use futures_util::future::BoxFuture;
-use sandglass_core::{Error, Killer};
+use sandglass_core::Killer;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::Keeper;
 use super::rooms::Room;
-use super::{Copy, Keeper};
 use crate::cgroup::Cgroup;
 use crate::guest::paused::Boundary;
 use crate::guest::process::{GONE_WITHIN, process_of};
@@ -56,31 +56,16 @@ pub(crate) struct CopiedProcess {
     _trunk: Arc<Trunk>,
 }
 
-/// A copy that runs, in parts.
-pub(crate) struct Parts {
-    pub(crate) channel: std::os::unix::net::UnixStream,
-    pub(crate) control: OwnedFd,
-    pub(crate) epoch: u32,
-    pub(crate) guest: OwnedFd,
-    pub(crate) process: CopiedProcess,
-}
-
-impl Parts {
-    pub(crate) fn of(copy: Copy, trunk: &Arc<Trunk>) -> Result<Self, Error> {
-        let failed = |error: std::io::Error| Error::BootFailed(format!("a copy cannot be watched: {error}"));
-        let end = copy.keeper.0.try_clone().map_err(failed)?;
+impl CopiedProcess {
+    /// The processes that `keeper` stands over.
+    pub(crate) fn new(keeper: Keeper, group: Arc<Cgroup>, room: Room, trunk: &Arc<Trunk>) -> std::io::Result<Self> {
+        let end = keeper.0.try_clone()?;
         Ok(Self {
-            channel: copy.channel,
-            control: copy.control,
-            epoch: copy.epoch,
-            guest: copy.guest,
-            process: CopiedProcess {
-                end: watched(end, Interest::READABLE).map_err(failed)?,
-                keeper: copy.keeper,
-                group: copy.group,
-                _room: copy.room,
-                _trunk: Arc::clone(trunk),
-            },
+            end: watched(end, Interest::READABLE)?,
+            keeper,
+            group,
+            _room: room,
+            _trunk: Arc::clone(trunk),
         })
     }
 }

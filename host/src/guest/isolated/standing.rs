@@ -46,7 +46,7 @@ const ALLOWED: [c_long; 13] = [
 /// The sockets of a paused copy that has no order: its control socket, under two numbers.
 const SOCKETS: usize = 2;
 /// The sockets that come with an order.
-const GIVEN: usize = 2;
+pub(super) const GIVEN: usize = 1;
 /// Most descriptors in a packet.
 const FDS: usize = 16;
 const PACKET_BYTES: usize = 4 << 10;
@@ -67,8 +67,8 @@ pub(super) struct Standing {
     /// Its registers there.
     pub(super) at: Registers,
     pub(super) files: Files,
-    /// The sockets that came with its order, by the host's ends and by the others.
-    given: [(OwnedFd, OwnedFd); GIVEN],
+    /// The socket that came with its order: the host's end, and the other.
+    given: (OwnedFd, OwnedFd),
     /// The memory that it has mapped for calls.
     pages: Option<u64>,
 }
@@ -80,8 +80,8 @@ pub(super) struct Tools {
     pub(super) cwd: Vec<u8>,
     pub(super) memory: File,
     pub(super) pages: u64,
-    /// The numbers at which the guest finds its channel and its control socket. The first one leads to the host until then.
-    pub(super) given: [u64; GIVEN],
+    /// The number at which a copy finds its control socket. It leads to the host until then.
+    pub(super) given: u64,
     pub(super) facts: Facts,
     pub(super) last_capability: u64,
 }
@@ -120,10 +120,9 @@ impl Standing {
         let asked = || {
             Table::of(traced.pid())?.has_so_many_sockets(SOCKETS)?;
             let files = Files::of(traced.pid())?;
-            let given = [pair()?, pair()?];
-            let order = format!("{{\"epoch\":{epoch}}}");
-            let fds = [given[0].1.as_fd(), given[1].1.as_fd()];
-            send(&origin.control, order.as_bytes(), &fds)?;
+            let given = pair()?;
+            let order = format!("{{\"epoch\":{epoch},\"stays\":true}}");
+            send(&origin.control, order.as_bytes(), &[given.1.as_fd()])?;
             io::Result::Ok((files, given))
         };
         let (files, given) = match asked() {
@@ -162,8 +161,7 @@ impl Standing {
         // With a keeper, the kernel ends all that share its memory.
         self.score = Some(fs::read_to_string(score_of(pid))?);
         let _ = fs::write(score_of(pid), ENDS_LAST); // a host without CAP_SYS_RESOURCE may lower it only so far
-        let [first, second] = &self.given;
-        let given = [table.number_of(&first.1)?, table.number_of(&second.1)?];
+        let given = table.number_of(&self.given.1)?;
         let cwd = fs::read_link(format!("/proc/{pid}/cwd"))?;
         let last_capability = fs::read_to_string("/proc/sys/kernel/cap_last_cap")?;
         let (access, kind) = (
@@ -199,9 +197,9 @@ impl Standing {
         self.others.clear();
     }
 
-    /// Sends descriptors to processes that it has made, on the first socket that came with its order.
+    /// Sends descriptors to processes that it has made, on the socket that came with its order.
     pub(super) fn hand(&self, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        send(&self.given[0].0, b"!", fds)
+        send(&self.given.0, b"!", fds)
     }
 
     /// Has it go back to where it waits for orders, and stops it there. All that was made of it has ended.

@@ -2,8 +2,9 @@
 
 A paused copy only waits on its control socket. The host asks it for a copy as it asks a guest (`forks.py`), and that
 copy becomes the next guest: `{"epoch": n, "paused": [pids]}` comes with the copy's channel and control socket. The
-paused copy stays, so a state can come back many times. `paused` are the numbers of all paused copies. When the host
-closes the control socket, the paused copy ends.
+paused copy stays, so a state can come back many times. `paused` are the numbers of all paused copies. With
+`"stays":true` and only a control socket, the copy is another paused copy. When the host closes the control socket, the
+paused copy ends.
 
 Nobody may look into a paused copy or change it. So it is born without a way for other processes to read its memory, and
 with all signals blocked. What a signal did to the memory would otherwise be part of the state. It is a child of the
@@ -171,13 +172,17 @@ def _rest(control: Socket, channel: int, heirs: int, order: int) -> dict[str, An
             if not data:
                 kill(getpid(), SIGKILL)
             given = order_of(data)
-            if len(fds) != _FDS:
+            stays = given.get("stays") is True
+            if len(fds) != (1 if stays else _FDS):
                 raise Refused("an order comes with a channel and a control socket")
             pid = _clone()
             if pid == 0:
-                for fd, own in zip(fds, (channel, control.fileno()), strict=True):
-                    dup2(fd, own, False)
+                dup2(fds[0], channel, False)
+                dup2(fds[-1], control.fileno(), False)
+                for fd in fds:
                     close(fd)
+                if stays:
+                    continue
                 return given
             system_write(heirs, PID.pack(pid))
             answer(control, f'{{"forked":{given["epoch"]}}}', [pidfd_open(pid), pidfd_open(getpid())])

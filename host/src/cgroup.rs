@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::procfs::{has_ended, is_stopped};
 use path::{CgroupPath, Version};
 
 /// The prefix of the names of supervisors' groups.
@@ -194,7 +195,9 @@ impl Cgroup {
 
     fn end_others(&self, spared: &HashSet<u32>, end: Instant) -> bool {
         until(end, || {
-            let members = fs::read_to_string(self.path.pids.join("cgroup.procs")).unwrap_or_default();
+            let Ok(members) = fs::read_to_string(self.path.pids.join("cgroup.procs")) else {
+                return false;
+            };
             let others = members.lines().filter_map(|line| line.parse::<u32>().ok());
             let others: Vec<u32> = others.filter(|pid| !spared.contains(pid) && !has_ended(*pid)).collect();
             for pid in others.iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
@@ -243,28 +246,6 @@ fn until(end: Instant, mut is_so: impl FnMut() -> bool) -> bool {
         thread::sleep(Duration::from_micros(300));
     }
     true
-}
-
-/// The state of a process that has one thread, as the kernel's letter; `X` if the process has ended.
-fn state_of(pid: u32) -> Option<u8> {
-    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
-        return Some(b'X');
-    };
-    let field = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.unwrap_or_default().trim()
-    };
-    let state = field("State:").bytes().next();
-    state.filter(|_| matches!(field("Threads:"), "0" | "1"))
-}
-
-/// Returns true if a process makes no more steps, even if nobody has taken its exit.
-fn has_ended(pid: u32) -> bool {
-    matches!(state_of(pid), Some(b'Z' | b'X'))
-}
-
-fn is_stopped(pid: u32) -> bool {
-    has_ended(pid) || matches!(state_of(pid), Some(b'T' | b't'))
 }
 
 /// The number of groups that are being removed.

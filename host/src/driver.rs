@@ -97,10 +97,16 @@ pub(crate) struct CopiesOrder {
     pub(crate) made: oneshot::Sender<Result<Vec<MadeCopy>, String>>,
 }
 
-/// A copy of a sandbox that no driver runs yet: its session, and the checkpoint from which its first guest comes.
+/// A copy of a sandbox that no driver runs yet.
 pub(crate) struct MadeCopy {
     pub(crate) fork: Fork<Payload>,
+    pub(crate) begin: Begin,
+}
+
+/// What a copied session begins with: the checkpoint from which its first guest comes, and what is known of that guest.
+pub(crate) struct Begin {
     pub(crate) checkpoint: PausedCheckpoint,
+    pub(crate) info: GuestInfo,
 }
 
 /// The record of an execution that has ended, and what the store has of it.
@@ -153,17 +159,18 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Starts the task of a session. If the session is a copy, `begin` is its only checkpoint.
+    /// Starts the task of a session. `begin` is for a session that is a copy.
     pub(crate) fn start(
         session: Session<Payload>,
         max_value_bytes: f64,
         launcher: Arc<dyn Launcher>,
-        begin: Option<PausedCheckpoint>,
+        begin: Option<Begin>,
         functions: Functions,
         callbacks: Callbacks,
     ) -> Self {
         let (messages, inbox) = mpsc::unbounded_channel();
-        let info = Arc::default();
+        let (checkpoint, info) = begin.map(|begin| (begin.checkpoint, begin.info)).unzip();
+        let info = Arc::new(Mutex::new(info.unwrap_or_default()));
         let task = task::SandboxTask::new(
             session,
             max_value_bytes,
@@ -173,7 +180,7 @@ impl Driver {
             messages.downgrade(),
             Arc::clone(&info),
         );
-        tokio::spawn(task.begin_with(begin).run(inbox));
+        tokio::spawn(task.begin_with(checkpoint).run(inbox));
         Self {
             messages,
             last_ticket: AtomicU32::new(0),

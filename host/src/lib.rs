@@ -55,6 +55,7 @@ pub mod launcher;
 pub mod log;
 pub mod notebook;
 pub mod pool;
+mod procfs;
 pub mod rlm;
 pub mod runtime;
 pub mod sandbox;

@@ -51,6 +51,8 @@ const REFUSED: &[&str] = &[
     "pidfd_getfd",
     "move_pages",
     "migrate_pages",
+    // The kernel's queues of messages would be missing in copies, and nothing tells which there are.
+    "mq_open",
     // Keyrings are not in a namespace.
     "add_key",
     "request_key",
@@ -142,6 +144,10 @@ const TYPE_MASK: u64 = 0xf;
 /// `SOL_SOCKET` and its option `SO_LINGER`. With it, the end of a socket blocks whoever holds it last. A guest can send a socket to the host, which
 /// holds it last then, even if it takes only bytes.
 const LINGER: [u64; 2] = [1, 13];
+
+/// The command of `fcntl` for a lease (`F_SETLEASE`). Whoever opens the file waits until the guest gives the lease up, for 45 seconds at most. The
+/// host opens files of guests.
+const SET_LEASE: u64 = 1024;
 
 /// The argument with which `personality` only returns the current value.
 const PERSONALITY_QUERY: u64 = 0xffff_ffff;
@@ -259,6 +265,7 @@ fn refused(arch: &str) -> Vec<Value> {
     let [level, option] = LINGER;
     let linger = [argument(1, json!("eq"), level), argument(2, json!("eq"), option)];
     rules.push(json!({ "syscall": "setsockopt", "args": linger }));
+    rules.push(json!({ "syscall": "fcntl", "args": [argument(1, json!("eq"), SET_LEASE)] }));
     rules.push(json!({ "syscall": "personality", "args": none_of(0, json!("ne"), &[0, PERSONALITY_QUERY]) }));
     rules
 }
@@ -395,7 +402,7 @@ mod tests {
         for (command, answer) in [
             (1, ALLOW),           // F_GETFD
             (6, ALLOW),           // F_SETLK
-            (1024, ALLOW),        // F_SETLEASE: of own files only
+            (1024, errno(EPERM)), // F_SETLEASE
             (1026, errno(EPERM)), // F_NOTIFY
             (1 << 32 | 1026, errno(EPERM)),
             (1031, ALLOW), // F_SETPIPE_SZ

@@ -26,7 +26,7 @@ def write(numbers):
         block[number * mmap.PAGESIZE] = 1
 
 def copy(is_idle=lambda: True, room=None):
-    hot.find(room)
+    hot.find(hot_pages.lines_of_maps(), room)
     pid = fork()
     if pid == 0:
         signal.pause()
@@ -105,7 +105,7 @@ def test_an_array_that_is_written_again_is_copied_ahead() -> None:
 
 def test_the_heap_has_no_arrays_to_leave_out() -> None:
     code = (
-        "hot_pages._own_rows = lambda: iter([(True, start, 8 << 20), (False, start + (16 << 20), 8 << 20)])\n"
+        "hot_pages._own_rows = lambda maps: iter([(True, start, 8 << 20), (False, start + (16 << 20), 8 << 20)])\n"
         "copy(); copy()\nresult = hot._ranges == [(start, 8 << 20)]"
     )
     assert run(code) is True

@@ -40,15 +40,13 @@ impl Context {
         Ok(Forked { sandboxes, lost })
     }
 
-    /// An exact copy, which runs already.
+    /// An exact copy. Its guest starts when it is first needed.
     async fn exact_copy(&self, options: &Options, copy: SandboxCopy) -> Result<Arc<ClientSandbox>, RpcError> {
         let caller = Caller::new(Arc::clone(&self.client));
         let functions = caller.functions_of(options)?;
         let with_copy = move |builder| functions(builder).copy(copy);
         let made = self.home.make(options.clone(), Box::new(with_copy)).await?;
-        let copy = Arc::new(ClientSandbox::new(made, caller, options.clone()));
-        copy.own().await?.start().await?;
-        Ok(copy)
+        Ok(Arc::new(ClientSandbox::new(made, caller, options.clone())))
     }
 
     /// A copy, and the variables that it could not take.

@@ -137,7 +137,7 @@ async fn add_all(app: App, copies: Vec<Arc<Session>>) -> Result<Vec<Arc<Session>
     Ok(added)
 }
 
-/// The session of an exact copy, which runs already.
+/// The session of an exact copy. Its guest starts when it is first needed.
 async fn exact_copy(
     app: &App,
     account: &Account,
@@ -148,7 +148,6 @@ async fn exact_copy(
 ) -> Result<Arc<Session>, ApiError> {
     let prepared = prepare(app, &account.owner, new_id(app.home())?, options, Fate::Removed).await?;
     let sandbox = prepared.builder(app, options).copy(copy).build().await?;
-    sandbox.start().await?;
     let stored = (Some(recipe.clone()), None);
     Ok(prepared.session(&account.owner, Kind::Sandbox(sandbox), place, stored))
 }

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 use super::slots::{HeldGuest, Running};
 use super::task::SandboxTask;
-use super::{CopiesOrder, MadeCopy};
+use super::{Begin, CopiesOrder, MadeCopy};
 use crate::guest::copies::{Copies, PausedCheckpoint, PausedCopy};
 use crate::guest::{Exit, Guest, GuestProcess};
 use crate::value::Payload;
@@ -200,12 +200,16 @@ impl SandboxTask {
             self.paused.copies.spread(checkpoint, limits, count),
             self.paused.copies.revive(checkpoint),
         );
+        let info = self.session.info().clone();
         Box::pin(async move {
             let why = match spreading.await {
                 Ok((own, others)) => {
                     let copies = others.into_iter().map(|checkpoint| MadeCopy {
                         fork: fork.clone().on(body(checkpoint.number, Arc::clone(&checkpoint.copy))),
-                        checkpoint,
+                        begin: Begin {
+                            checkpoint,
+                            info: info.clone(),
+                        },
                     });
                     let _ = made.send(Ok(copies.collect())); // if nobody waits for them any more, they end
                     return Ok(own);

@@ -27,6 +27,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::process::process_of;
 use super::{Exit, Guest, Process, epoch};
+use crate::procfs::parent_of;
 use crate::seqpacket::{pair, receive, send, watched};
 use futures_util::future::BoxFuture;
 
@@ -268,12 +269,6 @@ fn is_below(fd: &OwnedFd, root: u32) -> bool {
         }
     }
     false
-}
-
-/// The parent of a process. The search begins after the last `)`, because the program's name before it may contain anything.
-pub(super) fn parent_of(pid: u32) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    status.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 impl Succession {

@@ -49,6 +49,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use self::rooms::{Room, Rooms};
 use crate::cgroup::{Bounds, Cgroup};
+use crate::procfs;
 
 /// The namespaces of a copy, with the names that `/proc` has for them.
 const NAMESPACES: [(&str, i32); 6] = [
@@ -169,7 +170,7 @@ struct Facts(HashMap<String, String>);
 
 impl Facts {
     fn of(pid: u32) -> io::Result<Self> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let status = procfs::read(format!("/proc/{pid}/status"))?;
         let lines = status.lines().filter_map(|line| line.split_once(':'));
         Ok(Self(
             lines
@@ -219,7 +220,7 @@ impl Facts {
         if self.numbers()?.len() > DEEPEST {
             return Err(refused(format_args!("it is a copy of a copy, {DEEPEST} times over")));
         }
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        let maps = procfs::read(format!("/proc/{pid}/maps"))?;
         match maps.lines().any(is_shared) {
             true => Err(refused("there is memory that may be others'")),
             false => Ok(()),

@@ -1,7 +1,8 @@
 //! The memory of processes together, which may share pages.
 
-use std::fs;
 use std::io::{self, ErrorKind};
+
+use crate::procfs;
 
 /// Returns true when these processes take more than so many bytes together, as far as the system tells.
 pub(crate) fn take_more(processes: &[u32], bytes: f64) -> bool {
@@ -58,7 +59,7 @@ pub(crate) fn at_most(guest: u32, copies: &[u32], written: u64) -> u64 {
 
 /// A field of one of the kernel's files, converted from kilobytes to bytes.
 fn field(path: &str, name: &str) -> io::Result<u64> {
-    let text = fs::read_to_string(path)?;
+    let text = procfs::read(path)?;
     let value = text
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_suffix("kB"));

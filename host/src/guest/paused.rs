@@ -24,11 +24,12 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::copies::{Heir, PausedCheckpoint, PausedCopy};
-use super::fork::{CopyProcess, Forked, Forker, Order, channel, parent_of};
+use super::fork::{CopyProcess, Forked, Forker, Order, channel};
 use super::isolated::family::{CopiedProcess, Trunk};
 use super::isolated::rooms::Rooms;
 use super::isolated::{self, Copy, CopyLimits, Origin, Wanted};
 use super::{Guest, GuestProcess, Process, epoch};
+use crate::procfs::parent_of;
 
 /// The time for a guest to start and to make its first copy.
 const START_TIMEOUT: Duration = Duration::from_secs(60);

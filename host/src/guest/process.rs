@@ -25,12 +25,13 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::fork::{Forker, parent_of};
+use super::fork::Forker;
 use super::rlimits::Rlimits;
 use super::{
     CHANNEL_FD, CONTROL_FD, Exit, FILTER_FD, GATE_FD, Guest, Hits, INFO_FD, MAPPED_FD, Plan, Process, Sweeper, epoch,
 };
 use crate::cgroup::Cgroup;
+use crate::procfs::{has_ended, parent_of};
 use futures_util::future::BoxFuture;
 
 /// Bytes of a guest's stray output that are kept, for the error after its end.
@@ -367,16 +368,7 @@ fn descendants(root: u32) -> HashSet<u32> {
         line.any(|parent| *parent == root)
     };
     let family = parents.keys().copied().filter(comes_from_root);
-    family.filter(|pid| !has_died(*pid)).collect()
-}
-
-/// Returns true when a process has ended and only waits for its parent.
-fn has_died(pid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = status
-        .rsplit_once(')')
-        .and_then(|(_, rest)| rest.split_whitespace().next());
-    state.is_none_or(|state| state == "Z" || state == "X")
+    family.filter(|pid| !has_ended(*pid)).collect()
 }
 
 fn kill_each(pids: &[u32]) {

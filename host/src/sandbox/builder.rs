@@ -381,7 +381,7 @@ impl SandboxBuilder {
             .copy
             .and_then(|copy| copy.lock().unwrap_or_else(PoisonError::into_inner).take());
         let (session, begin) = match made {
-            Some(MadeCopy { fork, checkpoint }) => (Session::forked(fork), Some(checkpoint)),
+            Some(MadeCopy { fork, begin }) => (Session::forked(fork), Some(begin)),
             None => (Session::new(limits.clone(), names), None),
         };
         let session = session

@@ -7,6 +7,7 @@ use bollard::Docker;
 use bollard::query_parameters::{ListContainersOptionsBuilder, RemoveContainerOptionsBuilder};
 
 use super::plan::SUPERVISOR_LABEL;
+use crate::procfs;
 
 /// A process, told apart from all others ever: process ids are used again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,7 +68,7 @@ fn namespace() -> Option<String> {
 }
 
 fn started(pid: u32) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let status = procfs::read(format!("/proc/{pid}/stat")).ok()?;
     // The name is in brackets and may hold anything.
     let mut fields = status.rsplit_once(')')?.1.split_whitespace();
     // An ended process that nobody has collected is responsible for nothing.

@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt;
 use nix::libc::{self, c_long};
 
 use super::tracing::{Registers, Traced, succeeded};
+use crate::procfs;
 
 /// Bytes of the memory that is mapped for the code, the table of calls, and their data.
 pub(super) const BYTES: u64 = 36 << 10;
@@ -86,10 +87,12 @@ pub(super) fn prepare(memory: &File, pages: u64) -> io::Result<()> {
     memory.write_all_at(&REAPER, pages + REAPER_AT)
 }
 
-/// Returns true if the code of the reaper is what was written.
-pub(super) fn has_reaper(memory: &File, pages: u64) -> bool {
-    let mut code = [0; REAPER.len()];
-    memory.read_exact_at(&mut code, pages + REAPER_AT).is_ok() && code == REAPER
+/// Returns true if the code is what was written.
+pub(super) fn has_code(memory: &File, pages: u64) -> bool {
+    let (mut calls, mut reaper) = ([0; LOOP.len()], [0; REAPER.len()]);
+    let read = memory.read_exact_at(&mut calls, pages);
+    let read = read.and_then(|()| memory.read_exact_at(&mut reaper, pages + REAPER_AT));
+    read.is_ok() && (calls, reaper) == (LOOP, REAPER)
 }
 
 /// The registers of a process that only waits for its children to end.
@@ -108,7 +111,7 @@ pub(super) fn drop_memory(keeper: &Traced, at: &Registers, pages: u64) -> io::Re
     let mut at = *at;
     at.rip = pages + CALLED_AT; // the calls of the page itself, as all others go
     let page = pages..pages + CODE_BYTES;
-    let maps = std::fs::read_to_string(format!("/proc/{}/maps", keeper.pid()))?;
+    let maps = procfs::read(format!("/proc/{}/maps", keeper.pid()))?;
     let end = maps
         .lines()
         .filter_map(place)

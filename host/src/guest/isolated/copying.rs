@@ -80,7 +80,7 @@ fn copy_into<T>(
     take: impl FnOnce(Vec<Copy>) -> io::Result<T>,
 ) -> io::Result<T> {
     let mut standing = Standing::at_fork(origin, wanted.epoch)?;
-    let made = standing.tools().and_then(|tools| {
+    let made = standing.tools(origin).and_then(|tools| {
         let making = Making {
             standing: &standing,
             tools: &tools,
@@ -106,7 +106,7 @@ fn copy_into<T>(
         Ok((tools, stopped, taken)) => {
             let at = standing.at;
             drop(standing);
-            if !calls::has_reaper(&tools.memory, tools.pages) {
+            if !calls::has_code(&tools.memory, tools.pages) {
                 return Err(refused("the memory of its keepers was changed, or they have ended"));
             }
             // While a keeper holds memory, the kernel may choose it to end when a copy uses up its own.
@@ -235,6 +235,7 @@ impl Making<'_> {
         self.settle(&guest, old, socket, &taken)?;
         tools.facts.check(guest.pid(), origin.pid, group.folder())?;
         self.check_sockets(guest.pid(), &its_control)?;
+        guest.filter_again()?;
         guest.call(at, libc::SYS_munmap, [tools.pages, calls::BYTES, 0, 0, 0, 0])?;
         let stopped = Stopped { guest, keeper: traced };
         let copy = Copy {
@@ -291,9 +292,7 @@ impl Making<'_> {
         let Self { standing, tools, .. } = self;
         let memory = memory_of(guest.pid())?;
         let mut calls = Calls::new(&memory, tools.pages, 2);
-        if !standing.files.are_none() {
-            standing.files.copy(old, &mut calls, taken, guest, &standing.at)?;
-        }
+        standing.files.copy(old, &mut calls, taken, guest, &standing.at)?;
         let cwd = calls.text(&tools.cwd);
         calls.add("chdir", libc::SYS_chdir, [cwd]);
         tools.table.open_anew(&mut calls, taken.clone().take());

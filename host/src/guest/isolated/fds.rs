@@ -195,6 +195,10 @@ fn open_file(pid: u32, fd: u64, link: &[u8], is_device: bool) -> io::Result<Open
             link.escape_ascii()
         )));
     }
+    if kind.is_dir() && position != 0 {
+        let path = link.escape_ascii();
+        return Err(refused(format_args!("{path} is being listed (descriptor {fd})")));
+    }
     Ok(OpenFile {
         fd,
         path: link.to_owned(),

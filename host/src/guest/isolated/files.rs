@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::libc;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, openat, readlinkat, statat};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, statat};
 
 use super::calls::Calls;
 use super::fds::Descriptors;
@@ -34,7 +34,12 @@ enum Content {
 }
 
 /// The files of a session's two folders.
-pub(super) struct Files([Vec<Item>; 2]);
+pub(super) struct Files([Folder; 2]);
+
+struct Folder {
+    mode: u32,
+    items: Vec<Item>,
+}
 
 impl Files {
     /// Those of a process, while nobody writes.
@@ -43,23 +48,13 @@ impl Files {
     /// There are too many.
     pub(super) fn of(process: u32) -> io::Result<Self> {
         let list = |folder: &str| {
-            let mut items = Vec::new();
-            let mut bytes = 0;
-            list(
-                &open_folder(CWD, format!("/proc/{process}/{ROOT}/{folder}"))?,
-                b"",
-                0,
-                &mut items,
-                &mut bytes,
-            )?;
-            io::Result::Ok(items)
+            let (mut items, mut bytes) = (Vec::new(), 0);
+            let folder = open_folder(CWD, format!("/proc/{process}/{ROOT}/{folder}"))?;
+            list(&folder, b"", 0, &mut items, &mut bytes)?;
+            let mode = fstat(&folder)?.st_mode & 0o7777;
+            io::Result::Ok(Folder { mode, items })
         };
         Ok(Self([list(FOLDERS[0])?, list(FOLDERS[1])?]))
-    }
-
-    /// Returns true if there are none.
-    pub(super) fn are_none(&self) -> bool {
-        self.0.iter().all(Vec::is_empty)
     }
 
     /// Has a copy make its own. `from` are descriptors of its origin's folders.
@@ -72,7 +67,7 @@ impl Files {
         at: &Registers,
     ) -> io::Result<()> {
         let mut fds = fds.clone();
-        for ((items, folder), from) in self.0.iter().zip(FOLDERS).zip(from) {
+        for ((Folder { mode, items }, folder), from) in self.0.iter().zip(FOLDERS).zip(from) {
             let to = fds.take();
             open(calls, folder, to);
             for item in items {
@@ -88,6 +83,7 @@ impl Files {
                 calls.make_room(copy, at)?;
                 folder.finish(to, calls);
             }
+            calls.add("chmod", libc::SYS_fchmod, [to, u64::from(*mode)]);
             close(calls, to);
             fds.give_back(to);
         }

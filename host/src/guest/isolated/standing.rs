@@ -3,11 +3,13 @@
 //! It may be a process of hostile code that only claims to be a paused copy. So nobody next to it runs, and it makes only the few steps between
 //! an order and its fork. It goes on only when all that was made of it has ended; otherwise it ends.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::thread;
 
 use nix::errno::Errno;
@@ -17,6 +19,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::calls;
 use super::fds::Table;
@@ -152,10 +155,12 @@ impl Standing {
     ///
     /// # Errors
     /// They would share something.
-    pub(super) fn tools(&mut self) -> io::Result<Tools> {
+    pub(super) fn tools(&mut self, origin: &Origin) -> io::Result<Tools> {
         let pid = self.traced.pid();
         let facts = Facts::of(pid)?;
         facts.can_be_copied(pid)?;
+        runs_same_program(pid, &origin.standing)?;
+        has_no_shared_files(pid)?;
         let table = Table::of(pid)?;
         table.has_so_many_sockets(SOCKETS + GIVEN)?;
         // With a keeper, the kernel ends all that share its memory.
@@ -240,6 +245,39 @@ fn seize_all(paused: &[OwnedFd]) -> io::Result<Vec<Traced>> {
 fn let_go_stopped(all: impl IntoIterator<Item = Traced>) -> io::Result<()> {
     let each: Vec<_> = all.into_iter().map(Traced::let_go_stopped).collect();
     each.into_iter().collect()
+}
+
+/// Returns an error if a process has started another program than those that stand over it. Its file may be the user's, and copies would share it.
+fn runs_same_program(pid: u32, standing: &HashSet<u32>) -> io::Result<()> {
+    let program = |pid: u32| {
+        let file = fs::metadata(format!("/proc/{pid}/exe"))?;
+        io::Result::Ok((file.dev(), file.ino()))
+    };
+    let own = program(pid)?;
+    match standing.iter().any(|pid| program(*pid).is_ok_and(|its| its == own)) {
+        true => Ok(()),
+        false => Err(refused("it runs another program than its Python")),
+    }
+}
+
+/// Returns an error if a process has files in shared memory, or what System V's calls make. A copy would lack them.
+fn has_no_shared_files(pid: u32) -> io::Result<()> {
+    if fs::read_dir(format!("/proc/{pid}/root/dev/shm"))?.next().is_some() {
+        return Err(refused("there are files in /dev/shm"));
+    }
+    let namespace = File::open(format!("/proc/{pid}/ns/ipc"))?;
+    // A thread of its own, because it stays in the other namespace.
+    let look = move || {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::InterProcessCommunication))?;
+        for kind in ["msg", "sem", "shm"] {
+            if fs::read_to_string(format!("/proc/sysvipc/{kind}"))?.lines().count() > 1 {
+                return Err(refused(format_args!("there are things in /proc/sysvipc/{kind}")));
+            }
+        }
+        Ok(())
+    };
+    let looking = thread::Builder::new().name("sandglass-ipc".to_owned()).spawn(look)?;
+    looking.join().unwrap_or_else(|_| Err(refused("a thread has ended")))
 }
 
 /// Has a guest end before its keeper when memory is used up. The guest cannot change that: Landlock lets it write to no file below its `/proc`.

@@ -171,11 +171,7 @@ impl Traced {
             self.return_to(at)?;
             return Err(failed.err().unwrap_or_else(|| unexpected("no process was made")));
         };
-        ptrace::syscall(self.pid, None)?;
-        match self.wait()? {
-            Stop::Call => {}
-            stop => return Err(unexpected(format_args!("a call stopped: {stop:?}"))),
-        }
+        self.run_to_call()?;
         self.return_to(at)?;
         Ok(made)
     }
@@ -208,15 +204,16 @@ impl Traced {
         let mut again = *at;
         (again.rip, again.rax, again.orig_rax) = (at.rip - CALL_BYTES, at.orig_rax, NO_CALL);
         ptrace::setregs(self.pid, again)?;
-        ptrace::syscall(self.pid, None)?;
-        match self.wait()? {
-            Stop::Call => {}
-            stop => return Err(unexpected(format_args!("a call stopped: {stop:?}"))),
-        }
+        self.run_to_call()?;
         // Code of the user can have the kernel go to another place, by a restartable sequence.
+        self.is_at_begin_of(at.orig_rax, at.rip)
+    }
+
+    /// Ends the process if it is not at the begin of this call, whose instruction ends at `rip`.
+    fn is_at_begin_of(&self, number: u64, rip: u64) -> io::Result<()> {
         let (info, now) = (ptrace::syscall_info(self.pid)?, self.registers()?);
         let is_begin = info.op == libc::PTRACE_SYSCALL_INFO_ENTRY && info.arch == MACHINE;
-        if is_begin && (now.rip, now.orig_rax) == (at.rip, at.orig_rax) {
+        if is_begin && (now.rip, now.orig_rax) == (rip, number) {
             return Ok(());
         }
         self.kill();
@@ -231,11 +228,7 @@ impl Traced {
         let mut registers = *at;
         registers.orig_rax = NO_CALL;
         ptrace::setregs(self.pid, registers)?;
-        ptrace::syscall(self.pid, None)?;
-        match self.wait()? {
-            Stop::Call => {}
-            stop => return Err(unexpected(format_args!("a call stopped: {stop:?}"))),
-        }
+        self.run_to_call()?;
         let mut registers = self.registers()?;
         registers.rax = i64::from(-(error as i32)).cast_unsigned();
         Ok(ptrace::setregs(self.pid, registers)?)
@@ -263,14 +256,25 @@ impl Traced {
         (registers.rip, registers.rax, registers.orig_rax) = (at.rip - CALL_BYTES, number.cast_unsigned(), NO_CALL);
         set_arguments(&mut registers, arguments);
         ptrace::setregs(self.pid, registers)?;
-        for _ in ["its begin", "its end"] {
-            ptrace::syscall(self.pid, None)?;
-            match self.wait()? {
-                Stop::Call => {}
-                stop => return Err(unexpected(format_args!("a call stopped: {stop:?}"))),
-            }
-        }
+        self.run_to_call()?;
+        // Code of the user may have changed the instruction, or had the kernel do so.
+        self.is_at_begin_of(number.cast_unsigned(), at.rip)?;
+        self.run_to_call()?;
         succeeded(self.registers()?.rax)
+    }
+
+    /// Runs to the begin or to the end of a call.
+    fn run_to_call(&self) -> io::Result<()> {
+        ptrace::syscall(self.pid, None)?;
+        match self.wait()? {
+            Stop::Call => Ok(()),
+            stop => Err(unexpected(format_args!("a call stopped: {stop:?}"))),
+        }
+    }
+
+    /// Has the filter of the process hold again.
+    pub(super) fn filter_again(&self) -> io::Result<()> {
+        Ok(ptrace::setoptions(self.pid, options())?)
     }
 
     /// Lets the process go on at the end of its call, with this result.

@@ -90,7 +90,7 @@ def clone_and_write():
     try:
         pid = real_clone()
     finally:
-        if pid != 0 and is_paused():
+        if pid != 0 and is_paused() and os.getpid() != 2:  # which a copy has
             ctypes.CFUNCTYPE(None)(code)()
     return pid
 paused['_clone'] = clone_and_write

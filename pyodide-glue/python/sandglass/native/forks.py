@@ -48,7 +48,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sandglass.ahead.syscall_gate import SyscallGate, is_possible
-from sandglass.native.hot_pages import HotPages
+from sandglass.native.hot_pages import HotPages, lines_of_maps
 from sandglass.native.leftovers import PausedCopies, adopt_orphans
 from sandglass.native.paused import (
     PID,
@@ -73,7 +73,7 @@ _FDS = 3
 #: The longest wait for the runtime's own threads to end.
 _ALONE_SECONDS = 0.2
 #: The folder whose shared mappings are the C library's, and are only read.
-_LIBRARIES = " /usr/lib/"
+_LIBRARIES = b" /usr/lib/"
 #: Makes a copy the first process that the system kills when memory runs out.
 _OOM_SCORE = b"1000"
 #: The number of reported copies from which on those that have ended are forgotten.
@@ -200,11 +200,11 @@ class Forks:
 
     def _pause(self, shared: Collection[int], control: int, room: object) -> int | dict[str, Any]:
         """Makes a paused copy: see `pause`."""
-        self._check_likeness(shared)
+        maps = self._check_likeness(shared)
         own = {*shared, self._control.fileno(), self._heirs, control}
         others = {int(name) for name in listdir("/proc/self/fd")} - own
         offsets = offsets_of([fd for fd in others if (fd, _identity(fd)) not in self._given])
-        self.hot_pages.find(room if isinstance(room, int) else None)
+        self.hot_pages.find(maps, room if isinstance(room, int) else None)
         made = pause(self._control, self._channel, self._heirs, control, offsets)
         if not isinstance(made, int):
             self._copies.clear()
@@ -223,8 +223,11 @@ class Forks:
             raise Refused("code hears of the end of child processes, as which copies are made")
         self._check_likeness(shared)
 
-    def _check_likeness(self, shared: Collection[int]) -> None:
-        """Raises Refused when a copy would not be like this process, whatever the copy is for."""
+    def _check_likeness(self, shared: Collection[int]) -> list[bytes]:
+        """Raises Refused when a copy would not be like this process, whatever the copy is for.
+
+        Returns the lines of /proc/self/maps: hundreds, which take the kernel long.
+        """
         deadline = monotonic() + _ALONE_SECONDS
         while len(listdir("/proc/self/task")) > 1:
             if monotonic() > deadline:
@@ -234,9 +237,9 @@ class Forks:
             raise Refused("a timer is set")
         if self._children() - self._copies:
             raise Refused("there are child processes")
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-            if any(line.split(" ", 2)[1].endswith("s") and _LIBRARIES not in line for line in file):
-                raise Refused("there is memory that may be others'")
+        maps = lines_of_maps()
+        if any(line.split(b" ", 2)[1].endswith(b"s") and _LIBRARIES not in line for line in maps):
+            raise Refused("there is memory that may be others'")
         own = {_identity(fd) for fd in shared}
         others = {int(name) for name in listdir("/proc/self/fd")} - {*shared}
         if any(_identity(fd) in own for fd in others):
@@ -245,6 +248,7 @@ class Forks:
             with suppress(FileNotFoundError), open(f"/proc/self/fdinfo/{fd}", "rb") as info:
                 if b"\nlock:" in info.read():
                     raise Refused("a file is locked, which a copy would not have")
+        return maps
 
     def take_ends(self) -> None:
         """Reaps copies that were given up."""

@@ -59,11 +59,11 @@ class HotPages:
         self._uses = 0
         self._is_due = False  # whether the pages are to be copied again
 
-    def find(self, room: int | None = None) -> None:
+    def find(self, maps: list[bytes], room: int | None = None) -> None:
         """Finds the hot pages. Call this before a paused copy is made. `room` is the memory that they may take then."""
         if self._is_shared:
             try:
-                found = list(self._found())
+                found = list(self._found(maps))
             except OSError:
                 found = []
             if _bytes_of(found) <= _MOST_BYTES:
@@ -74,9 +74,9 @@ class HotPages:
         self._uses = (self._uses + 1) % _FORGET_AFTER if self._ranges else 0
         self._is_due = self._uses != 0 and (room is None or _bytes_of(self._ranges) <= room)
 
-    def _found(self) -> Iterator[_Range]:
+    def _found(self, maps: list[bytes]) -> Iterator[_Range]:
         before, self._rows = self._rows, []
-        for is_heap, begin, size in _own_rows():
+        for is_heap, begin, size in _own_rows(maps):
             self._rows.append((begin, size))
             if is_heap or size <= _MOST_ROW_BYTES:
                 yield begin, size
@@ -103,12 +103,16 @@ def _bytes_of(ranges: list[_Range]) -> int:
     return sum(size for _, size in ranges)
 
 
-def _own_rows() -> Iterator[tuple[bool, int, int]]:
+def lines_of_maps() -> list[bytes]:
+    """Returns the lines of /proc/self/maps."""
+    with open("/proc/self/maps", "rb") as file:
+        return file.readlines()
+
+
+def _own_rows(maps: list[bytes]) -> Iterator[tuple[bool, int, int]]:
     """Yields each row of pages that this process alone has: whether it is in the heap, its address and its size."""
     pages = open_fd("/proc/self/pagemap", O_RDONLY | O_CLOEXEC)
     try:
-        with open("/proc/self/maps", "rb") as file:
-            maps = file.readlines()
         for line in maps:
             addresses, rights, _ = line.split(b" ", 2)
             begin, end = (int(address, 16) for address in addresses.split(b"-"))

@@ -106,13 +106,13 @@ def offsets_of(fds: Collection[int]) -> list[tuple[int, int]]:
             mode, name = fstat(fd).st_mode, readlink(f"/proc/self/fd/{fd}")
         except OSError:  # the descriptor of the folder that was just listed
             continue
-        if S_ISREG(mode) and not name.startswith("/memfd:"):
+        if S_ISDIR(mode) or (S_ISREG(mode) and not name.startswith("/memfd:")):
             found.append((fd, lseek(fd, 0, SEEK_CUR)))
         elif S_ISSOCK(mode):
             raise Refused(f"a socket is open (descriptor {fd})")
         elif S_ISFIFO(mode):
             raise Refused(f"a pipe is open (descriptor {fd})")
-        elif not (S_ISDIR(mode) or (S_ISCHR(mode) and name in _HARMLESS)):
+        elif not (S_ISCHR(mode) and name in _HARMLESS):
             raise Refused(f"{name.removeprefix('anon_inode:')} is open (descriptor {fd})")
     return found
 

@@ -152,6 +152,21 @@ async fn what_cannot_be_shared_is_named_and_the_session_goes_on() {
             "f.close(); os.close(g)",
         ),
         (
+            "import os; os.mkdir('full'); [open(f'full/{n}', 'w').close() for n in range(1500)]; s = os.scandir('full'); next(s)",
+            "/workspace/full is being listed",
+            "s.close(); import shutil; shutil.rmtree('full')",
+        ),
+        (
+            "open('/dev/shm/one', 'w').close()",
+            "there are files in /dev/shm",
+            "import os; os.remove('/dev/shm/one')",
+        ),
+        (
+            "import ctypes; c = ctypes.CDLL(None); q = c.msgget(7, 0o1600)",
+            "there are things in /proc/sysvipc/msg",
+            "c.msgctl(q, 0, None)",
+        ),
+        (
             "import os; os.mkfifo('fifo')",
             "fifo is no ordinary file",
             "os.remove('fifo')",
@@ -165,7 +180,7 @@ async fn what_cannot_be_shared_is_named_and_the_session_goes_on() {
     let sandbox = builder().build().await.unwrap();
     prints(
         &sandbox,
-        "import threading; stop = threading.Event(); numbers = (n for n in range(9))",
+        "import threading; stop = threading.Event(); numbers = (n for n in range(99))",
     )
     .await;
     for (number, (code, why, remove)) in obstacles.into_iter().enumerate() {

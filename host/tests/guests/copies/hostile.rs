@@ -376,3 +376,87 @@ paused['receive'] = receive_or_write
     steps.dedup();
     assert_eq!(steps.len(), 1, "nobody wrote while copies were made: {steps:?}");
 }
+
+/// Processes with this name.
+fn named(name: &[u8]) -> usize {
+    let each = std::fs::read_dir("/proc").unwrap().flatten();
+    let names = each.filter_map(|process| std::fs::read(process.path().join("comm")).ok());
+    names.filter(|its| its.strip_suffix(b"\n") == Some(name)).count()
+}
+
+/// A process chooses its name, which `/proc` tells as it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_whose_name_is_no_text_ends_before() {
+    let number = std::process::id() % 100_000;
+    let name = [b"\xff\xfe", number.to_string().as_bytes()].concat();
+    let sandbox = hostile(&format!(
+        "
+def show_and_start(shown):
+    real_show(shown)
+    if not os.path.exists('/workspace/named'):
+        if os.fork() == 0:
+            if os.fork() == 0:
+                libc.prctl(15, b'\\xff\\xfe{number}', 0, 0, 0)
+                os.close(os.open('/workspace/named', os.O_CREAT, 0o600))
+                while True: libc.pause()
+            os._exit(0)
+        libc.wait(None)
+        while not os.path.exists('/workspace/named'): os.sched_yield()
+paused['show'] = show_and_start
+"
+    ))
+    .await;
+    while named(&name) == 0 {
+        tokio::task::yield_now().await;
+    }
+    is_copied(&sandbox).await;
+    assert_eq!(named(&name), 0);
+}
+
+/// The kernel writes the number of a new process to an address that the process it came from chooses. Here, that is an instruction.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_whose_instruction_is_changed_is_not_made() {
+    // clone(CLONE_PARENT | SIGCHLD | CLONE_CHILD_SETTID, 0, 0, instruction - 3), and after the changed one: unshare(CLONE_NEWUSER)
+    let sandbox = hostile(
+        "
+code = bytes.fromhex('53b838000000bf1180000131f631d24531c04c8d1503000000eb0490909090' '0f05eb400000' 'b810010000bf000000100f05ebfe') + bytes(48) + b'\\x5b\\xc3'
+page = libc.mmap(None, 1 << 16, 7, 0x22, -1, 0)
+ctypes.memmove(page, code, len(code))
+raw = ctypes.PYFUNCTYPE(ctypes.c_long)(page)
+paused['_clone'] = lambda: raw() if sys._getframe(1).f_code.co_name == '_rest' else real_clone()
+",
+    )
+    .await;
+    let error = sandbox.fork(2).await.unwrap_err().to_string();
+    assert!(error.contains("went elsewhere, and was ended"), "{error}");
+    assert_eq!(prints(&sandbox, "print(next(numbers))").await, "0\n");
+}
+
+/// Copies would share the file of a program that the session has made.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_program_is_found() {
+    let sandbox = hostile(
+        "
+import fcntl, shutil
+shutil.copy(os.readlink('/proc/self/exe'), 'program')
+code = '''
+import ctypes, socket
+control, libc = socket.socket(fileno=FD), ctypes.CDLL(None)
+while True:
+    control.recvmsg(4096, 64)
+    libc.syscall(56, 0x8011, 0, 0, 0, 0)
+'''
+def become_another(control, *arguments):
+    if is_paused():
+        for fd in (control.fileno(), sys._getframe(1).f_locals['channel']):
+            os.set_inheritable(fd, True)
+        os.execv('/workspace/program', ['python', '-Ic', code.replace('FD', str(control.fileno()))])
+    return real_receive(control, *arguments)
+paused['receive'] = become_another
+",
+    )
+    .await;
+    assert!(sandbox.fork(2).await.is_err());
+    let run = sandbox.execute("print('numbers' in globals())").await.unwrap();
+    assert_eq!((&*run.stdout, run.state.status), ("False\n", StateStatus::Lost));
+}

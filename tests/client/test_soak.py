@@ -74,7 +74,7 @@ def family(root: int) -> dict[int, str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with suppress(OSError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 if fields[0] not in "ZX":
                     parents[int(entry.name)], started[int(entry.name)] = int(fields[1]), fields[19]
     found = [root]
@@ -85,7 +85,7 @@ def family(root: int) -> dict[int, str]:
 
 def is_alive(pid: int, started: str) -> bool:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return False
     return fields[19] == started and fields[0] not in "ZX"

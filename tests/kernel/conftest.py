@@ -140,7 +140,7 @@ def processes() -> dict[int, int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
-                stat = (folder / "stat").read_text().rpartition(")")[2].split()
+                stat = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
             except OSError:  # the process has ended
                 continue
             if stat[0] != "Z":

@@ -326,7 +326,7 @@ def guests(of: int) -> list[str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                fields = (entry / "stat").read_text(errors="replace").rsplit(")", 1)[1].split()
             except OSError:
                 continue
             if int(fields[1]) == of:

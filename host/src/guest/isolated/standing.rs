@@ -24,7 +24,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use super::calls;
 use super::fds::Table;
 use super::files::{Files, flags};
-use super::rooms::has_ended;
+use super::rooms::{ROOT, has_ended};
 use super::tracing::{Registers, Traced};
 use super::{Facts, Origin, refused};
 use crate::guest::process::{GONE_WITHIN, process_of};
@@ -262,7 +262,7 @@ fn runs_same_program(pid: u32, standing: &HashSet<u32>) -> io::Result<()> {
 
 /// Returns an error if a process has files in shared memory, or what System V's calls make. A copy would lack them.
 fn has_no_shared_files(pid: u32) -> io::Result<()> {
-    if fs::read_dir(format!("/proc/{pid}/root/dev/shm"))?.next().is_some() {
+    if fs::read_dir(format!("/proc/{pid}/{ROOT}/dev/shm"))?.next().is_some() {
         return Err(refused("there are files in /dev/shm"));
     }
     let namespace = File::open(format!("/proc/{pid}/ns/ipc"))?;

@@ -168,7 +168,9 @@ def memory() -> int:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                parents[int(entry.name)] = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+                parents[int(entry.name)] = int(
+                    (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+                )
             except OSError:
                 continue  # it has ended
     found, todo = set(), [os.getpid()]

@@ -103,7 +103,7 @@ pub(crate) struct MadeCopy {
     pub(crate) begin: Begin,
 }
 
-/// What a copied session begins with: the checkpoint from which its first guest comes, and what is known of that guest.
+/// The begin of a copied session: the checkpoint from which its first guest comes, and the facts about that guest.
 pub(crate) struct Begin {
     pub(crate) checkpoint: PausedCheckpoint,
     pub(crate) info: GuestInfo,

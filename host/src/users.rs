@@ -25,6 +25,8 @@ use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
 use sandglass_core::Error;
 
+use crate::procfs;
+
 /// The user of all guests when they cannot have ids of their own.
 pub const NOBODY: u32 = 65534;
 /// The guest's user id inside its namespace.
@@ -388,8 +390,8 @@ fn users_of_processes() -> BTreeSet<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let processes = entries.filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
     processes
-        .filter_map(|process| fs::read(process.path().join("status")).ok())
-        .flat_map(|status| users_of(&String::from_utf8_lossy(&status)))
+        .filter_map(|process| procfs::read(process.path().join("status")).ok())
+        .flat_map(|status| users_of(&status))
         .collect()
 }
 

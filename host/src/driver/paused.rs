@@ -63,9 +63,9 @@ impl PausedGuests {
 impl SandboxTask {
     /// Adds the checkpoint of a session that is a copy.
     pub(super) fn begin_with(mut self, checkpoint: Option<PausedCheckpoint>) -> Self {
-        checkpoint
-            .iter()
-            .for_each(|checkpoint| self.paused.copies.begin_with(checkpoint));
+        if let Some(checkpoint) = &checkpoint {
+            self.paused.copies.begin_with(checkpoint);
+        }
         self
     }
 
@@ -205,7 +205,9 @@ impl SandboxTask {
             let why = match spreading.await {
                 Ok((own, others)) => {
                     let copies = others.into_iter().map(|checkpoint| MadeCopy {
-                        fork: fork.clone().on(body(checkpoint.number, Arc::clone(&checkpoint.copy))),
+                        fork: fork
+                            .clone()
+                            .with_body(body(checkpoint.number, Arc::clone(&checkpoint.copy))),
                         begin: Begin {
                             checkpoint,
                             info: info.clone(),

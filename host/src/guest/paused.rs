@@ -345,8 +345,10 @@ impl Boundary {
                     let _entered = runtime.enter();
                     let copies = copies.into_iter().map(|copy| {
                         let copy = Arc::new(Self::of_copy(copy, &trunk, &origin.rooms, kept.clone())?);
-                        let number = checkpoint;
-                        Ok(PausedCheckpoint { number, copy })
+                        Ok(PausedCheckpoint {
+                            number: checkpoint,
+                            copy,
+                        })
                     });
                     let copies: Result<Vec<_>, Error> = copies.collect();
                     boundary.is_left.store(copies.is_ok(), Ordering::SeqCst); // before the paused copies end

@@ -163,9 +163,9 @@ impl<B> Fork<B> {
         self.last_execution
     }
 
-    /// The same on another paused copy with the state of the checkpoint.
+    /// The same with another body of the checkpoint, which needs no earlier one.
     #[must_use]
-    pub fn on(mut self, body: B) -> Self {
+    pub fn with_body(mut self, body: B) -> Self {
         self.chain = self.chain.pop().into_iter().collect();
         if let Some(link) = self.chain.last_mut() {
             link.stand_alone(body);

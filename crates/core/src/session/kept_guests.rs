@@ -56,7 +56,7 @@ impl<B: Body> Session<B> {
         Some(self.interpreter.fork_of(checkpoints.chain.find(number)?))
     }
 
-    /// Takes note that the guest which is being made comes from another paused copy with the state of this checkpoint. All older ones are gone.
+    /// Takes note that the guest which is being made comes from another paused copy with the state of this checkpoint. All other checkpoints are gone.
     pub fn goes_on_from(&mut self, checkpoint: u32, body: B) {
         self.interpreter.checkpoints.chain.leave_only(checkpoint, &body);
     }

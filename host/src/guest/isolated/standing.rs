@@ -333,3 +333,25 @@ fn send(socket: &OwnedFd, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<(
     sendmsg(socket, &[IoSlice::new(packet)], &mut ancillary, flags)?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_runs_another_program_is_found() {
+        let mut other = Command::new("/bin/sleep").arg("600").spawn().unwrap();
+        let (own, pid) = (std::process::id(), other.id());
+        while fs::read_link(format!("/proc/{pid}/exe")).unwrap().file_name() != Some("sleep".as_ref()) {
+            thread::yield_now(); // until it has left this program
+        }
+        let alone = runs_same_program(pid, &HashSet::from([own]));
+        let among_its_kind = runs_same_program(pid, &HashSet::from([own, pid]));
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert!(alone.is_err());
+        assert!(among_its_kind.is_ok());
+    }
+}

@@ -431,32 +431,3 @@ paused['_clone'] = lambda: raw() if sys._getframe(1).f_code.co_name == '_rest' e
     assert!(error.contains("went elsewhere, and was ended"), "{error}");
     assert_eq!(prints(&sandbox, "print(next(numbers))").await, "0\n");
 }
-
-/// Copies would share the file of a program that the session has made.
-#[tokio::test(flavor = "multi_thread")]
-async fn another_program_is_found() {
-    let sandbox = hostile(
-        "
-import fcntl, shutil
-shutil.copy(os.readlink('/proc/self/exe'), 'program')
-code = '''
-import ctypes, socket
-control, libc = socket.socket(fileno=FD), ctypes.CDLL(None)
-while True:
-    control.recvmsg(4096, 64)
-    libc.syscall(56, 0x8011, 0, 0, 0, 0)
-'''
-def become_another(control, *arguments):
-    if is_paused():
-        for fd in (control.fileno(), sys._getframe(1).f_locals['channel']):
-            os.set_inheritable(fd, True)
-        os.execv('/workspace/program', ['python', '-Ic', code.replace('FD', str(control.fileno()))])
-    return real_receive(control, *arguments)
-paused['receive'] = become_another
-",
-    )
-    .await;
-    assert!(sandbox.fork(2).await.is_err());
-    let run = sandbox.execute("print('numbers' in globals())").await.unwrap();
-    assert_eq!((&*run.stdout, run.state.status), ("False\n", StateStatus::Lost));
-}

@@ -21,11 +21,13 @@ use futures_util::future::BoxFuture;
 
 pub mod copies;
 pub(crate) mod fork;
+mod held;
 pub mod isolated;
 pub(crate) mod memory;
 pub(crate) mod paused;
 pub(crate) mod process;
 mod rlimits;
+mod traced;
 
 /// The command that starts a guest, as data.
 #[derive(Debug, Clone, PartialEq)]

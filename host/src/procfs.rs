@@ -1,15 +1,39 @@
 //! Files of `/proc` about processes. A process chooses parts of their content, such as its name, which may be no UTF-8.
 
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
 use nix::libc;
 
+/// The most bytes of a file that tells of a process.
+const MOST_BYTES: u64 = 1 << 20;
+/// The most bytes of the list of a process's memory. The process chooses the names of files in it, which may have any length.
+const MOST_BYTES_OF_MAPS: u64 = 16 << 20;
+
 /// Reads a file of `/proc` as text. Bytes that are no UTF-8 are replaced.
+///
+/// # Errors
+/// It cannot be read, or is larger than such a file is.
 pub(crate) fn read(file: impl AsRef<Path>) -> io::Result<String> {
-    let bytes = fs::read(file)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    read_at_most(MOST_BYTES, file.as_ref())
+}
+
+/// The list of a process's memory, a line for each part.
+///
+/// # Errors
+/// As of [`read`].
+pub(crate) fn maps(pid: u32) -> io::Result<String> {
+    read_at_most(MOST_BYTES_OF_MAPS, format!("/proc/{pid}/maps").as_ref())
+}
+
+fn read_at_most(most: u64, file: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    let read = File::open(file)?.take(most + 1).read_to_end(&mut bytes)?;
+    match read as u64 > most {
+        true => Err(io::Error::other(format!("{} is too large", file.display()))),
+        false => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+    }
 }
 
 /// Returns true if a process makes no more steps, even if nobody has taken its exit.
@@ -81,6 +105,13 @@ mod tests {
         }
         child.wait().unwrap();
         assert!(has_ended(child.id()));
+    }
+
+    #[test]
+    fn the_bytes_of_a_file_are_bounded() {
+        let file = Path::new("/proc/self/maps");
+        assert!(read_at_most(1 << 20, file).is_ok());
+        assert!(read_at_most(100, file).is_err());
     }
 
     #[test]

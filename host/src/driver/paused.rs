@@ -12,6 +12,7 @@ use sandglass_core::protocol::Event;
 use sandglass_core::session::{Fork, GuestInput, Input, Slot};
 use sandglass_core::{Error, Killer};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use super::slots::{HeldGuest, Running};
 use super::task::SandboxTask;
@@ -191,18 +192,29 @@ impl SandboxTask {
         order: CopiesOrder,
         fork: Fork<Payload>,
     ) -> BoxFuture<'static, Result<Guest, Error>> {
-        let CopiesOrder { count, made } = order;
+        let CopiesOrder { count, mut made } = order;
+        if made.is_closed() {
+            return self.paused.copies.revive(checkpoint);
+        }
         let Some(limits) = self.launcher.copy_limits() else {
             let _ = made.send(Err(format!("guests of this kind are copied by value; {KEPT}")));
             return self.paused.copies.revive(checkpoint);
         };
-        let (spreading, alone) = (
-            self.paused.copies.spread(checkpoint, limits, count),
+        let given_up = CancellationToken::new();
+        let (mut spreading, alone) = (
+            self.paused.copies.spread(checkpoint, limits, count, given_up.clone()),
             self.paused.copies.revive(checkpoint),
         );
         let info = self.session.info().clone();
         Box::pin(async move {
-            let why = match spreading.await {
+            let spread = tokio::select! {
+                spread = &mut spreading => spread,
+                () = made.closed() => {
+                    given_up.cancel();
+                    spreading.await
+                }
+            };
+            let why = match spread {
                 Ok((own, others)) => {
                     let copies = others.into_iter().map(|checkpoint| MadeCopy {
                         fork: fork
@@ -214,7 +226,7 @@ impl SandboxTask {
                         },
                     });
                     let _ = made.send(Ok(copies.collect())); // if nobody waits for them any more, they end
-                    return Ok(own);
+                    return own;
                 }
                 Err(why) => why,
             };

@@ -47,15 +47,11 @@ impl Heir {
     /// Makes the guest that goes on from this checkpoint. `None` if the checkpoint has no heir.
     async fn go_on(&self, checkpoint: u32) -> Option<Result<Guest, Error>> {
         let heir = {
-            let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.take_if(|heir| heir.number == checkpoint)?
+            let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.clone().filter(|heir| heir.number == checkpoint)?
         };
-        let PausedCopy {
-            guest: paused,
-            boundary,
-        } = &*heir.copy;
-        let ids: Vec<u32> = paused.inner_id().into_iter().collect();
-        let guest = boundary.revive(paused, &ids, || paused.stop()).await;
+        let ids: Vec<u32> = heir.copy.guest.inner_id().into_iter().collect();
+        let guest = heir.copy.revive(&ids, &[]).await;
         Some(guest.map(|mut guest| {
             guest.kin.copied = Some(heir);
             guest
@@ -74,6 +70,7 @@ pub struct PausedCopy {
 }
 
 /// A checkpoint, by its number, and the paused copy that holds it.
+#[derive(Clone)]
 pub struct PausedCheckpoint {
     pub(crate) number: u32,
     pub(crate) copy: Arc<PausedCopy>,
@@ -89,10 +86,24 @@ impl PausedCopy {
         self.guest.end().await;
     }
 
+    /// Makes a guest of it, as [`Boundary::revive`]. If it lives and makes none, it is asked once more: the machine may be busy.
+    async fn revive(&self, paused: &[u32], all: &[Arc<Self>]) -> Result<Guest, Error> {
+        let guest = self.boundary.revive(&self.guest, paused, all).await;
+        match guest {
+            Err(_) if !self.guest.has_ended() && !self.boundary.is_left() => {
+                self.boundary.revive(&self.guest, paused, all).await
+            }
+            guest => guest,
+        }
+    }
+
     pub(super) fn guest(&self) -> &PausedGuest {
         &self.guest
     }
 }
+
+/// The guest in which a copied session goes on, and the copies.
+pub type Spread = (Result<Guest, Error>, Vec<PausedCheckpoint>);
 
 /// A running guest's place among its copies.
 #[derive(Default)]
@@ -144,7 +155,7 @@ impl Copies {
         let (paused, all) = self.others();
         Box::pin(async move {
             if let Some((boundary, beginning)) = boundary.as_ref().and_then(|its| Some((its, its.beginning()?))) {
-                match boundary.revive(beginning, &paused, || stop(&all)).await {
+                match boundary.revive(beginning, &paused, &all).await {
                     Ok(guest) => return Ok(guest),
                     Err(error) => tracing::debug!(%error, "a guest does not come from its beginning"),
                 }
@@ -161,7 +172,7 @@ impl Copies {
         let heir = self.heir.clone();
         Box::pin(async move {
             let copy = copy.ok_or_else(|| Error::GuestLost("its process is gone".to_owned()))?;
-            match copy.boundary.revive(&copy.guest, &paused, || stop(&all)).await {
+            match copy.revive(&paused, &all).await {
                 Ok(guest) => Ok(guest),
                 Err(error) => heir.go_on(checkpoint).await.unwrap_or(Err(error)),
             }
@@ -169,20 +180,20 @@ impl Copies {
     }
 
     /// Makes so many copies of a paused copy, and one more from which the sandbox goes on, each in namespaces of its own. Returns the guest that
-    /// comes from that one, and the others. The guest so far ends before.
+    /// comes from that one, if it starts, and the others. The guest so far ends before.
     pub fn spread(
         &self,
         checkpoint: u32,
         limits: CopyLimits,
         count: usize,
-    ) -> BoxFuture<'static, Result<(Guest, Vec<PausedCheckpoint>), String>> {
+        given_up: CancellationToken,
+    ) -> BoxFuture<'static, Result<Spread, String>> {
         let copy = self.copies.get(&checkpoint).and_then(Weak::upgrade);
         let (_, paused) = self.others();
         let heir = self.heir.clone();
         Box::pin(async move {
             let copy = copy.ok_or("its process is gone")?;
             let boundary = Arc::clone(&copy.boundary);
-            let given_up = CancellationToken::new();
             let _guard = given_up.clone().drop_guard();
             let spreading = Spreading {
                 checkpoint,
@@ -196,8 +207,9 @@ impl Copies {
             // A task of its own: what is under way comes to its end even if nobody waits for it any more.
             let spreading = tokio::spawn(boundary.spread(spreading));
             let others = spreading.await.map_err(|error| error.to_string())??;
-            let own = heir.go_on(checkpoint).await.ok_or("the session's own copy is gone")?;
-            Ok((own.map_err(|error| error.to_string())?, others))
+            let gone = || Err(Error::GuestLost("its own copy is gone".to_owned()));
+            let own = heir.go_on(checkpoint).await.unwrap_or_else(gone);
+            Ok((own, others))
         })
     }
 
@@ -379,10 +391,6 @@ impl Copies {
 )]
 fn room(memory_bytes: f64, held_bytes: u64) -> u64 {
     ((memory_bytes * MEMORY_SHARE - held_bytes as f64) / 2.0).max(0.0) as u64
-}
-
-fn stop(all: &[Arc<PausedCopy>]) {
-    all.iter().for_each(|copy| copy.guest.stop());
 }
 
 #[cfg(test)]

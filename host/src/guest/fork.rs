@@ -32,7 +32,7 @@ use crate::seqpacket::{pair, receive, send, watched};
 use futures_util::future::BoxFuture;
 
 /// The time limit for a copy. A short limit is enough, because the guest is idle when it gets the order.
-const FORK_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const FORK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An order to the guest to fork itself. The copy's ends of its sockets come with the order.
 #[derive(Default, Serialize)]
@@ -55,6 +55,12 @@ pub(super) struct Order<'a> {
 enum Report {
     Forked { forked: u32 },
     Failed { failed: String },
+}
+
+/// The word of a paused copy that it waits for orders.
+#[derive(Deserialize)]
+struct Waits {
+    waits: bool,
 }
 
 /// Orders copies from a guest.
@@ -198,6 +204,21 @@ impl Forker {
         forked.map_err(|_| late())?
     }
 
+    /// Waits until a paused copy says that it waits for orders.
+    pub(super) async fn waits_within(&self, time: Duration) -> Result<(), Error> {
+        let control = self.control.lock().await;
+        let told = tokio::time::timeout(time, receive::<Waits>(&control)).await;
+        let late = |_| failed(&format!("the copy was not ready within {time:?}"));
+        match told.map_err(late)?.map_err(unmade)? {
+            Some((Waits { waits: true }, fds)) if fds.is_empty() => Ok(()),
+            Some((_, fds)) => {
+                give_up(fds);
+                Err(failed("the copy says something else than that it waits"))
+            }
+            None => Err(failed("the copy ended at once")),
+        }
+    }
+
     /// The process that the host started for the guest.
     pub(super) fn root(&self) -> Option<u32> {
         self.root
@@ -237,8 +258,7 @@ async fn ask(
         };
         let are_its = root.is_some_and(|root| fds.iter().all(|fd| is_below(fd, root)));
         if !are_its && !fds.is_empty() {
-            // Closing a descriptor of another kind may block.
-            drop(tokio::task::spawn_blocking(move || drop(fds)));
+            give_up(fds);
             return Err(failed("it has sent something else than its own processes"));
         }
         match report {
@@ -253,6 +273,11 @@ async fn ask(
             }
         }
     }
+}
+
+/// Closes descriptors that the guest has sent, which may block.
+fn give_up(fds: Vec<OwnedFd>) {
+    drop(tokio::task::spawn_blocking(move || drop(fds)));
 }
 
 /// The most generations between a process and the root. The limit bounds the work that a guest can cause.

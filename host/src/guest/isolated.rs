@@ -14,7 +14,7 @@
 //! | this one | what a copy is made of, and the check of it |
 //! | `standing.rs` | the paused copy, at the begin of its fork |
 //! | `copying.rs` | the making of copies, step by step |
-//! | `tracing.rs` | steps of a traced process |
+//! | `steps.rs` | steps of a traced process |
 //! | `calls.rs` | calls that it makes in one go |
 //! | `fds.rs` | what its descriptors stand for |
 //! | `files.rs` | files of the session's folders |
@@ -36,7 +36,7 @@ pub(crate) mod rooms;
 #[cfg(target_arch = "x86_64")]
 mod standing;
 #[cfg(target_arch = "x86_64")]
-mod tracing;
+mod steps;
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -220,7 +220,7 @@ impl Facts {
         if self.numbers()?.len() > DEEPEST {
             return Err(refused(format_args!("it is a copy of a copy, {DEEPEST} times over")));
         }
-        let maps = procfs::read(format!("/proc/{pid}/maps"))?;
+        let maps = procfs::maps(pid)?;
         match maps.lines().any(is_shared) {
             true => Err(refused("there is memory that may be others'")),
             false => Ok(()),

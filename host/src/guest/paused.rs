@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 use sandglass_core::Error;
 use tokio::net::UnixStream;
@@ -24,10 +23,12 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::copies::{Heir, PausedCheckpoint, PausedCopy};
-use super::fork::{CopyProcess, Forked, Forker, Order, channel};
+use super::fork::{CopyProcess, FORK_TIMEOUT, Forked, Forker, Order, channel};
+use super::held::Held;
 use super::isolated::family::{CopiedProcess, Trunk};
 use super::isolated::rooms::Rooms;
 use super::isolated::{self, Copy, CopyLimits, Origin, Wanted};
+use super::process::ends_within;
 use super::{Guest, GuestProcess, Process, epoch};
 use crate::procfs::parent_of;
 
@@ -56,11 +57,12 @@ impl Forker {
     /// Has the guest make a paused copy of itself. `room` is the memory that it may take after that; `None` if nothing bounds it.
     pub(crate) fn pause(&self, room: Option<u64>) -> impl Future<Output = Result<PausedGuest, Error>> + Send + 'static {
         let forker = self.same();
-        async move { Ok(forker.pause_within(None, room).await?.0) }
+        async move { Ok(forker.pause_within(FORK_TIMEOUT, room).await?.0) }
     }
 
-    /// Has the guest make a paused copy of itself. Returns the guest's own process, too. A guest that is starting takes longer.
-    async fn pause_within(&self, time: Option<Duration>, room: Option<u64>) -> Result<(PausedGuest, OwnedFd), Error> {
+    /// Has the guest make a paused copy of itself, and waits until that one waits for orders. Returns the guest's own process, too. A guest that is
+    /// starting takes longer.
+    async fn pause_within(&self, time: Duration, room: Option<u64>) -> Result<(PausedGuest, OwnedFd), Error> {
         let (next, control) = self.next()?;
         let order = Order {
             epoch: epoch()?,
@@ -68,15 +70,14 @@ impl Forker {
             room,
             ..Order::default()
         };
-        let fds = [control.as_fd()];
-        let Forked { copy, origin } = match time {
-            Some(time) => self.order_within(time, &order, &fds).await?,
-            None => self.order(&order, &fds).await?,
-        };
+        let Forked { copy, origin } = self.order_within(time, &order, &[control.as_fd()]).await?;
+        drop(control); // so that the end of the copy is seen
         let copy = PausedGuest {
             forker: next,
             process: CopyProcess::new(copy, Arc::default())?,
         };
+        copy.forker.waits_within(time).await?;
+        copy.stop();
         Ok((copy, origin))
     }
 }
@@ -84,7 +85,6 @@ impl Forker {
 impl PausedGuest {
     /// Makes a guest of the checkpoint. The guest is told the numbers of all paused copies.
     pub(crate) async fn revive(&self, paused: &[u32]) -> Result<Revived, Error> {
-        // Code of the guest may have stopped it.
         let _ = pidfd_send_signal(self.process.pidfd(), Signal::CONT);
         let (ours, its_channel) = channel()?;
         let (forker, control) = self.forker.next()?;
@@ -121,11 +121,11 @@ impl PausedGuest {
 
     /// Returns true when the process has ended.
     pub(crate) fn has_ended(&self) -> bool {
-        let mut fds = [PollFd::new(self.process.pidfd(), PollFlags::IN)];
-        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        ends_within(self.process.pidfd(), Duration::ZERO)
     }
 
-    /// Stops the process, which has nothing to do while it is paused. Code of the guest may have handed over a process of its own as a copy.
+    /// Stops the process, which has nothing to do while it is paused. Code of the guest may have handed over a process of its own as a copy, so this
+    /// holds only as long as no other signal comes (`held.rs`).
     pub(crate) fn stop(&self) {
         let _ = pidfd_send_signal(self.process.pidfd(), Signal::STOP);
     }
@@ -185,6 +185,8 @@ struct Processes {
     root: Option<GuestProcess>,
     /// The end of the last guest's other processes.
     sweep: Option<JoinHandle<bool>>,
+    /// The paused copies from which the guest does not come.
+    held: Option<Held>,
 }
 
 /// Starts a guest's paused copies: makes the first one, before the guest gets any message. If the guest makes no copies, it stays as it is.
@@ -203,7 +205,7 @@ pub(crate) async fn with_beginning(mut guest: Guest) -> Guest {
 impl Boundary {
     /// The boundary of a guest that gets no messages yet, and the guest's own process.
     async fn around(forker: &Forker) -> Result<(Self, GuestProcess), Error> {
-        let (beginning, own) = forker.pause_within(Some(START_TIMEOUT), None).await?;
+        let (beginning, own) = forker.pause_within(START_TIMEOUT, None).await?;
         let own = CopyProcess::new(own, Arc::default())?;
         let line = forker
             .root()
@@ -300,6 +302,9 @@ impl Boundary {
         } = spreading;
         let text = |error: std::io::Error| error.to_string();
         let mut lent = self.rest.emptied().await.map_err(|error| error.to_string())?;
+        if let Some(held) = lent.processes.held.take() {
+            held.let_go().await;
+        }
         paused.iter().for_each(|copy| copy.guest().stop());
         if let Some(beginning) = &self.beginning {
             beginning.stop();
@@ -395,17 +400,32 @@ impl Boundary {
         self.rest.lock().root.take()
     }
 
-    /// Makes a guest of a paused copy, once the last guest is gone. Then nobody is left who could continue a copy that `stop_all` stops.
+    /// Makes a guest of a paused copy, once the last guest is gone. From then on the others of `all` make no step. The guest is told the numbers
+    /// `paused`.
     pub(crate) async fn revive(
         self: &Arc<Self>,
         copy: &PausedGuest,
         paused: &[u32],
-        stop_all: impl Fn(),
+        all: &[Arc<PausedCopy>],
     ) -> Result<Guest, Error> {
-        let mut lent = self.rest.emptied().await?;
-        stop_all();
-        let revived = copy.revive(paused).await?;
         let gone = || Error::GuestLost("its processes are gone".to_owned());
+        let mut lent = self.rest.emptied().await?;
+        if lent.processes.root.is_none() || self.is_left() {
+            return Err(gone());
+        }
+        if let Some(held) = lent.processes.held.take() {
+            held.let_go().await;
+        }
+        let others = all.iter().map(|other| other.guest());
+        let others: Vec<_> = others.filter(|other| !std::ptr::eq(*other, copy)).collect();
+        if !others.is_empty() {
+            others.iter().for_each(|other| other.stop());
+            let processes = others.iter().map(|other| other.process.pidfd().try_clone());
+            let held = processes.collect::<Result<_, _>>().and_then(Held::begin);
+            let held = held.map_err(|error| Error::BootFailed(format!("older checkpoints cannot be held: {error}")))?;
+            lent.processes.held.insert(held).stopped().await;
+        }
+        let revived = copy.revive(paused).await?;
         let root = lent.processes.root.take().ok_or_else(gone)?;
         Ok(Guest::revived(revived, root, Arc::clone(self)))
     }
@@ -450,8 +470,9 @@ struct Lent<'a> {
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        let Processes { root, sweep } = std::mem::take(&mut self.processes);
+        let Processes { root, sweep, held } = std::mem::take(&mut self.processes);
         let mut rest = self.rest.lock();
+        rest.held = rest.held.take().or(held);
         rest.root = rest.root.take().or(root);
         rest.sweep = rest.sweep.take().or(sweep);
     }

@@ -273,6 +273,12 @@ pub(crate) fn process_of(pidfd: &OwnedFd) -> Option<u32> {
     pid.trim().parse().ok()
 }
 
+/// Waits for the end of a process. Returns false if it does not end.
+pub(crate) fn ends_within(process: &OwnedFd, within: Duration) -> bool {
+    let (mut polled, deadline) = ([PollFd::new(process, PollFlags::IN)], Timespec::try_from(within).ok());
+    retry_on_intr(|| poll(&mut polled, deadline.as_ref())).is_ok_and(|ready| ready > 0)
+}
+
 /// An unnamed file with these bytes, open at its beginning.
 pub(crate) fn file_of(bytes: &[u8]) -> io::Result<OwnedFd> {
     let mut file = tempfile::tempfile()?;

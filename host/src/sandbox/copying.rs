@@ -1,7 +1,7 @@
 //! Copies of a sandbox.
 
 use sandglass_core::Error;
-use sandglass_core::session::{Command, Reply, StateCommand};
+use sandglass_core::session::{Command, StateCommand};
 use tokio::sync::oneshot;
 
 use super::{Sandbox, Spent, number_of_copies};
@@ -53,15 +53,17 @@ impl Sandbox {
             copies: Some(CopiesOrder { count, made }),
             ..Watch::default()
         };
-        match self.driver.submit(Command::State(StateCommand::Fork), watch).await? {
-            Reply::State(_) => {}
-            _ => return Err(Error::Protocol("an answer that is no state".to_owned())),
-        }
-        let copies = copies
-            .await
-            .unwrap_or_else(|_| Err("the guest ended meanwhile; the next execution says what is lost".to_owned()));
+        // Copies are there even if the session's own guest does not come back: the next execution says what became of it.
+        let answer = self.driver.submit(Command::State(StateCommand::Fork), watch).await;
+        let copies = match (copies.await, answer) {
+            (Ok(copies), _) => copies.map_err(why_not)?.into_iter(),
+            (Err(_), Err(error)) => return Err(error),
+            (Err(_), Ok(_)) => {
+                let why = "the guest ended meanwhile; the next execution says what is lost";
+                return Err(why_not(why.to_owned()));
+            }
+        };
         let spent = self.all_spent();
-        let copies = copies.map_err(why_not)?.into_iter();
         Ok(copies.map(|made| SandboxCopy { made, spent }).collect())
     }
 }

@@ -167,6 +167,11 @@ async fn what_cannot_be_shared_is_named_and_the_session_goes_on() {
             "c.msgctl(q, 0, None)",
         ),
         (
+            "import resource; r = resource.RLIMIT_NOFILE; most = resource.getrlimit(r); resource.setrlimit(r, (200, most[1]))",
+            "only 200 files may be open",
+            "resource.setrlimit(r, most)",
+        ),
+        (
             "import os; os.mkfifo('fifo')",
             "fifo is no ordinary file",
             "os.remove('fifo')",

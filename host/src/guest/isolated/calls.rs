@@ -10,7 +10,8 @@ use std::os::unix::fs::FileExt;
 
 use nix::libc::{self, c_long};
 
-use super::tracing::{Registers, Traced, succeeded};
+use super::steps::{Registers, succeeded};
+use crate::guest::traced::Traced;
 use crate::procfs;
 
 /// Bytes of the memory that is mapped for the code, the table of calls, and their data.
@@ -111,7 +112,7 @@ pub(super) fn drop_memory(keeper: &Traced, at: &Registers, pages: u64) -> io::Re
     let mut at = *at;
     at.rip = pages + CALLED_AT; // the calls of the page itself, as all others go
     let page = pages..pages + CODE_BYTES;
-    let maps = procfs::read(format!("/proc/{}/maps", keeper.pid()))?;
+    let maps = procfs::maps(keeper.pid())?;
     let end = maps
         .lines()
         .filter_map(place)

@@ -14,10 +14,10 @@ use super::fds;
 use super::files::{self, close, flags};
 use super::rooms::{FOLDERS, Furnishing, Room};
 use super::standing::{GIVEN, Standing, Tools, ends_first, memory_of};
-use super::tracing::Traced;
 use super::{Copy, Facts, Keeper, NAMESPACES, Origin, Wanted, refused};
 use crate::cgroup::Cgroup;
 use crate::guest::process::GONE_WITHIN;
+use crate::guest::traced::Traced;
 use crate::seqpacket::pair;
 use crate::users::INSIDE;
 

@@ -10,7 +10,8 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat,
 use super::calls::Calls;
 use super::fds::Descriptors;
 use super::rooms::{FOLDERS, ROOT};
-use super::tracing::{Registers, Traced};
+use super::steps::Registers;
+use crate::guest::traced::Traced;
 
 /// The most files and folders that go along.
 const MOST_FILES: usize = 2_000;

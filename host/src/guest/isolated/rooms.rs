@@ -13,15 +13,15 @@ use std::thread;
 use std::time::Duration;
 
 use nix::sched::{CloneFlags, unshare};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, fchmod, openat, renameat_with, unlinkat};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, mount, mount_remount, move_mount, open_tree};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sendto, socket_with};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::Facts;
+use crate::guest::process::ends_within;
 
 /// The folder of the rooms, as guests see it. It cannot be written to there.
 pub const ROOMS: &str = "/run/copies";
@@ -34,7 +34,7 @@ pub const FOLDERS: [&str; 2] = ["workspace", "tmp"];
 /// The deepest folder that is emptied where it is. Each open folder takes two descriptors.
 const DEEPEST: usize = 16;
 /// The time for the processes of a copy to end.
-const KILLED_WITHIN: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
+const KILLED_WITHIN: Duration = Duration::from_secs(60);
 /// The time to wait for a room that is being emptied.
 const EMPTIED_WITHIN: Duration = Duration::from_secs(5);
 
@@ -116,7 +116,7 @@ impl Rooms {
     /// Empties used rooms until there is none.
     fn empty_used(&self) {
         while let Some(UsedRoom { number, folders, last }) = self.next_used() {
-            let is_left = last.is_none_or(|last| has_ended(&last, &KILLED_WITHIN));
+            let is_left = last.is_none_or(|last| ends_within(&last, KILLED_WITHIN));
             let is_empty = is_left && folders.iter().all(|folder| reset(folder).is_ok());
             match is_empty {
                 true => self.give_back(number),
@@ -247,12 +247,6 @@ fn mount_at(target: &str, kind: &str, flags: MountFlags, options: &str) -> io::R
 fn open_folder(at: impl AsFd, path: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(at, path, flags, Mode::empty())
-}
-
-/// Waits for the end of a process. Returns false if it does not end.
-pub(super) fn has_ended(process: &OwnedFd, within: &Timespec) -> bool {
-    let mut fds = [PollFd::new(process, PollFlags::IN)];
-    retry_on_intr(|| poll(&mut fds, Some(within))).is_ok_and(|ready| ready > 0)
 }
 
 /// Makes a folder of a room as it was at first. The filter lets no guest give it attributes.

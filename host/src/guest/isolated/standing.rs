@@ -11,10 +11,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::thread;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::libc::{self, c_long};
-use rustix::event::Timespec;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -24,10 +24,11 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use super::calls;
 use super::fds::Table;
 use super::files::{Files, flags};
-use super::rooms::{ROOT, has_ended};
-use super::tracing::{Registers, Traced};
+use super::rooms::ROOT;
+use super::steps::Registers;
 use super::{Facts, Origin, refused};
-use crate::guest::process::{GONE_WITHIN, process_of};
+use crate::guest::process::{GONE_WITHIN, ends_within, process_of};
+use crate::guest::traced::Traced;
 use crate::seqpacket::pair;
 
 /// Calls that a paused copy makes between an order and its fork, and from there to the next order.
@@ -210,6 +211,8 @@ impl Standing {
     /// Has it go back to where it waits for orders, and stops it there. All that was made of it has ended.
     pub(super) fn go_back(mut self, origin: &Origin) -> io::Result<()> {
         let others = let_go_stopped(self.others.drain(..));
+        // A process that did not take what it was handed has left it to this one.
+        while take_packet(&self.given.1).is_ok() {}
         if let Some(score) = &self.score {
             fs::write(score_of(self.traced.pid()), score)?;
         }
@@ -234,7 +237,7 @@ fn seize_all(paused: &[OwnedFd]) -> io::Result<Vec<Traced>> {
     for process in paused {
         match Traced::seize(process) {
             Ok(traced) => seized.push(traced),
-            Err(_) if has_ended(process, &Timespec::default()) => {}
+            Err(_) if ends_within(process, Duration::ZERO) => {}
             Err(why) => return Err(let_go_stopped(seized).err().unwrap_or(why)),
         }
     }
@@ -291,9 +294,9 @@ fn score_of(pid: u32) -> String {
 
 /// Takes the answer that no copy could be made, and the packets before it.
 fn take_answer(origin: &Origin) -> io::Result<()> {
-    take_packet(origin)?;
+    take_packet(&origin.control)?;
     for _ in 1..MOST_PACKETS {
-        match take_packet(origin) {
+        match take_packet(&origin.control) {
             Err(Errno::EAGAIN) => return Ok(()),
             other => other?,
         }
@@ -301,13 +304,13 @@ fn take_answer(origin: &Origin) -> io::Result<()> {
     Err(refused("it sends more than an answer"))
 }
 
-fn take_packet(origin: &Origin) -> Result<(), Errno> {
+fn take_packet(socket: &OwnedFd) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut answer = [0; PACKET_BYTES];
     let mut answer = [IoSliceMut::new(&mut answer)];
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let taken = recvmsg(&origin.control, &mut answer, &mut ancillary, flags);
+    let taken = recvmsg(socket, &mut answer, &mut ancillary, flags);
     let mut sent = Vec::new();
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = message {

@@ -44,6 +44,7 @@ from os import open as open_fd
 from os import read as read_fd
 from os import write as system_write
 from re import compile as to_pattern
+from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -160,6 +161,8 @@ class Forks:
             answer(self._control, f'{{"forked":{epoch}}}', [pidfd_open(pid), pidfd_open(getpid())])
         except BlockingIOError:
             return None
+        except ProcessLookupError:
+            answer(self._control, refusal(Refused("the copy ended at once")), [])
         except BaseException as error:
             answer(self._control, refusal(error), [])
         finally:
@@ -237,6 +240,9 @@ class Forks:
             raise Refused("a timer is set")
         if self._children() - self._copies:
             raise Refused("there are child processes")
+        most = getrlimit(RLIMIT_NOFILE)[0]
+        if most != RLIM_INFINITY and max(self._channel, self._control.fileno(), *shared) >= most:
+            raise Refused(f"only {most} files may be open, and descriptors of the sandbox's own have higher numbers")
         maps = lines_of_maps()
         if any(line.split(b" ", 2)[1].endswith(b"s") and _LIBRARIES not in line for line in maps):
             raise Refused("there is memory that may be others'")

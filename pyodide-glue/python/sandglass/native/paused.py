@@ -2,7 +2,7 @@
 
 A paused copy only waits on its control socket. The host asks it for a copy as it asks a guest (`forks.py`), and that
 copy becomes the next guest: `{"epoch": n, "paused": [pids]}` comes with the copy's channel and control socket. The
-paused copy stays, so a state can come back many times. `paused` are the numbers of all paused copies. With
+paused copy stays, so a state can come back many times. It says `{"waits":true}` once, before its first order. `paused` are the numbers of all paused copies. With
 `"stays":true` and only a control socket, the copy is another paused copy. When the host closes the control socket, the
 paused copy ends.
 
@@ -165,6 +165,7 @@ def _rest(control: Socket, channel: int, heirs: int, order: int) -> dict[str, An
     for fd in (channel, control.fileno()):
         dup2(order, fd, False)
     close(order)
+    answer(control, '{"waits":true}', [])
     while True:
         fds: list[int] = []
         try:

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::procfs::{has_ended, is_stopped};
+use crate::procfs::{has_ended, is_gone, is_stopped};
 use path::{CgroupPath, Version};
 
 /// The prefix of the names of supervisors' groups.
@@ -154,9 +154,12 @@ impl Cgroup {
         self.path.held_bytes()
     }
 
-    /// Returns true if no process is in the group.
+    /// Returns true if no process is in the group. A group that cannot be read counts as full.
     pub fn is_empty(&self) -> bool {
-        fs::read_to_string(self.path.pids.join("cgroup.procs")).map_or(true, |members| members.trim().is_empty())
+        match fs::read_to_string(self.path.pids.join("cgroup.procs")) {
+            Ok(members) => members.trim().is_empty(),
+            Err(error) => is_gone(&error),
+        }
     }
 
     /// Kills all processes in the group. Nothing can be started in it afterwards, because a group is for one guest.

@@ -60,8 +60,9 @@ fn state_of(pid: u32) -> Option<u8> {
     state.filter(|_| matches!(field("Threads:"), "0" | "1"))
 }
 
-fn is_gone(error: &io::Error) -> bool {
-    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+/// Returns true for the error about a file whose process or control group does not exist any more.
+pub(crate) fn is_gone(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound || matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENODEV))
 }
 
 /// The parent of a process. The search begins after the last `)`, because the program's name before it may contain anything.

@@ -145,9 +145,9 @@ const TYPE_MASK: u64 = 0xf;
 /// holds it last then, even if it takes only bytes.
 const LINGER: [u64; 2] = [1, 13];
 
-/// The command of `fcntl` for a lease (`F_SETLEASE`). Whoever opens the file waits until the guest gives the lease up, for 45 seconds at most. The
-/// host opens files of guests.
-const SET_LEASE: u64 = 1024;
+/// The commands of `fcntl` for a lease (`F_SETLEASE`), and for one that folders can have, too (`F_SETDELEG`). Whoever opens the file waits until the
+/// guest gives the lease up, for 45 seconds at most. The host opens files of guests.
+const LEASES: [u64; 2] = [1024, 1040];
 
 /// The argument with which `personality` only returns the current value.
 const PERSONALITY_QUERY: u64 = 0xffff_ffff;
@@ -265,7 +265,9 @@ fn refused(arch: &str) -> Vec<Value> {
     let [level, option] = LINGER;
     let linger = [argument(1, json!("eq"), level), argument(2, json!("eq"), option)];
     rules.push(json!({ "syscall": "setsockopt", "args": linger }));
-    rules.push(json!({ "syscall": "fcntl", "args": [argument(1, json!("eq"), SET_LEASE)] }));
+    for command in LEASES {
+        rules.push(json!({ "syscall": "fcntl", "args": [argument(1, json!("eq"), command)] }));
+    }
     rules.push(json!({ "syscall": "personality", "args": none_of(0, json!("ne"), &[0, PERSONALITY_QUERY]) }));
     rules
 }
@@ -403,6 +405,7 @@ mod tests {
             (1, ALLOW),           // F_GETFD
             (6, ALLOW),           // F_SETLK
             (1024, errno(EPERM)), // F_SETLEASE
+            (1040, errno(EPERM)), // F_SETDELEG
             (1026, errno(EPERM)), // F_NOTIFY
             (1 << 32 | 1026, errno(EPERM)),
             (1031, ALLOW), // F_SETPIPE_SZ

@@ -43,6 +43,8 @@ class Checkpoint:
         self.control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with control:
             self.pidfds = ordered(of.control, {"epoch": of.epoch + 1, "pause": True}, control)
+        self.control.settimeout(PATIENCE_SECONDS)
+        assert json.loads(self.control.recv(4096)) == {"waits": True}
 
     @property
     def pid(self) -> int:

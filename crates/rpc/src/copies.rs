@@ -23,7 +23,9 @@ impl Context {
             return Err(RpcError::InvalidParams(format!("fork: {problem}")));
         }
         if params.exact {
+            let admitted = original.keeper().admit(None)?;
             let copies = original.own().await?.fork(count).await?.into_iter();
+            drop(admitted);
             let copies = try_join_all(copies.map(|copy| self.exact_copy(&options, copy))).await?;
             return Ok(Forked {
                 sandboxes: copies.into_iter().map(|copy| self.add(copy)).collect(),

@@ -441,6 +441,7 @@ def forge(control, message, fds):
     made = os.fork()
     if made == 0:
         orders = socket.socket(fileno=frame.f_locals['fds'][0])
+        orders.send(b'{\"waits\":true}')
         while True:
             data, found, _, _ = orders.recvmsg(4096, socket.CMSG_SPACE(8))
             if not data:

@@ -2,9 +2,9 @@
 
 A paused copy only waits on its control socket. The host asks it for a copy as it asks a guest (`forks.py`), and that
 copy becomes the next guest: `{"epoch": n, "paused": [pids]}` comes with the copy's channel and control socket. The
-paused copy stays, so a state can come back many times. It says `{"waits":true}` once, before its first order. `paused` are the numbers of all paused copies. With
-`"stays":true` and only a control socket, the copy is another paused copy. When the host closes the control socket, the
-paused copy ends.
+paused copy stays, so a state can come back many times. `paused` are the numbers of all paused copies. With
+`"stays":true` and only a control socket, the copy is another paused copy. A paused copy that comes from a guest says
+`{"waits":true}` before its first order. When the host closes the control socket, the paused copy ends.
 
 Nobody may look into a paused copy or change it. So it is born without a way for other processes to read its memory, and
 with all signals blocked. What a signal did to the memory would otherwise be part of the state. It is a child of the

@@ -82,6 +82,11 @@ pub(super) struct Calls<'a> {
     data: Vec<u8>,
 }
 
+/// Calls that a process is making.
+pub(super) struct UnderWay {
+    rows: Vec<Row>,
+}
+
 /// Writes the code to the memory at `pages`.
 pub(super) fn prepare(memory: &File, pages: u64) -> io::Result<()> {
     memory.write_all_at(&LOOP, pages)?;
@@ -197,6 +202,13 @@ impl<'a> Calls<'a> {
     /// # Errors
     /// The first call that failed. The later ones were made nevertheless, so the process has to end.
     pub(super) fn run(&mut self, traced: &Traced, at: &Registers) -> io::Result<Option<Traced>> {
+        let under_way = self.start(traced, at)?;
+        self.end(traced, &under_way)
+    }
+
+    /// Has the process begin to make the calls. Have it come to their [`Calls::end`] in any case: a process that is being made meanwhile is seen
+    /// there. Until then, no process that shares its memory may make others.
+    pub(super) fn start(&mut self, traced: &Traced, at: &Registers) -> io::Result<UnderWay> {
         // All signals that can be are blocked, and a trap would end the process.
         self.add(
             "kill",
@@ -217,7 +229,13 @@ impl<'a> Calls<'a> {
         let mut registers = *at;
         registers.rip = self.pages;
         (registers.r12, registers.r13) = (self.pages + TABLE_AT, rows.len() as u64);
-        let made = traced.run(&registers)?;
+        traced.go(&registers)?;
+        Ok(UnderWay { rows })
+    }
+
+    /// Waits until the calls are made, as [`Calls::run`] does.
+    pub(super) fn end(&self, traced: &Traced, UnderWay { rows }: &UnderWay) -> io::Result<Option<Traced>> {
+        let made = traced.arrive()?;
         // Another signal than its own would have stopped it before the last call, and the others would count as made.
         let end = traced.registers()?;
         if (end.rip, end.r13, end.rax) != (self.pages + CALLED_AT, 1, 0) {

@@ -9,7 +9,7 @@ use std::thread;
 use nix::libc;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use super::calls::{self, Calls};
+use super::calls::{self, Calls, UnderWay};
 use super::fds;
 use super::files::{self, close, flags};
 use super::rooms::{FOLDERS, Furnishing, Room};
@@ -86,11 +86,7 @@ fn copy_into<T>(
             tools: &tools,
             origin,
         };
-        let each = rooms.into_iter().map(|room| {
-            (wanted.still)()?;
-            making.make_one(room, jobs)
-        });
-        let (stopped, copies): (Vec<_>, Vec<_>) = each.collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
+        let (stopped, copies): (Vec<_>, Vec<_>) = making.make_all(rooms, jobs, &wanted.still)?.into_iter().unzip();
         let taken = take(copies)?;
         (wanted.still)()?;
         standing.end_others();
@@ -135,6 +131,43 @@ struct Stopped {
     keeper: Traced,
 }
 
+/// A copy whose keeper has made no step.
+struct Prepared<'a> {
+    calls: Calls<'a>,
+    taken: fds::Descriptors,
+    /// The keeper's number in the first guest's `/proc`.
+    own: u32,
+    /// The keeper and its end go before the rest.
+    keeper: Keeper,
+    traced: Traced,
+    room: Room,
+    control: OwnedFd,
+    its_control: OwnedFd,
+    group: Arc<Cgroup>,
+}
+
+/// A copy whose keeper is in its own namespaces. Its mounts are being made.
+struct Entered<'a> {
+    calls: Calls<'a>,
+    taken: fds::Descriptors,
+    keeper: Keeper,
+    traced: Traced,
+    furnished: mpsc::Receiver<io::Result<Room>>,
+    /// The keeper's descriptors of its origin's folders, and of the socket of the copy.
+    old: [u64; 2],
+    socket: u64,
+    control: OwnedFd,
+    its_control: OwnedFd,
+    group: Arc<Cgroup>,
+}
+
+/// A copy whose guest has made no step.
+struct Forked<'a> {
+    /// Before its keeper, which ends after it.
+    guest: Traced,
+    rest: Entered<'a>,
+}
+
 /// The making of copies, while their origin stands at its fork.
 struct Making<'a> {
     standing: &'a Standing,
@@ -142,25 +175,81 @@ struct Making<'a> {
     origin: &'a Origin,
 }
 
-impl Making<'_> {
-    /// Makes a copy, whose processes are stopped.
-    fn make_one(&self, room: Room, jobs: &mpsc::Sender<Job>) -> io::Result<(Stopped, Copy)> {
+impl<'a> Making<'a> {
+    /// Makes a copy for each room. Their processes are stopped.
+    ///
+    /// Most time goes into the fork of the memory by a keeper. Meanwhile the copy before is finished and the next one prepared, neither of which
+    /// needs the memory that keepers share.
+    fn make_all(
+        &self,
+        rooms: Vec<Room>,
+        jobs: &mpsc::Sender<Job>,
+        still: impl Fn() -> io::Result<()>,
+    ) -> io::Result<Vec<(Stopped, Copy)>> {
+        let mut copies = Vec::new();
+        let mut rooms = rooms.into_iter();
+        let mut next = rooms.next().map(|room| self.prepare(room)).transpose()?;
+        let mut last: Option<Forked<'_>> = None;
+        while let Some(prepared) = next.take() {
+            still()?;
+            let mut entered = self.enter(prepared, jobs)?;
+            let forking = self.fork(&mut entered)?;
+            let mut meanwhile = || {
+                copies.extend(last.take().map(|forked| self.finish(forked)).transpose()?);
+                rooms.next().map(|room| self.prepare(room)).transpose()
+            };
+            let meanwhile = meanwhile();
+            // In any case, because the new process has to end before its keeper.
+            let guest = entered.calls.end(&entered.traced, &forking)?;
+            let guest = guest.ok_or_else(|| refused("no process was made"))?;
+            last = Some(Forked { guest, rest: entered });
+            next = meanwhile?;
+        }
+        copies.extend(last.map(|forked| self.finish(forked)).transpose()?);
+        Ok(copies)
+    }
+
+    /// Makes a keeper. It shares the memory of the paused copy.
+    fn prepare(&self, room: Room) -> io::Result<Prepared<'a>> {
         let Self {
             standing,
             tools,
             origin,
-            ..
         } = self;
-        let at = &standing.at;
         let group = Arc::new(Cgroup::create("copy", &origin.limits.bounds).map_err(refused)?);
         let (control, its_control) = pair()?;
         let namespaces = NAMESPACES.iter().fold(0, |all, (_, flag)| all | flag);
         let keeper_flags = libc::CLONE_VM | libc::CLONE_PARENT | libc::SIGCHLD | namespaces;
         let traced = standing.share(keeper_flags)?;
         let keeper = Keeper(descriptor(traced.pid())?);
-        let room = room.until_end_of(keeper.0.try_clone()?);
-        let mut calls = Calls::new(&tools.memory, tools.pages, 1);
-        let mut taken = tools.table.taken.clone();
+        let own = Facts::of(traced.pid())?.numbers()?.get(origin.rooms.level - 1).copied();
+        Ok(Prepared {
+            calls: Calls::new(&tools.memory, tools.pages, 1),
+            taken: tools.table.taken.clone(),
+            own: own.ok_or_else(|| refused("it is not below the first guest"))?,
+            room: room.until_end_of(keeper.0.try_clone()?),
+            keeper,
+            traced,
+            control,
+            its_control,
+            group,
+        })
+    }
+
+    /// Has a keeper enter its control group, and orders its mounts.
+    fn enter(&self, prepared: Prepared<'a>, jobs: &mpsc::Sender<Job>) -> io::Result<Entered<'a>> {
+        let origin = self.origin;
+        let Prepared {
+            group,
+            its_control,
+            control,
+            room,
+            traced,
+            keeper,
+            own,
+            mut taken,
+            mut calls,
+        } = prepared;
         block_signals(&mut calls);
         // A signal to a group of processes reaches all that came from the paused copy, in whatever namespace.
         calls.add("setsid", libc::SYS_setsid, []);
@@ -191,58 +280,81 @@ impl Making<'_> {
         for (folder, fd) in FOLDERS.into_iter().zip(old) {
             files::open(&mut calls, folder, fd);
         }
-        let own = Facts::of(traced.pid())?.numbers()?.get(origin.rooms.level - 1).copied();
-        let own = own.ok_or_else(|| refused("it is not below the first guest"))?;
         let free = taken.clone().take();
         set_ids(&mut calls, proc, own, free);
         close(&mut calls, proc);
         taken.give_back(proc);
         let proc = make_proc(&mut calls, &mut taken);
-        calls.run(&traced, at)?;
+        calls.run(&traced, &self.standing.at)?;
 
-        let pidfd = keeper.0.as_fd();
-        let job = {
-            let namespace = |name| File::open(format!("/proc/{}/ns/{name}", traced.pid())).map(OwnedFd::from);
-            let number = libc::c_int::try_from(proc).map_err(refused)?;
-            let (done, furnished) = mpsc::channel();
-            let proc = pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())?;
-            let namespaces = [namespace("mnt")?, namespace("net")?];
-            let job = Job {
-                room,
-                proc,
-                namespaces,
-                done,
-            };
-            jobs.send(job).map_err(given_up)?;
-            furnished
+        let namespace = |name| File::open(format!("/proc/{}/ns/{name}", traced.pid())).map(OwnedFd::from);
+        let number = libc::c_int::try_from(proc).map_err(refused)?;
+        let (done, furnished) = mpsc::channel();
+        let job = Job {
+            room,
+            proc: pidfd_getfd(keeper.0.as_fd(), number, PidfdGetfdFlags::empty())?,
+            namespaces: [namespace("mnt")?, namespace("net")?],
+            done,
         };
-        let room = job.recv().map_err(given_up)??;
-
+        jobs.send(job).map_err(given_up)?;
         close(&mut calls, proc);
         taken.give_back(proc);
-        self.give_up_rights(&mut calls);
+        drop(entrances);
+        Ok(Entered {
+            calls,
+            taken,
+            keeper,
+            traced,
+            furnished,
+            old,
+            socket,
+            control,
+            its_control,
+            group,
+        })
+    }
+
+    /// Has a keeper begin to give up all rights, and to fork the guest.
+    fn fork(&self, entered: &mut Entered<'a>) -> io::Result<UnderWay> {
+        let at = &self.standing.at;
+        let Entered { calls, traced, .. } = entered;
+        self.give_up_rights(calls);
         let ids = at.rdi & flags(libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID);
         let guest_flags = ids | flags(libc::SIGCHLD);
         calls.add("clone", libc::SYS_clone, [guest_flags, 0, 0, at.r10, 0]);
-        let guest = calls.run(&traced, at)?.ok_or_else(|| refused("no process was made"))?;
         // The copy keeps its handlers. Code of the user would run in the keeper's.
-        give_up_handlers(&mut calls);
+        give_up_handlers(calls);
         calls.add("close", libc::SYS_close_range, [0, u64::from(u32::MAX), 0]);
-        calls.run(&traced, at)?;
-        Facts::of(traced.pid())?.is_keeper()?;
+        calls.start(traced, at)
+    }
+
+    /// Gives a copy its own files, and looks at what it is.
+    fn finish(&self, forked: Forked<'a>) -> io::Result<(Stopped, Copy)> {
+        let Self {
+            standing,
+            tools,
+            origin,
+        } = self;
+        let Forked { guest, rest } = &forked;
+        Facts::of(rest.traced.pid())?.is_keeper()?;
         let process = descriptor(guest.pid())?;
         ends_first(guest.pid())?;
-        self.settle(&guest, old, socket, &taken)?;
-        tools.facts.check(guest.pid(), origin.pid, group.folder())?;
-        self.check_sockets(guest.pid(), &its_control)?;
+        let room = rest.furnished.recv().map_err(given_up)??;
+        self.settle(guest, rest.old, rest.socket, &rest.taken)?;
+        tools.facts.check(guest.pid(), origin.pid, rest.group.folder())?;
+        self.check_sockets(guest.pid(), &rest.its_control)?;
         guest.filter_again()?;
-        guest.call(at, libc::SYS_munmap, [tools.pages, calls::BYTES, 0, 0, 0, 0])?;
-        let stopped = Stopped { guest, keeper: traced };
+        guest.call(&standing.at, libc::SYS_munmap, [tools.pages, calls::BYTES, 0, 0, 0, 0])?;
+        let Forked { guest, rest } = forked;
+        let stopped = Stopped {
+            guest,
+            keeper: rest.traced,
+        };
         let copy = Copy {
-            control,
+            control: rest.control,
             process,
-            keeper,
-            group,
+            keeper: rest.keeper,
+            group: rest.group,
             room,
         };
         Ok((stopped, copy))

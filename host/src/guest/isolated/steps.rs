@@ -154,19 +154,24 @@ impl Traced {
         Ok(ptrace::setregs(self.pid, registers)?)
     }
 
-    /// Has the process run from `rip` until a signal stops it. If it makes another process on its way, returns that one, which has made no step.
-    pub(super) fn run(&self, registers: &Registers) -> io::Result<Option<Self>> {
+    /// Has the process run from `rip`.
+    pub(super) fn go(&self, registers: &Registers) -> io::Result<()> {
         let mut registers = *registers;
         registers.orig_rax = NO_CALL;
         ptrace::setregs(self.pid, registers)?;
+        Ok(ptrace::cont(self.pid, None)?)
+    }
+
+    /// Waits until a signal stops the process. If it makes another process on its way, returns that one, which has made no step.
+    pub(super) fn arrive(&self) -> io::Result<Option<Self>> {
         let mut made = None;
         loop {
-            ptrace::cont(self.pid, None)?;
             match self.wait()? {
                 Stop::Signal(Signal::SIGSTOP) => return Ok(made),
                 Stop::Forked if made.is_none() => made = Some(self.take_made()?),
                 stop => return Err(unexpected(format_args!("the calls of a copy stopped: {stop:?}"))),
             }
+            ptrace::cont(self.pid, None)?;
         }
     }
 

@@ -190,33 +190,22 @@ impl Driver {
 
     /// The outcome of a command. When the future is dropped, the command is taken back.
     pub(crate) async fn submit(&self, command: Command<Payload>, watch: Watch) -> Answered {
+        self.begin(command, watch)?.answer().await
+    }
+
+    /// Gives a command to the task.
+    pub(crate) fn begin(&self, command: Command<Payload>, watch: Watch) -> Result<UnderWay<'_>, Error> {
         let ticket = self.last_ticket.fetch_add(1, Ordering::Relaxed) + 1;
         let (answer, answered) = oneshot::channel();
         let cancel = watch.cancel.clone();
         let message = Message::Command(ticket, command, watch, answer);
-        if self.messages.send(message).is_err() {
-            return Err(Error::Destroyed);
-        }
-        let mut waiting = Waiting {
+        self.messages.send(message).map_err(|_| Error::Destroyed)?;
+        Ok(UnderWay {
             driver: self,
             ticket: Some(ticket),
-        };
-        let answer = match cancel {
-            Some(cancel) => {
-                let mut answered = answered;
-                tokio::select! {
-                    biased;
-                    answer = &mut answered => answer,
-                    () = cancel.cancelled() => {
-                        self.tell(Input::Cancel(ticket));
-                        answered.await
-                    }
-                }
-            }
-            None => answered.await,
-        };
-        waiting.ticket = None;
-        answer.unwrap_or(Err(Error::Destroyed))
+            answered,
+            cancel,
+        })
     }
 
     /// Adds host functions, which the session must be told of.
@@ -294,17 +283,48 @@ impl Drop for Driver {
     }
 }
 
-/// A guard that cancels a command when its caller stops waiting.
-struct Waiting<'a> {
+/// A command that the task has. When it is dropped, the command is taken back.
+pub(crate) struct UnderWay<'a> {
     driver: &'a Driver,
     ticket: Option<Ticket>,
+    answered: oneshot::Receiver<Answered>,
+    /// Takes the command back when it is cancelled.
+    cancel: Option<CancellationToken>,
 }
 
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
+impl UnderWay<'_> {
+    /// The outcome.
+    pub(crate) async fn answer(mut self) -> Answered {
+        let answer = match self.cancel.take() {
+            Some(cancel) => tokio::select! {
+                biased;
+                answer = &mut self.answered => answer,
+                () = cancel.cancelled() => {
+                    self.take_back();
+                    (&mut self.answered).await
+                }
+            },
+            None => (&mut self.answered).await,
+        };
+        self.leave();
+        answer.unwrap_or(Err(Error::Destroyed))
+    }
+
+    /// Has the command come to its end although nobody waits for its outcome.
+    pub(crate) fn leave(mut self) {
+        self.ticket = None;
+    }
+
+    fn take_back(&self) {
         if let Some(ticket) = self.ticket {
             self.driver.tell(Input::Cancel(ticket));
         }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.take_back();
     }
 }
 

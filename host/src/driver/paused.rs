@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::slots::{HeldGuest, Running};
 use super::task::SandboxTask;
 use super::{Begin, CopiesOrder, MadeCopy};
-use crate::guest::copies::{Copies, PausedCheckpoint, PausedCopy};
+use crate::guest::copies::{Copies, PausedCheckpoint, PausedCopy, Spread};
 use crate::guest::{Exit, Guest, GuestProcess};
 use crate::value::Payload;
 
@@ -215,7 +215,7 @@ impl SandboxTask {
                 }
             };
             let why = match spread {
-                Ok((own, others)) => {
+                Ok(Spread { own, others }) => {
                     let copies = others.into_iter().map(|checkpoint| MadeCopy {
                         fork: fork
                             .clone()
@@ -226,7 +226,7 @@ impl SandboxTask {
                         },
                     });
                     let _ = made.send(Ok(copies.collect())); // if nobody waits for them any more, they end
-                    return own;
+                    return own.await;
                 }
                 Err(why) => why,
             };

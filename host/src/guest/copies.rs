@@ -102,8 +102,13 @@ impl PausedCopy {
     }
 }
 
-/// The guest in which a copied session goes on, and the copies.
-pub type Spread = (Result<Guest, Error>, Vec<PausedCheckpoint>);
+/// Copies that were made of a session.
+pub struct Spread {
+    /// Makes the guest in which the session goes on.
+    pub own: BoxFuture<'static, Result<Guest, Error>>,
+    /// The copies.
+    pub others: Vec<PausedCheckpoint>,
+}
 
 /// A running guest's place among its copies.
 #[derive(Default)]
@@ -179,8 +184,8 @@ impl Copies {
         })
     }
 
-    /// Makes so many copies of a paused copy, and one more from which the sandbox goes on, each in namespaces of its own. Returns the guest that
-    /// comes from that one, if it starts, and the others. The guest so far ends before.
+    /// Makes so many copies of a paused copy, and one more from which the sandbox goes on, each in namespaces of its own. The guest so
+    /// far ends before.
     pub fn spread(
         &self,
         checkpoint: u32,
@@ -207,9 +212,11 @@ impl Copies {
             // A task of its own: what is under way comes to its end even if nobody waits for it any more.
             let spreading = tokio::spawn(boundary.spread(spreading));
             let others = spreading.await.map_err(|error| error.to_string())??;
-            let gone = || Err(Error::GuestLost("its own copy is gone".to_owned()));
-            let own = heir.go_on(checkpoint).await.unwrap_or_else(gone);
-            Ok((own, others))
+            let own = Box::pin(async move {
+                let gone = || Err(Error::GuestLost("its own copy is gone".to_owned()));
+                heir.go_on(checkpoint).await.unwrap_or_else(gone)
+            });
+            Ok(Spread { own, others })
         })
     }
 

@@ -53,12 +53,19 @@ impl Sandbox {
             copies: Some(CopiesOrder { count, made }),
             ..Watch::default()
         };
-        // Copies are there even if the session's own guest does not come back: the next execution says what became of it.
-        let answer = self.driver.submit(Command::State(StateCommand::Fork), watch).await;
-        let copies = match (copies.await, answer) {
-            (Ok(copies), _) => copies.map_err(why_not)?.into_iter(),
-            (Err(_), Err(error)) => return Err(error),
-            (Err(_), Ok(_)) => {
+        let forking = self.driver.begin(Command::State(StateCommand::Fork), watch)?;
+        let copies = match copies.await {
+            // Nobody waits for the session's own guest but the next execution, which says what became of it.
+            Ok(Ok(copies)) => {
+                forking.leave();
+                copies.into_iter()
+            }
+            Ok(Err(why)) => {
+                let _ = forking.answer().await; // the reason says more than the error of a session that does not come back
+                return Err(why_not(why));
+            }
+            Err(_) => {
+                forking.answer().await?;
                 let why = "the guest ended meanwhile; the next execution says what is lost";
                 return Err(why_not(why.to_owned()));
             }

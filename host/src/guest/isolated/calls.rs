@@ -22,6 +22,8 @@ const REAPER_AT: u64 = 256;
 const TABLE_AT: u64 = CODE_BYTES;
 const DATA_AT: u64 = 20 << 10;
 const ROW_BYTES: u64 = 56;
+/// The end of all memory that a process gets without asking for a higher place.
+const END: u64 = (1 << 47) - (4 << 10);
 /// The place in the loop after a call.
 const CALLED_AT: u64 = 41;
 
@@ -117,18 +119,12 @@ pub(super) fn drop_memory(keeper: &Traced, at: &Registers, pages: u64) -> io::Re
     let mut at = *at;
     at.rip = pages + CALLED_AT; // the calls of the page itself, as all others go
     let page = pages..pages + CODE_BYTES;
-    let maps = procfs::maps(keeper.pid())?;
-    let end = maps
-        .lines()
-        .filter_map(place)
-        .map(|place| place.end)
-        .max()
-        .unwrap_or(page.end);
-    for part in [0..page.start, page.end..end] {
+    for part in [0..page.start, page.end..END] {
         if drop_part(keeper, &at, &part).is_ok() {
             continue;
         }
         // Libraries that the loader has sealed cannot go.
+        let maps = procfs::maps(keeper.pid())?;
         let within = maps.lines().filter_map(place);
         for one in within.filter(|one| part.start <= one.start && one.end <= part.end) {
             let _ = drop_part(keeper, &at, &one);

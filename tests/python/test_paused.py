@@ -96,7 +96,7 @@ def refused(host: Host) -> str:
         socket.send_fds(host.control, [b'{"epoch":7,"pause":true}'], [theirs.fileno()])
         host.control.settimeout(PATIENCE_SECONDS)
         answer = json.loads(host.control.recv(4096))
-    assert answer.keys() == {"failed"}, answer
+    assert answer.keys() == {"failed", "epoch"}, answer
     return str(answer["failed"])
 
 

@@ -86,15 +86,9 @@ impl PausedCopy {
         self.guest.end().await;
     }
 
-    /// Makes a guest of it, as [`Boundary::revive`]. If it lives and makes none, it is asked once more: the machine may be busy.
+    /// Makes a guest of it, as [`Boundary::revive`].
     async fn revive(&self, paused: &[u32], all: &[Arc<Self>]) -> Result<Guest, Error> {
-        let guest = self.boundary.revive(&self.guest, paused, all).await;
-        match guest {
-            Err(_) if !self.guest.has_ended() && !self.boundary.is_left() => {
-                self.boundary.revive(&self.guest, paused, all).await
-            }
-            guest => guest,
-        }
+        self.boundary.revive(&self.guest, paused, all).await
     }
 
     pub(super) fn guest(&self) -> &PausedGuest {

@@ -53,8 +53,14 @@ pub(super) struct Order<'a> {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Report {
-    Forked { forked: u32 },
-    Failed { failed: String },
+    Forked {
+        forked: u32,
+    },
+    /// An order that is none gets an answer without an epoch.
+    Failed {
+        failed: String,
+        epoch: Option<u32>,
+    },
 }
 
 /// The word of a paused copy that it waits for orders.
@@ -256,14 +262,21 @@ async fn ask(
         let Some((report, fds)) = receive(control).await.map_err(unmade)? else {
             return Err(failed("it has closed its control socket"));
         };
+        let its_order = match &report {
+            Report::Forked { forked } => Some(*forked),
+            Report::Failed { epoch, .. } => *epoch,
+        };
+        if its_order.is_some_and(|epoch| epoch != order.epoch) {
+            give_up(fds); // that order timed out, and its copy has ended
+            continue;
+        }
         let are_its = root.is_some_and(|root| fds.iter().all(|fd| is_below(fd, root)));
         if !are_its && !fds.is_empty() {
             give_up(fds);
             return Err(failed("it has sent something else than its own processes"));
         }
         match report {
-            Report::Failed { failed: why } => return Err(failed(&why)),
-            Report::Forked { forked } if forked != order.epoch => {} // the order of this answer timed out
+            Report::Failed { failed: why, .. } => return Err(failed(&why)),
             Report::Forked { .. } => {
                 let mut fds = fds.into_iter();
                 let (Some(copy), Some(origin)) = (fds.next(), fds.next()) else {

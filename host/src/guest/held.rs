@@ -3,9 +3,10 @@
 //! Code of the user may have handed over a process of its own as a paused copy. A signal stops such a process only until another one continues
 //! it: that of a timer, or of the end of a process. So the host traces it, and a traced process goes on only when its tracer lets it.
 //!
-//! A host that may not trace its guests' processes, as one without privileges with Docker, relies on the signal alone.
+//! A host that may not trace its guests' processes, as one without privileges with Docker, relies on the signal alone. It learns that from the
+//! beginning, which has run none of the user's code.
 
-use std::io::{self, PipeReader, PipeWriter, pipe};
+use std::io::{self, PipeReader, PipeWriter, Read, pipe};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread;
@@ -28,28 +29,31 @@ pub(super) struct Held {
     processes: Arc<[OwnedFd]>,
     /// Closing it lets the processes go.
     go: Option<PipeWriter>,
-    are_stopped: oneshot::Receiver<()>,
+    are_stopped: oneshot::Receiver<bool>,
     are_let_go: oneshot::Receiver<()>,
 }
 
 impl Held {
-    /// Begins to stop these processes.
-    pub(super) fn begin(processes: Vec<OwnedFd>) -> io::Result<Self> {
+    /// Begins to stop these processes. The user's code has not changed `beginning`, which is none of them.
+    pub(super) fn begin(processes: Vec<OwnedFd>, beginning: Option<OwnedFd>) -> io::Result<Self> {
         let (waits, go) = pipe()?;
         let (stopped, are_stopped) = oneshot::channel();
         let (let_go, are_let_go) = oneshot::channel();
         let processes: Arc<[OwnedFd]> = processes.into();
         let its = Arc::clone(&processes);
+        let trace = move || {
+            let held = match may_trace(beginning.as_ref()) {
+                true => hold(&its),
+                false => Ok(Vec::new()),
+            };
+            let _ = stopped.send(held.is_ok());
+            let held = until_let_go(held.unwrap_or_default(), waits);
+            held.into_iter().for_each(|(traced, _)| drop(traced.let_go_stopped()));
+            let _ = let_go.send(());
+        };
         // A thread of its own, because a tracer is a thread, and waits.
-        thread::Builder::new()
-            .name("sandglass-hold".to_owned())
-            .spawn(move || {
-                let held = hold(&its);
-                let _ = stopped.send(());
-                let held = until_let_go(held, &waits);
-                held.into_iter().for_each(|(traced, _)| drop(traced.let_go_stopped()));
-                let _ = let_go.send(());
-            })?;
+        let thread = thread::Builder::new().name("sandglass-hold".to_owned());
+        thread.spawn(trace)?;
         Ok(Self {
             processes,
             go: Some(go),
@@ -58,58 +62,78 @@ impl Held {
         })
     }
 
-    /// Waits until none of them makes a step. Those that cannot be stopped end.
-    pub(super) async fn stopped(&mut self) {
-        wait(&self.processes, &mut self.are_stopped).await;
+    /// Waits until none of them makes a step. Those that cannot be stopped end. Returns false if one does not even end.
+    pub(super) async fn stopped(&mut self) -> bool {
+        wait(&self.processes, &mut self.are_stopped).await.unwrap_or(false)
     }
 
     /// Lets them go, stopped by a signal.
-    pub(super) async fn let_go(mut self) {
+    pub(super) async fn let_go(&mut self) {
         self.go = None;
         wait(&self.processes, &mut self.are_let_go).await;
     }
 }
 
 /// Waits for the thread that traces. Processes that do not stop end: one may wait in the kernel for another one.
-async fn wait(processes: &[OwnedFd], done: &mut oneshot::Receiver<()>) {
-    if tokio::time::timeout(WITHIN, &mut *done).await.is_ok() {
-        return;
+async fn wait<T>(processes: &[OwnedFd], done: &mut oneshot::Receiver<T>) -> Option<T> {
+    loop {
+        if let Ok(done) = tokio::time::timeout(WITHIN, &mut *done).await {
+            return done.ok();
+        }
+        let moving = processes
+            .iter()
+            .filter(|process| !process_of(process).is_some_and(is_stopped));
+        for process in moving {
+            let _ = pidfd_send_signal(process, Signal::KILL); // it may be gone already
+        }
     }
-    let moving = processes
-        .iter()
-        .filter(|process| !process_of(process).is_some_and(is_stopped));
-    for process in moving {
-        let _ = pidfd_send_signal(process, Signal::KILL); // it may be gone already
-    }
-    let _ = done.await;
 }
 
-/// Has these processes stop. Those with several threads end, as only one is traced.
-fn hold(processes: &[OwnedFd]) -> Vec<(Traced, &OwnedFd)> {
+/// Returns true unless the host may not even trace a process that is as it was made.
+fn may_trace(beginning: Option<&OwnedFd>) -> bool {
+    let Some(beginning) = beginning else { return true };
+    match Traced::seize(beginning).and_then(Traced::let_go_stopped) {
+        Err(error) if !ends_within(beginning, Duration::ZERO) => {
+            tracing::debug!(%error, "paused copies are not held");
+            false
+        }
+        _ => true,
+    }
+}
+
+/// Has these processes stop. One with several threads ends, as only one is traced; so does one that cannot be traced.
+///
+/// # Errors
+/// One does not end.
+fn hold(processes: &[OwnedFd]) -> io::Result<Vec<(Traced, &OwnedFd)>> {
     let mut held = Vec::new();
     for process in processes {
         match Traced::seize(process) {
             Ok(traced) if is_stopped(traced.pid()) => held.push((traced, process)),
-            Ok(of_several) => drop(of_several),
-            Err(error) if !ends_within(process, Duration::ZERO) => tracing::debug!(%error, "a paused copy is not held"),
-            Err(_) => {}
+            _ => {
+                let _ = pidfd_send_signal(process, Signal::KILL); // it may be gone already
+                if !ends_within(process, WITHIN) {
+                    return Err(io::Error::other("a paused copy does not end"));
+                }
+            }
         }
     }
-    held
+    Ok(held)
 }
 
 /// Takes the ends of processes until the rest is to be let go. Returns the rest.
-fn until_let_go<'a>(mut held: Vec<(Traced, &'a OwnedFd)>, waits: &PipeReader) -> Vec<(Traced, &'a OwnedFd)> {
+fn until_let_go(mut held: Vec<(Traced, &OwnedFd)>, mut waits: PipeReader) -> Vec<(Traced, &OwnedFd)> {
     loop {
         let ends = held.iter().map(|(_, process)| PollFd::new(*process, PollFlags::IN));
-        let mut polled: Vec<_> = [PollFd::new(waits, PollFlags::IN)].into_iter().chain(ends).collect();
-        let is_over = retry_on_intr(|| poll(&mut polled, None)).is_err();
-        let mut are_ready = polled
-            .iter()
-            .map(|fd| !fd.revents().is_empty())
-            .collect::<Vec<_>>()
-            .into_iter();
-        if is_over || are_ready.next() != Some(false) {
+        let mut polled: Vec<_> = [PollFd::new(&waits, PollFlags::IN)].into_iter().chain(ends).collect();
+        let is_polled = retry_on_intr(|| poll(&mut polled, None)).is_ok();
+        let are_ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
+        if !is_polled {
+            let _ = waits.read(&mut [0]); // until the other end is closed
+            return held;
+        }
+        let mut are_ready = are_ready.into_iter();
+        if are_ready.next() != Some(false) {
             return held;
         }
         held.retain(|_| are_ready.next() != Some(true));

@@ -302,9 +302,7 @@ impl Boundary {
         } = spreading;
         let text = |error: std::io::Error| error.to_string();
         let mut lent = self.rest.emptied().await.map_err(|error| error.to_string())?;
-        if let Some(held) = lent.processes.held.take() {
-            held.let_go().await;
-        }
+        lent.let_go().await;
         paused.iter().for_each(|copy| copy.guest().stop());
         if let Some(beginning) = &self.beginning {
             beginning.stop();
@@ -383,10 +381,7 @@ impl Boundary {
     /// Ends the guest with everything else but its paused copies. `paused` are their numbers. Gives the process back if it can only end as a
     /// whole.
     pub(crate) fn end_guest(&self, root: GuestProcess, paused: impl Iterator<Item = u32>) -> Option<GuestProcess> {
-        let standing = self.standing.iter().copied();
-        let beginning = self.beginning.as_ref().and_then(PausedGuest::id);
-        let spared = standing.chain(beginning).chain(paused).collect();
-        let Some(sweep) = root.sweeper(spared) else {
+        let Some(sweep) = root.sweeper(self.spared(paused)) else {
             return Some(root);
         };
         let mut rest = self.rest.lock();
@@ -395,14 +390,32 @@ impl Boundary {
         None
     }
 
+    /// The processes that stay when a guest ends. `paused` are those of the paused copies.
+    fn spared(&self, paused: impl Iterator<Item = u32>) -> Vec<u32> {
+        let beginning = self.beginning.as_ref().and_then(PausedGuest::id);
+        self.standing.iter().copied().chain(beginning).chain(paused).collect()
+    }
+
     /// Takes the process that the host started, if there is no guest.
     pub(crate) fn take_root(&self) -> Option<GuestProcess> {
         self.rest.lock().root.take()
     }
 
     /// Makes a guest of a paused copy, once the last guest is gone. From then on the others of `all` make no step. The guest is told the numbers
-    /// `paused`.
+    /// `paused`. A copy that lives and makes none is asked once more: the machine may be busy.
     pub(crate) async fn revive(
+        self: &Arc<Self>,
+        copy: &PausedGuest,
+        paused: &[u32],
+        all: &[Arc<PausedCopy>],
+    ) -> Result<Guest, Error> {
+        match self.revive_once(copy, paused, all).await {
+            Err(_) if !copy.has_ended() && !self.is_left() => self.revive_once(copy, paused, all).await,
+            guest => guest,
+        }
+    }
+
+    async fn revive_once(
         self: &Arc<Self>,
         copy: &PausedGuest,
         paused: &[u32],
@@ -413,17 +426,26 @@ impl Boundary {
         if lent.processes.root.is_none() || self.is_left() {
             return Err(gone());
         }
-        if let Some(held) = lent.processes.held.take() {
-            held.let_go().await;
-        }
+        lent.let_go().await;
         let others = all.iter().map(|other| other.guest());
         let others: Vec<_> = others.filter(|other| !std::ptr::eq(*other, copy)).collect();
         if !others.is_empty() {
             others.iter().for_each(|other| other.stop());
             let processes = others.iter().map(|other| other.process.pidfd().try_clone());
-            let held = processes.collect::<Result<_, _>>().and_then(Held::begin);
+            let beginning = self.beginning.as_ref().map(|its| its.process.pidfd().try_clone());
+            let begin = |processes| Held::begin(processes, beginning.transpose()?);
+            let held = processes.collect::<Result<_, _>>().and_then(begin);
             let held = held.map_err(|error| Error::BootFailed(format!("older checkpoints cannot be held: {error}")))?;
-            lent.processes.held.insert(held).stopped().await;
+            if !lent.processes.held.insert(held).stopped().await {
+                return Err(lent.cannot_end());
+            }
+        }
+        // A paused copy may have made processes before it was held, or when it was asked for a guest.
+        let each = all.iter().map(|each| each.guest()).chain([copy]);
+        let spared = self.spared(each.filter_map(PausedGuest::id));
+        if let Some(sweep) = lent.processes.root.as_ref().and_then(|root| root.sweeper(spared)) {
+            lent.processes.sweep = Some(tokio::task::spawn_blocking(sweep));
+            lent.swept().await?;
         }
         let revived = copy.revive(paused).await?;
         let root = lent.processes.root.take().ok_or_else(gone)?;
@@ -445,18 +467,7 @@ impl Rest {
             processes,
             _turn: turn,
         };
-        if let Some(sweep) = &mut lent.processes.sweep {
-            let are_gone = sweep.await.unwrap_or(false);
-            lent.processes.sweep = None;
-            if !are_gone {
-                if let Some(root) = &mut lent.processes.root {
-                    root.kill();
-                }
-                return Err(Error::GuestLost(
-                    "processes of the guest before it did not end".to_owned(),
-                ));
-            }
-        }
+        lent.swept().await?;
         Ok(lent)
     }
 }
@@ -466,6 +477,36 @@ struct Lent<'a> {
     rest: &'a Rest,
     processes: Processes,
     _turn: OwnedMutexGuard<()>,
+}
+
+impl Lent<'_> {
+    /// Waits for the end of the processes that do not stay.
+    async fn swept(&mut self) -> Result<(), Error> {
+        if let Some(sweep) = &mut self.processes.sweep {
+            let are_gone = sweep.await.unwrap_or(false);
+            self.processes.sweep = None;
+            if !are_gone {
+                return Err(self.cannot_end());
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends all processes, because one of them does not end alone.
+    fn cannot_end(&mut self) -> Error {
+        if let Some(root) = &mut self.processes.root {
+            root.kill();
+        }
+        Error::GuestLost("processes of the guest before it did not end".to_owned())
+    }
+
+    /// Lets the paused copies go that are held.
+    async fn let_go(&mut self) {
+        if let Some(held) = &mut self.processes.held {
+            held.let_go().await;
+            self.processes.held = None;
+        }
+    }
 }
 
 impl Drop for Lent<'_> {

@@ -82,7 +82,11 @@ impl Traced {
                 Err(error) => {
                     // Real-time signals have no names. One may have stopped the process, or ended it.
                     let again = waitpid(self.pid, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG));
-                    self.has_ended.set(again == Err(Errno::ECHILD));
+                    let has_ended = matches!(
+                        again,
+                        Err(Errno::ECHILD) | Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..))
+                    );
+                    self.has_ended.set(has_ended);
                     return Err(error.into());
                 }
                 Ok(WaitStatus::PtraceSyscall(_)) => return Ok(Stop::Call),

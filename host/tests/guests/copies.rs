@@ -2,6 +2,7 @@
 //!
 //! Decisions: `docs/internals/copies-on-hosts.md`.
 
+mod held;
 mod hostile;
 
 use std::sync::Arc;

@@ -10,10 +10,9 @@ use sandglass_host::{Resources, Sandbox};
 
 use super::{builder, copies_of};
 use crate::ahead::prints;
-use crate::support::until;
 
 /// Puts other functions in the place of those of a paused copy. `paused` are its module's names.
-const REACH: &str = "
+pub(super) const REACH: &str = "
 import ctypes, gc, mmap, os, socket, struct, sys, types
 paused = next(f.__globals__ for f in gc.get_objects()
               if isinstance(f, types.FunctionType) and f.__name__ == '_rest' and f.__code__.co_argcount == 4)
@@ -388,42 +387,6 @@ paused['receive'], paused['answer'] = receive_or_write, wake_itself_and_answer
     assert_eq!(steps.len(), 1, "nobody wrote while copies were made: {steps:?}");
 }
 
-/// A process that wakes itself, and writes beside the guest that comes after it was undone.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_undone_process_does_not_go_on_beside_the_guest() {
-    let name = format!("awake{}", std::process::id() % 100_000);
-    let sandbox = builder().build().await.unwrap();
-    prints(&sandbox, "import os, time\nnumbers = (n for n in range(99))").await;
-    let writes = format!(
-        "
-log, step = os.open('log', os.O_RDWR | os.O_CREAT), 0
-def receive_or_write(*arguments):
-    global step
-    if not is_paused():
-        return real_receive(*arguments)
-    while True:
-        step += 1
-        os.pwrite(log, b'%09d' % step, 0)
-        if step == 100_000:
-            libc.prctl(15, b'{name}', 0, 0, 0)
-paused['receive'], paused['answer'] = receive_or_write, wake_itself_and_answer"
-    );
-    prints(&sandbox, &format!("{REACH}{writes}")).await;
-    until("it is awake", || named(name.as_bytes()) == 1).await;
-    assert_eq!(sandbox.undo().await, Ok(1));
-    let look = "
-def steps(): return open('log').read() if os.path.exists('log') else ''
-before = steps()
-for _ in range(20): time.sleep(0.02)
-print(before, steps())";
-    let steps = prints(&sandbox, look).await;
-    let (before, after) = steps.trim().split_once(' ').unwrap();
-    assert_eq!(before, after, "it made a step");
-    assert_eq!(prints(&sandbox, "print(next(numbers))").await, "0\n");
-    assert_eq!(sandbox.undo().await, Ok(3), "the session goes on");
-    copies_of(&sandbox, 1).await;
-}
-
 /// One that ends at once is no checkpoint, and nobody counts on it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_copy_that_ends_before_it_waits_is_none() {
@@ -499,7 +462,7 @@ paused['receive'], paused['show'] = receive_and_map, show_when_made
 }
 
 /// Processes with this name.
-fn named(name: &[u8]) -> usize {
+pub(super) fn named(name: &[u8]) -> usize {
     let each = std::fs::read_dir("/proc").unwrap().flatten();
     let names = each.filter_map(|process| std::fs::read(process.path().join("comm")).ok());
     names.filter(|its| its.strip_suffix(b"\n") == Some(name)).count()

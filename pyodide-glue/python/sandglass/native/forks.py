@@ -2,7 +2,8 @@
 
 The host asks for a copy on a control socket of type SOCK_SEQPACKET, between two exchanges. The packet is `{"epoch":
 n}`. Three descriptors come with it: the copy's channel, the copy's own control socket, and a socket that gets a byte
-when the copy is promoted. The answer is `{"forked": n}` with pidfds of the copy and of the guest, or `{"failed": why}`.
+when the copy is promoted. The answer is `{"forked": n}` with pidfds of the copy and of the guest, or `{"failed": why,
+"epoch": n}`.
 With `"pause":true` and only the control socket, the copy is a checkpoint (`paused.py`). `"room"` is then the bytes of
 memory that the guest may take ahead of its next cell.
 
@@ -71,6 +72,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 _FDS = 3
+#: The descriptors that a paused copy opens for an order: two that come with it, and two of processes.
+_FDS_OF_AN_ORDER = 4
 #: The longest wait for the runtime's own threads to end.
 _ALONE_SECONDS = 0.2
 #: The folder whose shared mappings are the C library's, and are only read.
@@ -127,6 +130,7 @@ class Forks:
         refer to the files of `shared`. Call this while there is one thread only.
         """
         fds: list[int] = []
+        epoch = None
         try:
             data = self._receive(fds)
             if not data:
@@ -145,7 +149,11 @@ class Forks:
                     return made["epoch"], None
                 system_write(self._heirs, PID.pack(made))
                 self.paused.note(made)
-                answer(self._control, f'{{"forked":{epoch}}}', [pidfd_open(made), pidfd_open(getpid())])
+                try:
+                    process = pidfd_open(made)
+                except ProcessLookupError:
+                    raise Refused("the copy ended at once") from None
+                answer(self._control, f'{{"forked":{epoch}}}', [process, pidfd_open(getpid())])
                 return None
             self._check(shared)
             pid = _fork()
@@ -161,10 +169,8 @@ class Forks:
             answer(self._control, f'{{"forked":{epoch}}}', [pidfd_open(pid), pidfd_open(getpid())])
         except BlockingIOError:
             return None
-        except ProcessLookupError:
-            answer(self._control, refusal(Refused("the copy ended at once")), [])
         except BaseException as error:
-            answer(self._control, refusal(error), [])
+            answer(self._control, refusal(error, epoch), [])
         finally:
             for fd in fds:
                 with suppress(OSError):
@@ -204,6 +210,7 @@ class Forks:
     def _pause(self, shared: Collection[int], control: int, room: object) -> int | dict[str, Any]:
         """Makes a paused copy: see `pause`."""
         maps = self._check_likeness(shared)
+        _has_free(_FDS_OF_AN_ORDER)
         own = {*shared, self._control.fileno(), self._heirs, control}
         others = {int(name) for name in listdir("/proc/self/fd")} - own
         offsets = offsets_of([fd for fd in others if (fd, _identity(fd)) not in self._given])
@@ -277,6 +284,19 @@ def _identity(fd: int) -> tuple[int, int]:
     except OSError:  # the descriptor of the folder that was just listed
         return -1, -1
     return status.st_dev, status.st_ino
+
+
+def _has_free(count: int) -> None:
+    """Raises Refused when a copy could not open so many descriptors."""
+    free: list[int] = []
+    try:
+        for _ in range(count):
+            free.append(pidfd_open(getpid()))
+    except OSError:
+        raise Refused(f"fewer than {count} descriptors are free") from None
+    finally:
+        for fd in free:
+            close(fd)
 
 
 def _try_out() -> bool:

@@ -79,10 +79,10 @@ def answer(socket: Socket, message: str, fds: list[int]) -> None:
             close(fd)
 
 
-def refusal(error: BaseException) -> str:
-    """Makes an answer of an error."""
+def refusal(error: BaseException, epoch: int | None) -> str:
+    """Makes an answer of an error. `epoch` is that of the order, if it has one."""
     why = str(error) if type(error) is Refused else f"{type(error).__name__}: {error}"
-    return f'{{"failed":{quote(why[:MOST_REASON_CHARS])}}}'
+    return f'{{"failed":{quote(why[:MOST_REASON_CHARS])},"epoch":{"null" if epoch is None else epoch}}}'
 
 
 def order_of(packet: bytes) -> dict[str, Any]:
@@ -168,11 +168,13 @@ def _rest(control: Socket, channel: int, heirs: int, order: int) -> dict[str, An
     answer(control, '{"waits":true}', [])
     while True:
         fds: list[int] = []
+        epoch = None
         try:
             data = receive(control, fds, _FDS, 0)
             if not data:
                 kill(getpid(), SIGKILL)
             given = order_of(data)
+            epoch = given["epoch"]
             stays = given.get("stays") is True
             if len(fds) != (1 if stays else _FDS):
                 raise Refused("an order comes with a channel and a control socket")
@@ -186,9 +188,9 @@ def _rest(control: Socket, channel: int, heirs: int, order: int) -> dict[str, An
                     continue
                 return given
             system_write(heirs, PID.pack(pid))
-            answer(control, f'{{"forked":{given["epoch"]}}}', [pidfd_open(pid), pidfd_open(getpid())])
+            answer(control, f'{{"forked":{epoch}}}', [pidfd_open(pid), pidfd_open(getpid())])
         except Exception as error:
-            answer(control, refusal(error), [])
+            answer(control, refusal(error, epoch), [])
         for fd in fds:
             with suppress(OSError):
                 close(fd)

@@ -188,13 +188,8 @@ impl Driver {
         }
     }
 
-    /// The outcome of a command. When the future is dropped, the command is taken back.
-    pub(crate) async fn submit(&self, command: Command<Payload>, watch: Watch) -> Answered {
-        self.begin(command, watch)?.answer().await
-    }
-
     /// Gives a command to the task.
-    pub(crate) fn begin(&self, command: Command<Payload>, watch: Watch) -> Result<UnderWay<'_>, Error> {
+    pub(crate) fn submit(&self, command: Command<Payload>, watch: Watch) -> Result<UnderWay<'_>, Error> {
         let ticket = self.last_ticket.fetch_add(1, Ordering::Relaxed) + 1;
         let (answer, answered) = oneshot::channel();
         let cancel = watch.cancel.clone();

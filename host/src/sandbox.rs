@@ -231,7 +231,7 @@ impl Sandbox {
             budget: options.budget,
         });
         let ((watch, value), _counted) = (self.watch(options), self.counted());
-        match self.driver.submit(command, watch).await? {
+        match self.driver.submit(command, watch)?.answer().await? {
             Reply::Execution(run, last) => Ok(finished(*run, last.as_ref(), value)),
             _ => Err(no_execution()),
         }
@@ -496,7 +496,7 @@ impl Sandbox {
 
     async fn ask(&self, command: Command<Payload>) -> Result<Reply<Payload>, Error> {
         let _counted = self.counted();
-        self.driver.submit(command, Watch::default()).await
+        self.driver.submit(command, Watch::default())?.answer().await
     }
 
     /// Assigns a value. `what` names it in errors.

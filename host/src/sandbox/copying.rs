@@ -53,7 +53,7 @@ impl Sandbox {
             copies: Some(CopiesOrder { count, made }),
             ..Watch::default()
         };
-        let forking = self.driver.begin(Command::State(StateCommand::Fork), watch)?;
+        let forking = self.driver.submit(Command::State(StateCommand::Fork), watch)?;
         let copies = match copies.await {
             // Nobody waits for the session's own guest but the next execution, which says what became of it.
             Ok(Ok(copies)) => {

@@ -88,7 +88,7 @@ impl Sandbox {
 
     async fn go_on(&self, answers: Vec<(u32, Encoded<Payload>)>, options: ExecuteOptions) -> Result<Execution, Error> {
         let (watch, value) = self.watch(options);
-        match self.driver.submit(Command::Resume(answers), watch).await? {
+        match self.driver.submit(Command::Resume(answers), watch)?.answer().await? {
             Reply::Execution(run, last) => Ok(finished(*run, last.as_ref(), value)),
             _ => Err(no_execution()),
         }

@@ -10,6 +10,7 @@ use sandglass_host::{Resources, Sandbox};
 
 use super::{builder, copies_of};
 use crate::ahead::prints;
+use crate::support::until;
 
 /// Puts other functions in the place of those of a paused copy. `paused` are its module's names.
 pub(super) const REACH: &str = "
@@ -494,7 +495,7 @@ paused['show'] = show_and_start
         tokio::task::yield_now().await;
     }
     is_copied(&sandbox).await;
-    assert_eq!(named(&name), 0);
+    until("it has ended, and its exit is taken", || named(&name) == 0).await;
 }
 
 /// The kernel writes the number of a new process to an address that the process it came from chooses. Here, that is an instruction.

@@ -203,7 +203,7 @@ impl<'a> Calls<'a> {
     }
 
     /// Has the process begin to make the calls. Have it come to their [`Calls::end`] in any case: a process that is being made meanwhile is seen
-    /// there. Until then, no process that shares its memory may make others.
+    /// there. Until then, no process that shares its memory may make calls from there.
     pub(super) fn start(&mut self, traced: &Traced, at: &Registers) -> io::Result<UnderWay> {
         // All signals that can be are blocked, and a trap would end the process.
         self.add(

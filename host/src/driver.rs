@@ -189,13 +189,13 @@ impl Driver {
     }
 
     /// Gives a command to the task.
-    pub(crate) fn submit(&self, command: Command<Payload>, watch: Watch) -> Result<UnderWay<'_>, Error> {
+    pub(crate) fn submit(&self, command: Command<Payload>, watch: Watch) -> Result<Submitted<'_>, Error> {
         let ticket = self.last_ticket.fetch_add(1, Ordering::Relaxed) + 1;
         let (answer, answered) = oneshot::channel();
         let cancel = watch.cancel.clone();
         let message = Message::Command(ticket, command, watch, answer);
         self.messages.send(message).map_err(|_| Error::Destroyed)?;
-        Ok(UnderWay {
+        Ok(Submitted {
             driver: self,
             ticket: Some(ticket),
             answered,
@@ -279,7 +279,7 @@ impl Drop for Driver {
 }
 
 /// A command that the task has. When it is dropped, the command is taken back.
-pub(crate) struct UnderWay<'a> {
+pub(crate) struct Submitted<'a> {
     driver: &'a Driver,
     ticket: Option<Ticket>,
     answered: oneshot::Receiver<Answered>,
@@ -287,7 +287,7 @@ pub(crate) struct UnderWay<'a> {
     cancel: Option<CancellationToken>,
 }
 
-impl UnderWay<'_> {
+impl Submitted<'_> {
     /// The outcome.
     pub(crate) async fn answer(mut self) -> Answered {
         let answer = match self.cancel.take() {
@@ -317,7 +317,7 @@ impl UnderWay<'_> {
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for Submitted<'_> {
     fn drop(&mut self) {
         self.take_back();
     }

@@ -51,7 +51,7 @@ impl Heir {
             kept.clone().filter(|heir| heir.number == checkpoint)?
         };
         let ids: Vec<u32> = heir.copy.guest.inner_id().into_iter().collect();
-        let guest = heir.copy.revive(&ids, &[]).await;
+        let guest = heir.copy.boundary.revive(&heir.copy.guest, &ids, &[]).await;
         Some(guest.map(|mut guest| {
             guest.kin.copied = Some(heir);
             guest
@@ -84,11 +84,6 @@ impl PausedCopy {
     /// Ends the process, and waits until its memory is free.
     pub async fn end(self) {
         self.guest.end().await;
-    }
-
-    /// Makes a guest of it, as [`Boundary::revive`].
-    async fn revive(&self, paused: &[u32], all: &[Arc<Self>]) -> Result<Guest, Error> {
-        self.boundary.revive(&self.guest, paused, all).await
     }
 
     pub(super) fn guest(&self) -> &PausedGuest {
@@ -171,7 +166,7 @@ impl Copies {
         let heir = self.heir.clone();
         Box::pin(async move {
             let copy = copy.ok_or_else(|| Error::GuestLost("its process is gone".to_owned()))?;
-            match copy.revive(&paused, &all).await {
+            match copy.boundary.revive(&copy.guest, &paused, &all).await {
                 Ok(guest) => Ok(guest),
                 Err(error) => heir.go_on(checkpoint).await.unwrap_or(Err(error)),
             }

@@ -56,7 +56,7 @@ enum Report {
     Forked {
         forked: u32,
     },
-    /// An order that is none gets an answer without an epoch.
+    /// The epoch is that of the order. A packet that is no order has none.
     Failed {
         failed: String,
         epoch: Option<u32>,

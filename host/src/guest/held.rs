@@ -3,8 +3,8 @@
 //! Code of the user may have handed over a process of its own as a paused copy. A signal stops such a process only until another one continues
 //! it: that of a timer, or of the end of a process. So the host traces it, and a traced process goes on only when its tracer lets it.
 //!
-//! A host that may not trace its guests' processes, as one without privileges with Docker, relies on the signal alone. It learns that from the
-//! beginning, which has run none of the user's code.
+//! A host that may not trace its guests' processes relies on the signal alone, as one that is not root does with plain processes. The host learns
+//! that from the beginning, which has run none of the user's code.
 
 use std::io::{self, PipeReader, PipeWriter, Read, pipe};
 use std::os::fd::OwnedFd;
@@ -89,7 +89,7 @@ async fn wait<T>(processes: &[OwnedFd], done: &mut oneshot::Receiver<T>) -> Opti
     }
 }
 
-/// Returns true unless the host may not even trace a process that is as it was made.
+/// Returns true if the host may trace its guests' processes. Code of the user cannot keep it from tracing the beginning.
 fn may_trace(beginning: Option<&OwnedFd>) -> bool {
     let Some(beginning) = beginning else { return true };
     match Traced::seize(beginning).and_then(Traced::let_go_stopped) {

@@ -22,7 +22,7 @@ const REAPER_AT: u64 = 256;
 const TABLE_AT: u64 = CODE_BYTES;
 const DATA_AT: u64 = 20 << 10;
 const ROW_BYTES: u64 = 56;
-/// The end of all memory that a process gets without asking for a higher place.
+/// The end of the memory that a process gets without asking for a higher place. What is above stays, and counts as what a keeper holds.
 const END: u64 = (1 << 47) - (4 << 10);
 /// The place in the loop after a call.
 const CALLED_AT: u64 = 41;

@@ -137,7 +137,7 @@ struct Prepared<'a> {
     taken: fds::Descriptors,
     /// The keeper's number in the first guest's `/proc`.
     own: u32,
-    /// The keeper and its end go before the rest.
+    // Fields are dropped in this order, so the processes end before their folders and their group go.
     keeper: Keeper,
     traced: Traced,
     room: Room,
@@ -199,7 +199,7 @@ impl<'a> Making<'a> {
                 rooms.next().map(|room| self.prepare(room)).transpose()
             };
             let meanwhile = meanwhile();
-            // In any case, because the new process has to end before its keeper.
+            // Also after an error: the new process has to end before its keeper.
             let guest = entered.calls.end(&entered.traced, &forking)?;
             let guest = guest.ok_or_else(|| refused("no process was made"))?;
             last = Some(Forked { guest, rest: entered });

@@ -25,7 +25,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use super::process::process_of;
+use super::process::{is_of_none, process_of};
 use super::{Exit, Guest, Process, epoch};
 use crate::procfs::parent_of;
 use crate::seqpacket::{pair, receive, send, watched};
@@ -272,8 +272,12 @@ async fn ask(
         }
         let are_its = root.is_some_and(|root| fds.iter().all(|fd| is_below(fd, root)));
         if !are_its && !fds.is_empty() {
+            let has_ended = fds.iter().any(is_of_none);
             give_up(fds);
-            return Err(failed("it has sent something else than its own processes"));
+            return Err(failed(match has_ended {
+                true => "the copy ended at once",
+                false => "it has sent something else than its own processes",
+            }));
         }
         match report {
             Report::Failed { failed: why, .. } => return Err(failed(&why)),

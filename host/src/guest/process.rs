@@ -273,6 +273,13 @@ pub(crate) fn process_of(pidfd: &OwnedFd) -> Option<u32> {
     pid.trim().parse().ok()
 }
 
+/// Returns true for the pidfd of a process that has ended, and whose exit was taken.
+pub(crate) fn is_of_none(pidfd: &OwnedFd) -> bool {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).unwrap_or_default();
+    let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"));
+    pid.is_some_and(|pid| pid.trim() == "-1")
+}
+
 /// Waits for the end of a process. Returns false if it does not end.
 pub(crate) fn ends_within(process: &OwnedFd, within: Duration) -> bool {
     let (mut polled, deadline) = ([PollFd::new(process, PollFlags::IN)], Timespec::try_from(within).ok());

@@ -48,6 +48,8 @@ const WASM_PAGE = 65536;
  */
 const WORKER_STACK = 400_000;
 const JSPI_STACK = 760_000;
+/** The bytes at the end of the shadow stack that Python leaves. The least size of a stack, too. */
+const STACK_MARGIN = 65_536;
 /** The longest time for saving the state by value, in milliseconds. */
 const STATE_MS = 2000;
 /** Emscripten's numbers of an error, and of the devices /dev/tty and /dev/tty1. */
@@ -105,7 +107,7 @@ export async function loadRuntime(given, parts, wasm, bridge, detector, library)
     const made = await snapshot.arrayBuffer();
     started = /** @type {Loaded} */ (await load(wasm, detector, parts, async () => readSnapshot(made), true));
   }
-  const { pyodide, image, hash, grow, limitMemory, fixSize, libraries, setTimeZone, hearSuspensions } = started;
+  const { pyodide, image, hash, grow, limitMemory, fixSize, libraries, setTimeZone, hearSuspensions, fatal } = started;
   setTimeZone();
   hearSuspensions(bridge.suspended);
 
@@ -145,6 +147,7 @@ export async function loadRuntime(given, parts, wasm, bridge, detector, library)
   return {
     python: calls,
     limitMemory,
+    fatal,
     files,
     libraries,
     checkpoints,
@@ -176,6 +179,7 @@ export async function loadRuntime(given, parts, wasm, bridge, detector, library)
  * @property {ReturnType<typeof createLibraries>} libraries
  * @property {() => void} setTimeZone  has the C library ask for the time zone again
  * @property {(hear: (on: boolean) => void) => void} hearSuspensions  tells a function when Python is suspended, and when it goes on
+ * @property {() => unknown} fatal  the error that ended Python, if one did
  */
 
 /**
@@ -198,6 +202,12 @@ async function load(wasm, detector, parts, read, proven) {
   let setTimeZone = () => {};
   /** @type {(on: boolean) => void} */
   let suspended = () => {};
+  /** The stack pointer of each suspended Python, by its state. @type {Map<unknown, number>} */
+  const depths = new Map();
+  /** @type {ReturnType<typeof boundStack>} */
+  let bound = () => {};
+  /** The error that ended Python, if any. Those after it only follow from it. @type {unknown} */
+  let fatal;
   const libraries = createLibraries();
   let limit = Infinity;
   let fixed = false;
@@ -223,11 +233,16 @@ async function load(wasm, detector, parts, read, proven) {
       const { saveState, restoreState } = env;
       env.saveState = () => {
         const state = saveState();
-        if (state?.threadState) suspended(true); // otherwise Python cannot be suspended here
+        if (!state?.threadState) return state; // Python cannot be suspended here
+        suspended(true);
+        depths.set(state, state.stackState.start);
+        bound(depths.values());
         return state;
       };
       env.restoreState = (/** @type {unknown} */ state) => {
         suspended(false);
+        depths.delete(state);
+        bound(depths.values());
         restoreState(state);
       };
       detector.hook(env);
@@ -284,11 +299,13 @@ async function load(wasm, detector, parts, read, proven) {
         return module;
       },
     });
-    boundStack(/** @type {any} */ (pyodide)._module);
+    const module = /** @type {any} */ (pyodide)._module;
+    bound = boundStack(module);
+    /** @type {any} */ (pyodide)._api.on_fatal = (/** @type {unknown} */ error) => void (fatal ??= error);
     const limitMemory = (/** @type {number} */ bytes) => void (limit = Math.floor(bytes / WASM_PAGE) * WASM_PAGE);
     const fixSize = (/** @type {boolean} */ on) => void (fixed = on);
     const hearSuspensions = (/** @type {typeof suspended} */ hear) => void (suspended = hear);
-    const own = { hash, grow, limitMemory, fixSize, libraries, setTimeZone, hearSuspensions };
+    const own = { hash, grow, limitMemory, fixSize, libraries, setTimeZone, hearSuspensions, fatal: () => fatal };
     return { pyodide, image: /** @type {Image} */ (image), ...own };
   } catch (error) {
     if (reading && !image) return undefined;
@@ -311,11 +328,24 @@ function standStill() {
   };
 }
 
-/** Tells Python the sizes of its stacks: of the thread, and of those that `callPromising` makes. @param {any} module */
+/**
+ * Tells Python the sizes of its stacks: of the thread, and of those that `callPromising` makes. Returns a function that
+ * tells them again, given the stack pointers of the calls that are suspended. What runs meanwhile begins at the lowest of
+ * them, and on an empty stack of the engine: it has the whole size from there.
+ * @param {any} module
+ */
 function boundStack(module) {
   const base = module._emscripten_stack_get_base();
-  module._PyUnstable_ThreadState_SetStackProtection(module._PyThreadState_Get(), base - WORKER_STACK, WORKER_STACK);
-  module._emscripten_stack_set_limits(base, base - JSPI_STACK);
+  const end = module._emscripten_stack_get_end() + STACK_MARGIN;
+  const thread = module._PyThreadState_Get();
+  const bound = (/** @type {Iterable<number>} */ suspended) => {
+    const top = Math.min(base, ...suspended);
+    const size = Math.max(STACK_MARGIN, Math.min(WORKER_STACK, top - end));
+    module._PyUnstable_ThreadState_SetStackProtection(thread, top - size, size);
+    module._emscripten_stack_set_limits(base, Math.max(top - JSPI_STACK, end));
+  };
+  bound([]);
+  return bound;
 }
 
 /**

@@ -129,7 +129,7 @@ function createHandler(
   bridge,
   detector,
   library,
-  { python, packages, checkpoints, files, libraries, limitMemory, info },
+  { python, packages, checkpoints, files, libraries, limitMemory, fatal, info },
 ) {
   let settings = "";
   let inits = 0;
@@ -351,7 +351,7 @@ function createHandler(
       try {
         python.flush();
       } catch {}
-      post({ type: "fatal", message: text(error) });
+      post({ type: "fatal", message: text(fatal() ?? error) }); // after a fatal error, Pyodide fails in other ways
     });
 
   /** Pieces of a body. The next message with a body brings the last one. @type {Uint8Array[]} */

@@ -3,6 +3,7 @@ import { createServer } from "node:net";
 import { startProxy } from "./cutting.mjs";
 import { KEY, startHost } from "./host.mjs";
 import { listen } from "../../scripts/serve.mjs";
+import { NOBODY } from "./harness.mjs";
 
 /** Connections that break in the test of that: SANDGLASS_CUTS=1000 for the long form. */
 const CUTS = Number(process.env.SANDGLASS_CUTS ?? 60);
@@ -39,7 +40,7 @@ export async function testBackend({ backend, origin, page, score, only }) {
     }, options);
 
   await check("a server that is not there is told", async () => {
-    const text = await create({ backend: { url: `http://127.0.0.1:${await freePort()}` } });
+    const text = await create({ backend: { url: NOBODY } });
     return differs(text, "SandboxError backend_unavailable: no sandglass-host server answers", "sandglass-host serve");
   });
   await check("something else than a server is told", async () => {

@@ -7,6 +7,9 @@ import { CROSS_ORIGIN_ISOLATED, listen, serve } from "../../scripts/serve.mjs";
 
 export { find, listen, root, serve };
 
+/** An address where nothing listens. A port that was free a moment ago could be taken by then; the system gives this one to nobody. */
+export const NOBODY = "http://127.0.0.1:2";
+
 /** Time from which a test counts as slow. The slowest are named at the end. */
 const SLOW_MS = 1000;
 

@@ -2,7 +2,7 @@
 // The tests are in models.js. A real engine with a real model is in local-model.mjs.
 //   node tests/e2e/models.mjs --browser chromium|firefox [--only part-of-a-name|another]
 import { createServer } from "node:http";
-import { listen, openBrowser, readArguments, Score } from "./harness.mjs";
+import { listen, NOBODY, openBrowser, readArguments, Score } from "./harness.mjs";
 import { startModelServer } from "./rlm-server.mjs";
 
 const { browser: name, only } = readArguments();
@@ -20,9 +20,7 @@ const forbidding = await listen(
     response.writeHead(isRoot ? 200 : 403, { "Content-Type": "text/plain" }).end(isRoot ? "running" : "");
   }),
 );
-const gone = await listen(createServer());
-await gone.close();
-const servers = { answering: answering.url, forbidding: forbidding.url, gone: gone.url };
+const servers = { answering: answering.url, forbidding: forbidding.url, gone: NOBODY };
 
 try {
   for (const shared of [false, true]) {

@@ -2,10 +2,9 @@
 // displays and models. They go on where the steps of playground.mjs end.
 import { execFileSync } from "node:child_process";
 import { readFile, writeFile } from "node:fs/promises";
-import { createServer } from "node:http";
 import { join } from "node:path";
 import { deflateRawSync } from "node:zlib";
-import { listen, root } from "./harness.mjs";
+import { NOBODY, root } from "./harness.mjs";
 import { realWheels, serveFiles } from "./wheels.mjs";
 
 const ATTACK = '<img src=x onerror="hacked=1"><script>hacked=1</script>';
@@ -429,20 +428,17 @@ Table()`;
     },
 
     "connects a model, and says what is wrong": async (check) => {
-      const closed = await listen(createServer());
-      await closed.close();
-      const gone = closed.url;
       await page.select("#preset", "ollama");
       const address = () => page.$eval('input[name="base-url"]', (it) => /** @type {HTMLInputElement} */ (it).value);
       check(`a preset has its address: ${await address()}`, (await address()) === "http://127.0.0.1:11434/v1");
-      await page.locator('input[name="base-url"]').fill(`${gone}/v1`);
+      await page.locator('input[name="base-url"]').fill(`${NOBODY}/v1`);
       await page.click("#test-model");
       await includes("#tested", `OLLAMA_ORIGINS=${site.url}`);
       await page.select("#preset", "own");
       const origin = endpoint.replace(/\/v1$/, "");
       for (const [url, model, said] of [
         ["ftp://example.com", "", "has to begin with https://"],
-        [`${gone}/v1`, "", "Nothing answers there, or it does not allow this page"],
+        [`${NOBODY}/v1`, "", "Nothing answers there, or it does not allow this page"],
         [`${origin}/page`, "", "not with JSON"],
         [`${origin}/locked`, "", "It needs a key"],
         [`${origin}/elsewhere`, "", "Most base URLs end in /v1"],

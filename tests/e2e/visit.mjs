@@ -53,10 +53,14 @@ export async function visit(suite) {
   const text = (selector) => page.$eval(selector, (it) => it.textContent ?? "");
 
   /** Waits until an element's text contains `part`. @param {string} selector @param {string} part */
-  const includes = (selector, part) => {
+  const includes = async (selector, part) => {
     const has = (/** @type {string} */ selector, /** @type {string} */ part) =>
       document.querySelector(selector)?.textContent?.includes(part);
-    return page.waitForFunction(has, {}, selector, part);
+    try {
+      return await page.waitForFunction(has, {}, selector, part);
+    } catch (cause) {
+      throw new Error(`${selector} is “${await text(selector)}”, without “${part}”`, { cause });
+    }
   };
 
   /** Takes a screenshot of the visible part, or of the whole page at a width. @param {string} what @param {number} [width] */

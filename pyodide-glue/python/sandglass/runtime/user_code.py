@@ -27,6 +27,10 @@ _CALLERS = frozenset(
     )
 )
 
+#: The modules whose callbacks of weak references run Python code, and the names of these callbacks.
+_WEAK = frozenset(("_frozen_importlib", "importlib._bootstrap", "weakref", "_weakrefset"))
+_CALLBACKS = frozenset(("remove", "_remove"))
+
 
 def is_ours(filename: str) -> bool:
     """Returns true for a file of the runtime's, or of Pyodide's."""
@@ -35,6 +39,8 @@ def is_ours(filename: str) -> bool:
 
 def in_user_code(frame: FrameType | None) -> bool:
     """Returns true when an exception raised here would not hit the runtime at a bad moment, but user code."""
+    if frame is not None and frame.f_code.co_name in _CALLBACKS and frame.f_globals.get("__name__") in _WEAK:
+        return False  # Python would print the exception and go on
     while frame is not None:
         filename = frame.f_code.co_filename
         if filename.startswith(CELL_PREFIX) or filename in _CALLERS:
